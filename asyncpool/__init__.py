@@ -11,65 +11,32 @@ import importlib
 TYPE_CHECKING = False  # see _core/base/records.py
 if TYPE_CHECKING:
     # Tools that freeze programs look for imports, and other processes begin with this one.
-    import asyncpool._worker.bootstrap  # noqa: F401 # pyright: ignore[reportUnusedImport]
+    import asyncpool._worker.process  # noqa: F401 # pyright: ignore[reportUnusedImport]
     from asyncpool import to_process
-    from asyncpool._core.codec.codec import Codec
+    from asyncpool._core.codec.formats import Codec
     from asyncpool._core.policies.restart import RestartPolicy
     from asyncpool._core.policies.worker_limits import WorkerLimits
     from asyncpool._runtime.base.pool_hub import EventStream
     from asyncpool._runtime.job.job import Job
-    from asyncpool._worker.api.context import CurrentJob, current_job
-    from asyncpool._worker.api.state import in_worker, retire_worker, worker_state
-    from asyncpool._worker.job.heartbeats import heartbeat
+    from asyncpool._worker.api import (
+        CurrentJob,
+        current_job,
+        heartbeat,
+        in_worker,
+        retire_worker,
+        worker_state,
+    )
     from asyncpool.boundpool import BoundPool
     from asyncpool.cluster import Cluster
-    from asyncpool.errors import (
-        AsyncPoolError,
-        BroadcastError,
-        HookError,
-        JobCancelled,
-        JobError,
-        JobNotPicklableError,
-        JobRaisedError,
-        JobTimeoutError,
-        LeaseLostError,
-        NodeLostError,
-        NoWorkerError,
-        PoolBrokenError,
-        PoolClosedError,
-        PoolFullError,
-        ProfileInProgressError,
-        ProtocolError,
-        RemoteError,
-        RemoteTraceback,
-        ResizeError,
-        RollInProgressError,
-        ThrottledError,
-        UnsupportedPlatformError,
-        WorkerCrashedError,
-        WorkerGoneError,
-        WorkerHungError,
-        WorkerOutOfMemoryError,
-        WorkerStartError,
-    )
-    from asyncpool.events import (
-        CloseSummary,
-        Crash,
-        LeaseStats,
-        RollResult,
-    )
+    from asyncpool.errors import *
+    from asyncpool.events import CloseSummary, Crash, LeaseStats, RollResult
     from asyncpool.executor import ProcessPoolExecutor
     from asyncpool.leasekeeper import LeaseKeeper
     from asyncpool.mapping import Map, Outcome
     from asyncpool.pool import Pool
     from asyncpool.sandbox import Sandbox
     from asyncpool.session import WorkerSession
-    from asyncpool.sharedpool import (
-        PoolServer,
-        SharedPool,
-        connect,
-        shared_pool,
-    )
+    from asyncpool.sharedpool import PoolServer, SharedPool, connect, shared_pool
     from asyncpool.stats import PoolStats, SlotStats
     from asyncpool.stream import Stream
 
@@ -77,22 +44,22 @@ __version__ = "0.1.0"
 
 _HOMES = {
     "asyncpool": ("to_process",),  # a module
-    "asyncpool._core.codec.codec": ("Codec",),
+    "asyncpool._core.codec.formats": ("Codec",),
     "asyncpool._core.policies.restart": ("RestartPolicy",),
     "asyncpool._core.policies.worker_limits": ("WorkerLimits",),
     "asyncpool._runtime.base.pool_hub": ("EventStream",),
     "asyncpool._runtime.job.job": ("Job",),
-    "asyncpool._worker.job.heartbeats": ("heartbeat",),
-    "asyncpool._worker.api.context": ("CurrentJob", "current_job"),
-    "asyncpool._worker.api.state": ("in_worker", "retire_worker", "worker_state"),
+    "asyncpool._worker.api": (
+        "CurrentJob",
+        "current_job",
+        "heartbeat",
+        "in_worker",
+        "retire_worker",
+        "worker_state",
+    ),
     "asyncpool.cluster": ("Cluster",),
     "asyncpool.errors": ("JobCancelled", "RemoteTraceback"),  # and what ends with Error
-    "asyncpool.events": (
-        "CloseSummary",
-        "Crash",
-        "LeaseStats",
-        "RollResult",
-    ),
+    "asyncpool.events": ("CloseSummary", "Crash", "LeaseStats", "RollResult"),
     "asyncpool.executor": ("ProcessPoolExecutor",),
     "asyncpool.leasekeeper": ("LeaseKeeper",),
     "asyncpool.mapping": ("Map", "Outcome"),

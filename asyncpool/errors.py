@@ -228,13 +228,7 @@ class WorkerGoneError(AsyncPoolError):
     pid: int
     crash: Crash | None
 
-    def __init__(
-        self,
-        *,
-        slot: int,
-        pid: int,
-        crash: Crash | None = None,
-    ) -> None:
+    def __init__(self, *, slot: int, pid: int, crash: Crash | None = None) -> None:
         ended = f"the pool has ended worker {pid} in slot {slot}"
         end = ended if crash is None else str(crash)
         super().__init__(

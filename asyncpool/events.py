@@ -10,9 +10,9 @@ into the errors of the jobs that it ended; the events come from
 from __future__ import annotations
 
 from collections.abc import Hashable
-from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
+from asyncpool._dataclass import dataclass
 from asyncpool.enums import CrashKind, JobOutcome, NextStep
 
 __all__ = [

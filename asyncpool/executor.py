@@ -12,7 +12,6 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Executor, Future
-from dataclasses import dataclass
 from functools import partial
 from typing import (
     TYPE_CHECKING,
@@ -27,18 +26,17 @@ from typing import (
 
 from asyncpool._core.base.validation import ArgumentType, check_type, or_none
 from asyncpool._core.policies.restart import RestartPolicy
-from asyncpool._core.policies.worker_env import GivenEnv
-from asyncpool._futures.engine import Engine, EnginePool
+from asyncpool._futures.engine import Engine
 from asyncpool._runtime.base.arguments import not_picklable
 from asyncpool._runtime.base.machine import DEFAULT_LAUNCHER, usable_cpus
-from asyncpool._runtime.options.worker_options import (
+from asyncpool._runtime.options import (
     Check,
     LauncherKind,
     OutputMode,
     anything,
     checked,
 )
-from asyncpool._worker.api.calls import call_chunk, call_counted
+from asyncpool._worker.api import call_chunk, call_counted
 from asyncpool.pool import Pool
 
 if TYPE_CHECKING:
@@ -206,41 +204,6 @@ _OF_WORKERS: dict[str, object] = {
 }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ExecutorOptions:
-    """The options of an executor, checked; see :class:`asyncpool.ProcessPoolExecutor`.
-
-    Attributes:
-        mp_context: Starts workers as that context of :mod:`multiprocessing` would.
-    """
-
-    max_workers: int
-    mp_context: LauncherKind
-    initializer: Callable[..., object] | None
-    initargs: Iterable[Any]
-    max_tasks_per_child: int | None
-    worker_output: OutputMode
-    worker_env: GivenEnv | None
-    pool: EnginePool | None
-
-
-def executor_options(given: Mapping[str, Any]) -> ExecutorOptions:
-    """Return the options that the constructor of an executor was given, checked.
-
-    Raises:
-        TypeError: If one is of the wrong type.
-        ValueError: If a number is too low, or there is a pool and an option for workers.
-    """
-    options = ExecutorOptions(**checked(EXECUTOR_CHECKS, given))
-    if options.pool is not None:
-        for name, usual in _OF_WORKERS.items():
-            if given[name] != usual:
-                raise ValueError(
-                    f"the workers are those of pool, so {name} must not be given"
-                )
-    return options
-
-
 P = ParamSpec("P")
 R = TypeVar("R")
 
@@ -304,15 +267,21 @@ class ProcessPoolExecutor(concurrent.futures.Executor):
         | None = None,
         pool: Pool | SharedPool | None = None,
     ) -> None:
-        options = executor_options(locals())  # by the names of the signature
+        options = checked(EXECUTOR_CHECKS, locals())  # by the names of the signature
+        if options["pool"] is not None:
+            for name, usual in _OF_WORKERS.items():
+                if locals()[name] != usual:
+                    raise ValueError(
+                        f"the workers are those of pool, so {name} must not be given"
+                    )
         # dask reads this name to learn how many calls to submit at a time.
-        self._max_workers = options.max_workers
-        self._limit = options.max_tasks_per_child
-        self._pool = options.pool or self._own_pool(options)
+        self._max_workers: int = options["max_workers"]
+        self._limit: int | None = options["max_tasks_per_child"]
+        self._pool: Pool | SharedPool = options["pool"] or self._own_pool(options)
         self._engine: Engine | None = None
         self._shut_down = False
 
-    def _own_pool(self, options: ExecutorOptions) -> Pool:
+    def _own_pool(self, options: dict[str, Any]) -> Pool:
         # A worker that has made its calls ends before its replacement starts, so that there are
         # never more calls at once than workers.  No worker waits for another one's replacement.
         surge, unavailable = (1, 0) if self._limit is None else (0, self._max_workers)
@@ -321,11 +290,11 @@ class ProcessPoolExecutor(concurrent.futures.Executor):
             restart_policy=_RESTART,
             max_surge=surge,
             max_unavailable=unavailable,
-            initializer=options.initializer,
-            initargs=options.initargs,
-            launcher=options.mp_context,
-            worker_output=options.worker_output,
-            worker_env=options.worker_env,
+            initializer=options["initializer"],
+            initargs=options["initargs"],
+            launcher=options["mp_context"],
+            worker_output=options["worker_output"],
+            worker_env=options["worker_env"],
             max_message_size=None,
         )
 

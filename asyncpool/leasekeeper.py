@@ -11,30 +11,28 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Generic, Self, TypeVar
 
-import anyio
-
+from asyncpool._core.base.deadlines import earliest
 from asyncpool._core.base.validation import NUMBER, SECONDS, check_type, or_none
-from asyncpool._core.leases.lease_ledger import (
+from asyncpool._core.leases import (
     GIVE_UP,
     LeaseLedger,
     Lost,
     Missed,
-    RenewalDecision,
     RenewalResult,
     Slower,
     longest_gap,
 )
 from asyncpool._core.logs import pool_messages as say
 from asyncpool._runtime.base.arguments import check_callable, check_int
-from asyncpool._runtime.base.event_loop import check_home
+from asyncpool._runtime.base.event_loop import check_home, outlast
 from asyncpool._runtime.base.pool_hub import EventHub, EventStream
-from asyncpool._runtime.job.lease_renewals import Holder, LeaseRenewals, Problem
+from asyncpool._runtime.job.lease_holder import Holder
+from asyncpool.errors import LeaseLostError, ThrottledError
 from asyncpool.events import (
     LeaseEvent,
     LeaseLapsed,
     LeaseLost,
     LeaseMissed,
-    LeaseRelieved,
     LeaseSaturated,
     LeaseStats,
     LeaseThrottled,
@@ -43,10 +41,27 @@ from asyncpool.events import (
 __all__ = ["LeaseKeeper"]
 
 
-# The arguments of a lease keeper, checked.
+_LOGGER = logging.getLogger("asyncpool")
+
+_KEEPER = "a lease keeper"
+
+# Renewals in progress at a time.  As many as max_rate needs if the outside system takes a second
+# for each, and more if it takes longer.  Four at the least, so that a renewal that hangs leaves
+# room for others.  32 at the most: an outside system that needs more is in trouble.
+_MIN_OVERLAP, _MAX_OVERLAP = 4, 32
+
+# Seconds between two lines in the log about leases that were not extended.  If the outside
+# system is down, that concerns every lease.  There is an event for each.
+_QUIET = 10.0
+
+# Loops round their timers to milliseconds, and uvloop may round down.  A wait that is shorter
+# than that would return at once, again and again until the time has come.
+_GRAIN = 0.001
+
+L = TypeVar("L", bound=Hashable)
 
 
-def check_renewals(
+def _check_renewals(
     max_rate: float,
     interval: float,
     max_retries: int,
@@ -74,7 +89,16 @@ def check_renewals(
         if not 0 < value < math.inf:
             raise ValueError(f"{name} must be > 0 and finite, not {value}")
     if ttl is not None:
-        _check_ttl(ttl, interval, max_retries, timeout)
+        if not 0 < ttl < math.inf:
+            raise ValueError(f"ttl must be > 0 and finite, not {ttl}")
+        gap, most = longest_gap(interval, max_retries, timeout), GIVE_UP * ttl
+        if gap > most:
+            raise ValueError(
+                f"an interval of {interval:g} s and {max_retries} retries, of {timeout:g} s each, can "
+                f"take {gap:g} s until a lease is extended, and it is given up after {most:g} s, "
+                f"nine tenths of ttl={ttl:g}: choose a shorter interval, a shorter timeout, or "
+                "fewer retries"
+            )
     # Rounding must not matter: 0.1 renewals/s for 30 s are three.
     if max_rate * interval + 1e-9 < 1:
         raise ValueError(
@@ -84,122 +108,9 @@ def check_renewals(
     return timeout
 
 
-def _check_ttl(ttl: float, interval: float, max_retries: int, timeout: float) -> None:
-    if not 0 < ttl < math.inf:
-        raise ValueError(f"ttl must be > 0 and finite, not {ttl}")
-    gap, most = longest_gap(interval, max_retries, timeout), GIVE_UP * ttl
-    if gap > most:
-        raise ValueError(
-            f"an interval of {interval:g} s and {max_retries} retries, of {timeout:g} s each, can "
-            f"take {gap:g} s until a lease is extended, and it is given up after {most:g} s, "
-            f"nine tenths of ttl={ttl:g}: choose a shorter interval, a shorter timeout, or "
-            "fewer retries"
-        )
-
-
-# What a lease keeper publishes: its events, its figures, and its lines in the log.
-
-# Seconds between two lines in the log about leases that were not extended.  If the outside
-# system is down, that concerns every lease.  There is an event for each.
-_QUIET = 10.0
-
-
-L = TypeVar("L", bound=Hashable)
-
-
-class LeaseReports(Generic[L]):
-    """The events, figures and log of one keeper.
-
-    Attributes:
-        lapsed: How many leases were given up, since their *ttl* was nearly over.
-    """
-
-    def __init__(self) -> None:
-        self._hub: EventHub[LeaseEvent] = EventHub()
-        self._results = dict.fromkeys(RenewalResult, 0)
-        self._missed = 0
-        self.lapsed = 0
-        self._quiet_until, self._unsaid = 0.0, 0
-
-    def listen(self, buffer: int) -> EventStream[LeaseEvent]:
-        """Return an iterator over the events from now on, with room for *buffer* of them."""
-        return self._hub.listen(buffer)
-
-    def end(self) -> None:
-        """End the iterators: no more events come."""
-        self._hub.end()
-
-    def stats(
-        self, *, leases: int, capacity: int, saturated: bool, in_progress: int
-    ) -> LeaseStats:
-        """Return the figures; the arguments are those that the keeper knows."""
-        return LeaseStats(
-            leases=leases,
-            capacity=capacity,
-            saturated=saturated,
-            in_progress=in_progress,
-            renewals=in_progress + sum(self._results.values()),
-            renewed=self._results[RenewalResult.EXTENDED],
-            throttled=self._results[RenewalResult.THROTTLED],
-            failed=self._results[RenewalResult.FAILED],
-            lost=self._results[RenewalResult.LOST],
-            missed=self._missed,
-            lapsed=self.lapsed,
-            dropped_events=self._hub.dropped,
-        )
-
-    def count(self, result: RenewalResult) -> None:
-        """Count a renewal that has ended."""
-        self._results[result] += 1
-
-    def tell_load(self, news: LeaseSaturated | LeaseRelieved) -> None:
-        """Publish that there are too many leases, or no longer too many."""
-        self._hub.publish(news)
-        if isinstance(news, LeaseSaturated):
-            message = say.LEASES_SATURATED
-        else:
-            message = say.LEASES_RELIEVED
-        extra = {"leases": news.leases, "capacity": news.capacity}
-        message.log(_LOGGER, extra, news=news)
-
-    def tell_throttled(self, lease: L, pause: float) -> None:
-        """Publish that the outside system has throttled the renewal of *lease*."""
-        self._hub.publish(LeaseThrottled(lease, pause))
-
-    def tell_missed(self, lease: L, gap: float, problem: Problem) -> None:
-        """Publish that *lease* was not extended for *gap* seconds, and log it now and then."""
-        self._missed += 1
-        self._hub.publish(LeaseMissed(lease, gap, problem))
-        now = asyncio.get_running_loop().time()
-        if now < self._quiet_until:
-            self._unsaid += 1
-            return
-        why = f": {problem!r}" if problem is not None else ""
-        others = f"; so were {self._unsaid} others before" if self._unsaid else ""
-        extra = {"lease": named(lease), "seconds": gap}
-        say.LEASE_MISSED.log(_LOGGER, extra, of=lease, why=why, others=others)
-        self._quiet_until, self._unsaid = now + _QUIET, 0
-
-    def tell_given_up(self, event: LeaseLapsed | LeaseLost, why: str) -> None:
-        """Publish that a lease is given up, and log *why*, a predicate such as "is lost"."""
-        self._hub.publish(event)
-        extra = {"lease": named(event.lease)}
-        say.LEASE_GIVEN_UP.log(_LOGGER, extra, of=event.lease, why=why)
-
-
-def named(lease: object) -> str:
+def _named(lease: object) -> str:
     """Return what the records of a lease call it."""
     return lease if isinstance(lease, str) else repr(lease)
-
-
-_KEEPER = "a lease keeper"
-
-_LOGGER = logging.getLogger("asyncpool")
-
-# Renewals in progress at a time.  As many as max_rate needs if the outside system takes a second
-# for each, and more if it takes longer.  Four at the least, so that a renewal that hangs leaves
-# room for others.  32 at the most: an outside system that needs more is in trouble.
-_MIN_OVERLAP, _MAX_OVERLAP = 4, 32
 
 
 @dataclass(slots=True)
@@ -286,7 +197,7 @@ class LeaseKeeper(Generic[L]):
     ) -> None:
         if not callable(renew):
             raise TypeError(f"renew must be callable, not {renew!r}")
-        timeout = check_renewals(max_rate, interval, max_retries, timeout, ttl)
+        self._timeout = _check_renewals(max_rate, interval, max_retries, timeout, ttl)
         self._ledger: LeaseLedger[L] = LeaseLedger(
             max_rate=max_rate,
             interval=interval,
@@ -296,18 +207,17 @@ class LeaseKeeper(Generic[L]):
             now=0.0,
             ttl=ttl,
         )
-        self._reports: LeaseReports[L] = LeaseReports()
-        self._renewals = LeaseRenewals(
-            self._ledger,
-            renew,
-            timeout,
-            on_settled=self._on_settled,
-            on_lapsed=self._on_lapsed,
-            on_news=self._reports.tell_load,
-        )
+        self._renew = renew
         self._holds: dict[L, _Hold] = {}
         self._loop: asyncio.AbstractEventLoop | None = None
         self._task: asyncio.Task[None] | None = None
+        # Wakes that task at some time, if it sleeps.
+        self._alarm: asyncio.Future[None] | None = None
+        self._alarm_at: float | None = None
+        self._hub: EventHub[LeaseEvent] = EventHub()
+        self._results = dict.fromkeys(RenewalResult, 0)
+        self._missed = self._lapsed = 0
+        self._quiet_until, self._unsaid = 0.0, 0
 
     def add(self, lease: L, *, on_lost: Callable[[L], object] | None = None) -> None:
         """Keep *lease* until :meth:`remove`.  Its first renewal is within an interval.
@@ -364,7 +274,7 @@ class LeaseKeeper(Generic[L]):
             return False
         hold.let_go()
         self._ledger.discard(lease)
-        self._renewals.reconsider()
+        self._reconsider()
         return True
 
     def events(self, *, buffer: int = 1000) -> EventStream[LeaseEvent]:
@@ -379,17 +289,25 @@ class LeaseKeeper(Generic[L]):
         """
         check_int("buffer", buffer, at_least=1)
         check_home(self._loop, _KEEPER)
-        return self._reports.listen(buffer)
+        return self._hub.listen(buffer)
 
     def stats(self) -> LeaseStats:
         """Return the figures of the keeper: how it stands, and what happened since its start."""
         # The end of the keeper has cancelled the renewals that the ledger still counts.
         in_progress = self._ledger.in_progress if self._task is not None else 0
-        return self._reports.stats(
+        return LeaseStats(
             leases=len(self._holds),
             capacity=self._ledger.capacity,
             saturated=self._ledger.saturated,
             in_progress=in_progress,
+            renewals=in_progress + sum(self._results.values()),
+            renewed=self._results[RenewalResult.EXTENDED],
+            throttled=self._results[RenewalResult.THROTTLED],
+            failed=self._results[RenewalResult.FAILED],
+            lost=self._results[RenewalResult.LOST],
+            missed=self._missed,
+            lapsed=self._lapsed,
+            dropped_events=self._hub.dropped,
         )
 
     async def __aenter__(self) -> Self:
@@ -401,9 +319,7 @@ class LeaseKeeper(Generic[L]):
         if self._loop is not None:
             raise RuntimeError("a lease keeper can be used only once")
         self._loop = asyncio.get_running_loop()
-        self._task = self._loop.create_task(
-            self._renewals.run(), name="asyncpool lease keeper"
-        )
+        self._task = self._loop.create_task(self._run(), name="asyncpool lease keeper")
         return self
 
     async def __aexit__(
@@ -434,54 +350,138 @@ class LeaseKeeper(Generic[L]):
         try:
             await _ended(task)
         finally:
-            self._reports.end()
+            self._hub.end()
 
     def __repr__(self) -> str:
         state = "running" if self._task is not None else "not running"
         ledger = self._ledger
         return f"<LeaseKeeper {state}: {len(ledger)} leases of {ledger.capacity}>"
 
-    def _on_settled(
-        self,
-        lease: L,
-        result: RenewalResult,
-        decision: RenewalDecision,
-        problem: Problem,
-    ) -> None:
-        self._reports.count(result)
+    async def _run(self) -> None:
+        """Send renewals for ever.
+
+        Cancellation:
+            Ends it: it cancels the renewals in progress, and waits for them.
+        """
+        ledger, loop = self._ledger, asyncio.get_running_loop()
+        async with asyncio.TaskGroup() as renewals:
+            while True:
+                # Before any renewal: a lease that has lapsed must not be extended any more.  And
+                # before the ends of workers are looked at, in case the loop has been blocked: a
+                # job that has ended meanwhile then gets no other attempt.
+                for lapsed, gap in ledger.lapsed(loop.time()):
+                    self._lapsed += 1
+                    why = f"has lapsed: not extended for {gap:.3g} s"
+                    self._give_up(lapsed, LeaseLapsed(lapsed, gap), why)
+                if (news := ledger.news(loop.time())) is not None:
+                    self._hub.publish(news)
+                    too_many = isinstance(news, LeaseSaturated)
+                    message = say.LEASES_SATURATED if too_many else say.LEASES_RELIEVED
+                    extra = {"leases": news.leases, "capacity": news.capacity}
+                    message.log(_LOGGER, extra, news=news)
+                while (lease := ledger.begin_renewal(loop.time())) is not None:
+                    renewals.create_task(
+                        self._renewal(lease), name="asyncpool lease renewal"
+                    )
+                await self._sleep(self._next_look())
+
+    def _reconsider(self) -> None:
+        """Look at the ledger again: it has changed, and may want something sooner."""
+        due = self._next_look()
+        if due is not None and (self._alarm_at is None or due < self._alarm_at):
+            self._wake()
+
+    def _next_look(self) -> float | None:
+        ledger = self._ledger
+        return earliest(ledger.next_due(), ledger.next_lapse(), ledger.next_news())
+
+    async def _sleep(self, until: float | None) -> None:
+        loop = asyncio.get_running_loop()
+        self._alarm, self._alarm_at = loop.create_future(), until
+        timer = None
+        if until is not None:
+            timer = loop.call_at(max(until, loop.time() + _GRAIN), self._wake)
+        try:
+            await self._alarm
+        finally:
+            self._alarm = None
+            if timer is not None:
+                timer.cancel()
+
+    def _wake(self) -> None:
+        if self._alarm is not None and not self._alarm.done():
+            self._alarm.set_result(None)
+
+    async def _renewal(self, lease: L) -> None:
+        problem: Exception | asyncio.CancelledError | None = None
+        retry_after = 0.0
+        # This task begins a turn after it was created.  The lease may be given up meanwhile.
+        if self._ledger.withdraw(lease, asyncio.get_running_loop().time()):
+            self._reconsider()
+            return
+        try:
+            async with asyncio.timeout(self._timeout):
+                await self._renew(lease)
+            result = RenewalResult.EXTENDED
+        except LeaseLostError as error:
+            result, problem = RenewalResult.LOST, error
+        except ThrottledError as error:
+            result, problem = RenewalResult.THROTTLED, error
+            retry_after = error.retry_after
+        except asyncio.CancelledError as error:
+            # This task is cancelled at the end of the keeper, and never before.  If that is
+            # not why, something else was cancelled that *renew* awaits: an error like others.
+            task = asyncio.current_task()
+            if task is None or task.cancelling():
+                raise
+            result, problem = RenewalResult.FAILED, error
+        except Exception as error:  # noqa: BLE001 - it is the user's
+            result, problem = RenewalResult.FAILED, error
+        now = asyncio.get_running_loop().time()
+        decision = self._ledger.end_renewal(lease, result, now, retry_after=retry_after)
+        self._results[result] += 1
         if result is RenewalResult.EXTENDED:
             self._tell_holder(lease)
         match decision:
             case Lost():
-                self._lost(lease)
+                self._give_up(lease, LeaseLost(lease), "is gone")
             case Slower(pause):
-                self._reports.tell_throttled(lease, pause)
+                self._hub.publish(LeaseThrottled(lease, pause))
             case Missed(gap):
-                self._reports.tell_missed(lease, gap, problem)
+                self._missed += 1
+                self._hub.publish(LeaseMissed(lease, gap, problem))
+                self._log_missed(lease, gap, problem, now)
             case None:
                 pass
+        self._reconsider()
 
-    def _on_lapsed(self, lease: L, gap: float) -> None:
-        self._reports.lapsed += 1
-        why = f"has lapsed: not extended for {gap:.3g} s"
-        self._give_up(lease, LeaseLapsed(lease, gap), why)
-
-    def _lost(self, lease: L) -> None:
-        self._give_up(lease, LeaseLost(lease), "is gone")
+    def _log_missed(
+        self, lease: L, gap: float, problem: BaseException | None, now: float
+    ) -> None:
+        """Log now and then that a lease was not extended for *gap* seconds."""
+        if now < self._quiet_until:
+            self._unsaid += 1
+            return
+        why = f": {problem!r}" if problem is not None else ""
+        others = f"; so were {self._unsaid} others before" if self._unsaid else ""
+        extra = {"lease": _named(lease), "seconds": gap}
+        say.LEASE_MISSED.log(_LOGGER, extra, of=lease, why=why, others=others)
+        self._quiet_until, self._unsaid = now + _QUIET, 0
 
     def _give_up(self, lease: L, event: LeaseLapsed | LeaseLost, why: str) -> None:
         hold = self._holds.pop(lease)
         hold.let_go()
         if hold.over():
             return
-        self._reports.tell_given_up(event, why)
+        self._hub.publish(event)
+        extra = {"lease": _named(lease)}
+        say.LEASE_GIVEN_UP.log(_LOGGER, extra, of=lease, why=why)
         if hold.job is not None:
             hold.job.cancel(f"lease {lease!r} {why}")
         if hold.on_lost is not None:
             try:
                 hold.on_lost(lease)
             except Exception as error:  # noqa: BLE001 - it is the user's code
-                extra = {"lease": named(lease)}
                 say.ON_LOST_FAILED.log(_LOGGER, extra, error=error)
 
     def _take(self, lease: L, hold: _Hold) -> None:
@@ -499,7 +499,7 @@ class LeaseKeeper(Generic[L]):
         self._holds[lease] = hold
         self._ledger.add(lease, loop.time())
         self._tell_holder(lease)
-        self._renewals.reconsider()
+        self._reconsider()
 
     def _tell_holder(self, lease: L) -> None:
         """Tell the worker of a pool's job until when its lease lasts."""
@@ -518,15 +518,8 @@ class LeaseKeeper(Generic[L]):
 
 async def _ended(task: asyncio.Task[None]) -> None:
     """Wait for the end of a task, even if the waiting task is cancelled."""
-    cancelled: asyncio.CancelledError | None = None
-    # A cancelled scope of anyio cancels in every turn of the loop, hence the shield.
-    with anyio.CancelScope(shield=True):
-        while not task.done():
-            try:
-                await asyncio.wait({task})
-            except asyncio.CancelledError as error:
-                cancelled = error
-    if not task.cancelled():
-        task.result()
-    if cancelled is not None:
-        raise cancelled
+    try:
+        await outlast(task)
+    finally:
+        if not task.cancelled():
+            task.result()

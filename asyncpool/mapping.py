@@ -14,19 +14,17 @@ from collections.abc import (
     Iterator,
 )
 from contextlib import aclosing
-from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
 from asyncpool._core.base.names import function_name
 from asyncpool._core.map.chunks import Failure
+from asyncpool._dataclass import dataclass
 from asyncpool._runtime.base.iteration import Demand, HomeIterator, Iteration
 from asyncpool._runtime.map.batch_runner import (
-    AsyncSource,
     Batch,
     BatchRunner,
     Part,
-    SyncSource,
     Task,
     TimeSlice,
     open_source,
@@ -46,38 +44,24 @@ class MapRun:
     """One run of a map.
 
     Args:
-        backend: The pool.
-        task: What the map does with each item.
-        source: Where the items come from.
-        news: The source sets it when there is something new.
-        chunksize: How many items travel as one job; ``None`` lets the pool choose.
-        buffersize: How many items may be drawn and not yielded; ``None`` lets the pool choose.
+        plan: What the map is to do.
+        news: The source, and the end of each batch, set it.
         ordered: Whether batches come in the order of their items.
     """
 
-    def __init__(
-        self,
-        backend: Engine,
-        task: Task,
-        source: SyncSource | AsyncSource,
-        news: asyncio.Event,
-        *,
-        chunksize: int | None,
-        buffersize: int | None,
-        ordered: bool,
-    ) -> None:
-        self._backend = backend
-        self._hold = MapHold(function_name(task.function))
-        self._source = source
+    def __init__(self, plan: Plan, news: asyncio.Event, *, ordered: bool) -> None:
+        self._backend = plan.backend
+        self._hold = MapHold(function_name(plan.task.function))
+        self._source = open_source(plan.iterables, news.set)
         self._news = news
         # If ordered, all batches in their order; else those that are complete, as they come.
         self._ready: deque[Batch] = deque()
         self._ordered = ordered
         self._runner = BatchRunner(
-            backend,
-            task,
-            chunksize=chunksize,
-            buffersize=buffersize,
+            plan.backend,
+            plan.task,
+            chunksize=plan.chunk,
+            buffersize=plan.window,
             hold=self._hold,
             on_complete=partial(
                 _take_note, None if ordered else self._ready, news, self._hold
@@ -208,7 +192,15 @@ class Outcome(Generic[R]):
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """All that a map needs to begin."""
+    """All that a map needs to begin.
+
+    Attributes:
+        backend: The pool.
+        task: What the map does with each item.
+        iterables: Where the items come from.
+        chunk: How many items travel as one job; ``None`` lets the pool choose.
+        window: How many items may be drawn and not yielded; ``None`` lets the pool choose.
+    """
 
     backend: Engine
     task: Task
@@ -359,17 +351,8 @@ async def _all(pieces: AsyncGenerator[Iterable[R], None]) -> list[R]:
 async def _read(
     plan: Plan, *, ordered: bool, telling: bool
 ) -> AsyncGenerator[Iterable[Any], None]:
-    news = asyncio.Event()
-    mapping = MapRun(
-        plan.backend,
-        plan.task,
-        open_source(plan.iterables, news.set),
-        news,
-        chunksize=plan.chunk,
-        buffersize=plan.window,
-        ordered=ordered,
-    )
-    async with aclosing(mapping.batches()) as batches:
+    run = MapRun(plan, asyncio.Event(), ordered=ordered)
+    async with aclosing(run.batches()) as batches:
         async for batch in batches:
             if telling:
                 yield _outcomes(batch)

@@ -10,126 +10,49 @@ from contextvars import ContextVar
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self, Unpack
 
-from asyncpool._api.caller import Caller, JobsListened, Supervised
 from asyncpool._core.base.names import function_name
 from asyncpool._core.base.validation import NUMBER, check_type
-from asyncpool._core.codec.codec import Codec
-from asyncpool._core.policies.job_options import JobOptions, OnCancel, Options
+from asyncpool._core.policies.job_options import JobOptions, OnCancel, Options, changed
 from asyncpool._core.policies.restart import RestartPolicy
 from asyncpool._core.policies.worker_limits import WorkerLimits
 from asyncpool._core.supervision.closing import Finish
 from asyncpool._runtime.base.arguments import (
+    check_called,
     check_choice,
     check_int,
     check_seconds,
     check_timeout,
     least_and_most,
-    not_callable,
 )
 from asyncpool._runtime.base.callbacks import CrashCallback
 from asyncpool._runtime.base.event_loop import shielded
 from asyncpool._runtime.base.machine import DEFAULT_LAUNCHER, check_platform
-from asyncpool._runtime.options.job_options import changed
-from asyncpool._runtime.options.pool_options import pool_options
-from asyncpool._runtime.options.worker_options import OutputMode
+from asyncpool._runtime.options import (
+    OutputMode,
+    SupervisorConfig,
+    pool_config,
+)
 from asyncpool._runtime.pool.engine import Engine
 from asyncpool._runtime.pool.lifecycle import SupervisorRunner
-from asyncpool._runtime.state.config import SupervisorConfig, pool_config
-from asyncpool._worker.api.context import CurrentJob
-from asyncpool.boundpool import BoundPool
+from asyncpool._worker.api import CurrentJob
+from asyncpool.boundpool import BoundPool, Caller, JobsListened, Supervised
 from asyncpool.enums import RunState
 from asyncpool.events import CloseSummary, RollResult
-from asyncpool.sandbox import Sandbox
 from asyncpool.stats import PoolStats
 
 if TYPE_CHECKING:
+    from asyncpool._core.codec.formats import Codec
+    from asyncpool._worker.api import CurrentJob
     from asyncpool.profile import Profile
+    from asyncpool.sandbox import Sandbox
 
 __all__ = ["Pool"]
 
 
-# What pools let their owner see of where the time of jobs goes.
-
-
-class Profiled:
-    """Something whose workers can be sampled: a pool."""
-
-    __slots__ = ()
-
-    _life: SupervisorRunner
-
-    async def profile(
-        self,
-        seconds: float,
-        *,
-        slot: int | None = None,
-        function: Callable[..., Any] | str | None = None,
-        rate: float = 100.0,
-    ) -> Profile:
-        """Sample for some time what the workers do, and return where the time of jobs went.
-
-        A thread in each worker looks *rate* times a second at the stack of the running job.  It
-        lives only as long as the profile is being taken, and needs no rights.  Workers that
-        become ready meanwhile join in.  A worker that ends meanwhile costs its last samples,
-        and the profile says so (``ProfiledWorker.complete``).
-
-        Args:
-            seconds: For how long, 3600 at the most.
-            slot: Sample only the worker in this slot, and its replacement if that is there too.
-            function: Count only jobs of this function: the function, its name as in
-                ``stats()``, or the end of the name from a dot on.
-            rate: How many samples a second, 1 to 1000.
-
-        Raises:
-            ProfileInProgressError: If a profile of this pool is being taken already.
-            NoWorkerError: If no worker is ready in *slot*.  The error names the slots with one.
-            ValueError: If an argument is out of range.
-            TypeError: If an argument is of the wrong type.
-            PoolClosedError: If the pool is closed.
-            PoolBrokenError: If no worker can be kept alive.
-            RuntimeError: If the pool was started in another event loop.
-
-        Cancellation:
-            Ends the samplers.
-
-        Concurrency:
-            One profile at a time.
-        """
-        from asyncpool._core.profile.profile_messages import (  # noqa: PLC0415 - few take one
-            MAX_RATE,
-            MAX_SECONDS,
-            ProfileRequest,
-        )
-
-        check_seconds("seconds", seconds)
-        check_type("rate", rate, NUMBER)
-        if not seconds <= MAX_SECONDS:
-            raise ValueError(f"seconds must be at most {MAX_SECONDS}, not {seconds}")
-        if not 1 <= rate <= MAX_RATE:
-            raise ValueError(f"rate must be from 1 to {MAX_RATE}, not {rate}")
-        if slot is not None:
-            check_int("slot", slot, at_least=0)
-        request = ProfileRequest(float(seconds), float(rate), _name_of(function))
-        return await self._life.open().profiles.take(request, slot)
-
-
-def _name_of(function: Callable[..., Any] | str | None) -> str:
-    if function is None:
-        return ""
-    if isinstance(function, str):
-        if not function:
-            raise ValueError("function must not be empty")
-        return function
-    if not callable(function):
-        raise TypeError(f"function must be a function or its name, not {function!r}")
-    return function_name(function)
-
-
-# What a pool that was never started has none of.
 _FINISH = {"all": Finish.ALL, "running": Finish.RUNNING, "none": Finish.NONE}
 
 
-class Pool(Caller, Supervised, JobsListened, Profiled):
+class Pool(Caller, Supervised, JobsListened):
     """Supervised worker processes, and a queue before them.
 
     Use it as an async context manager, or call :meth:`start` and :meth:`close`,
@@ -309,14 +232,10 @@ class Pool(Caller, Supervised, JobsListened, Profiled):
         control: bool | str | os.PathLike[str] | None = None,
     ) -> None:
         check_platform()
-        options = pool_options(locals())  # by the names of the signature
-        self.name: str = options.name
-        self._config = pool_config(options)
-        self._options = JobOptions(limits=options.job_limits, codec=options.codec)
-        self._close_timeout = options.close_timeout
-        self._trace = options.trace
-        self._max_traced = options.max_traced
-        self._control = options.control
+        self._config = pool_config(locals())  # by the names of the signature
+        self.name = self._config.name
+        self._options = self._config.job_options
+        self._control = self._config.control  # a command may give one
         self._life = SupervisorRunner("pool", self.name)
 
     async def start(self) -> None:
@@ -342,21 +261,22 @@ class Pool(Caller, Supervised, JobsListened, Profiled):
     async def _begin(self) -> SupervisorConfig:
         """Return what the supervisor is told, and begin what watches it before it starts."""
         # Few pools are watched, and the pool itself knows nothing of who does.
-        if self._control is None and self._trace is None:
-            return self._config
+        config = self._config
+        if self._control is None and config.trace is None:
+            return config
         from asyncpool._observe.opening import Beside, open_beside  # noqa: PLC0415
 
         await open_beside(
             self._life,
             Beside(
                 self.name,
-                self._config.worker.concurrency,
+                config.worker.concurrency,
                 self._control,
-                self._trace,
-                self._max_traced,
+                config.trace,
+                config.max_traced,
             ),
         )
-        return self._config
+        return config
 
     def options(self, **changes: Unpack[Options]) -> BoundPool:
         """Return a bound pool, whose jobs have these options.
@@ -455,6 +375,60 @@ class Pool(Caller, Supervised, JobsListened, Profiled):
         if slot is not None:
             check_int("slot", slot, at_least=0)
         return await self._life.running_here().stacks.of_workers(slot)
+
+    async def profile(
+        self,
+        seconds: float,
+        *,
+        slot: int | None = None,
+        function: Callable[..., Any] | str | None = None,
+        rate: float = 100.0,
+    ) -> Profile:
+        """Sample for some time what the workers do, and return where the time of jobs went.
+
+        A thread in each worker looks *rate* times a second at the stack of the running job.  It
+        lives only as long as the profile is being taken, and needs no rights.  Workers that
+        become ready meanwhile join in.  A worker that ends meanwhile costs its last samples,
+        and the profile says so (``ProfiledWorker.complete``).
+
+        Args:
+            seconds: For how long, 3600 at the most.
+            slot: Sample only the worker in this slot, and its replacement if that is there too.
+            function: Count only jobs of this function: the function, its name as in
+                ``stats()``, or the end of the name from a dot on.
+            rate: How many samples a second, 1 to 1000.
+
+        Raises:
+            ProfileInProgressError: If a profile of this pool is being taken already.
+            NoWorkerError: If no worker is ready in *slot*.  The error names the slots with one.
+            ValueError: If an argument is out of range.
+            TypeError: If an argument is of the wrong type.
+            PoolClosedError: If the pool is closed.
+            PoolBrokenError: If no worker can be kept alive.
+            RuntimeError: If the pool was started in another event loop.
+
+        Cancellation:
+            Ends the samplers.
+
+        Concurrency:
+            One profile at a time.
+        """
+        from asyncpool._core.profile.profile_messages import (  # noqa: PLC0415 - few take one
+            MAX_RATE,
+            MAX_SECONDS,
+            ProfileRequest,
+        )
+
+        check_seconds("seconds", seconds)
+        check_type("rate", rate, NUMBER)
+        if not seconds <= MAX_SECONDS:
+            raise ValueError(f"seconds must be at most {MAX_SECONDS}, not {seconds}")
+        if not 1 <= rate <= MAX_RATE:
+            raise ValueError(f"rate must be from 1 to {MAX_RATE}, not {rate}")
+        if slot is not None:
+            check_int("slot", slot, at_least=0)
+        request = ProfileRequest(float(seconds), float(rate), _name_of(function))
+        return await self._life.open().profiles.take(request, slot)
 
     async def resize(self, workers: int | tuple[int, int]) -> None:
         """Change the number of workers: to *workers*, or to between the two if it is a pair.
@@ -568,7 +542,7 @@ class Pool(Caller, Supervised, JobsListened, Profiled):
             Kills the workers that are left, and returns when they have ended.
         """
         await self._life.leave(
-            error, functools.partial(self.close, timeout=self._close_timeout)
+            error, functools.partial(self.close, timeout=self._config.close_timeout)
         )
 
     def __del__(self) -> None:
@@ -601,6 +575,17 @@ class Pool(Caller, Supervised, JobsListened, Profiled):
         kwargs: dict[str, Any],
         options: JobOptions,
     ) -> dict[int, Any]:
-        if not callable(fn):
-            raise not_callable("broadcast", fn)
+        check_called("broadcast", fn)
         return await self._life.open().broadcasts.broadcast(fn, args, kwargs, options)
+
+
+def _name_of(function: Callable[..., Any] | str | None) -> str:
+    if function is None:
+        return ""
+    if isinstance(function, str):
+        if not function:
+            raise ValueError("function must not be empty")
+        return function
+    if not callable(function):
+        raise TypeError(f"function must be a function or its name, not {function!r}")
+    return function_name(function)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from dataclasses import field
+from typing import TYPE_CHECKING, Any
 
 from asyncpool._core.base.validation import (
     INT,
@@ -17,7 +17,7 @@ from asyncpool._core.base.validation import (
     or_none,
     several,
 )
-from asyncpool._core.sandbox.checks import check_together, environment_of, ports_of
+from asyncpool._dataclass import dataclass
 
 if TYPE_CHECKING:
     from asyncpool._core.sandbox.plan import Settings
@@ -99,6 +99,8 @@ class Sandbox:
     strict: bool = True
 
     def __post_init__(self) -> None:
+        from asyncpool._core.sandbox import plan  # noqa: PLC0415 - few pools have a sandbox
+
         check_types(self, _TYPES)
         for name in ("read", "write"):
             paths = several(
@@ -107,8 +109,8 @@ class Sandbox:
             self._set(name, tuple(_absolute(name, path) for path in paths))
         if self.workdir is not None:
             self._set("workdir", _absolute("workdir", self.workdir))
-        self._set("env", dict(environment_of(self.env)))
-        ports = ports_of(self.network)
+        self._set("env", dict(plan.environment_of(self.env)))
+        ports = plan.ports_of(self.network)
         self._set("network", True if ports is None else ports or False)
         for name in ("memory", "cpu_seconds", "cpus"):
             value = getattr(self, name)
@@ -116,7 +118,7 @@ class Sandbox:
                 raise ValueError(f"{name} must be > 0 and finite, or None, not {value}")
         if self.processes is not None and self.processes < 0:
             raise ValueError(f"processes must be at least 0, not {self.processes}")
-        check_together(settings_of(self, None))
+        plan.check_together(settings_of(self, None))
 
     @classmethod
     def parser(cls) -> Sandbox:
@@ -150,21 +152,15 @@ def settings_of(sandbox: Sandbox, user: tuple[int, int] | None) -> Settings:
         sandbox: The sandbox.
         user: The numbers of the user and the group that its *user* names.
     """
-    from asyncpool._core.sandbox.plan import Settings  # noqa: PLC0415 - few pools have a sandbox
+    from asyncpool._core.sandbox import plan  # noqa: PLC0415 - few pools have a sandbox
 
-    return Settings(
-        read=tuple(os.fspath(path) for path in sandbox.read),
-        write=tuple(os.fspath(path) for path in sandbox.write),
-        workdir=None if sandbox.workdir is None else os.fspath(sandbox.workdir),
-        imports=sandbox.imports,
-        ports=ports_of(sandbox.network),
-        env=tuple(sandbox.env.items()),
-        processes=sandbox.processes,
-        memory=sandbox.memory,
-        cpu_seconds=sandbox.cpu_seconds,
-        cpus=sandbox.cpus,
-        user=user,
-    )
+    # Most are what the plan takes, since the sandbox has checked them.
+    fields = plan.Settings._fields
+    settings: dict[str, Any] = {each: getattr(sandbox, each, None) for each in fields}
+    settings["ports"] = plan.ports_of(sandbox.network)
+    settings["env"] = tuple(sandbox.env.items())
+    settings["user"] = user
+    return plan.Settings(**settings)
 
 
 def _absolute(name: str, path: object) -> str:

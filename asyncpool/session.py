@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import copy
 from collections.abc import AsyncIterable, Callable, Coroutine, Iterable
-from dataclasses import dataclass, replace
 from functools import partial
 from types import TracebackType
 from typing import Any, ParamSpec, Self, TypeVar, Unpack, overload
 
 from asyncpool._core.base.validation import SWITCH, check_type
-from asyncpool._core.policies.attempts import AttemptPolicy
-from asyncpool._core.policies.job_options import JobOptions, Options
-from asyncpool._runtime.base.arguments import (
-    check_timeout,
-    not_callable,
+from asyncpool._core.policies.job_options import (
+    AttemptPolicy,
+    JobOptions,
+    Options,
+    changed,
 )
+from asyncpool._dataclass import dataclass, replace
+from asyncpool._runtime.base.arguments import check_called, check_timeout
 from asyncpool._runtime.job.job import Job
-from asyncpool._runtime.options.job_options import changed
 from asyncpool._runtime.pool.engine import Engine
 from asyncpool._runtime.pool.sessions import SessionWorker
 from asyncpool.stream import Stream
@@ -134,20 +134,12 @@ class WorkerSession:
 
     @overload
     def stream(
-        self,
-        fn: Callable[P, Iterable[R]],
-        /,
-        *args: P.args,
-        **kwargs: P.kwargs,
+        self, fn: Callable[P, Iterable[R]], /, *args: P.args, **kwargs: P.kwargs
     ) -> Stream[R]: ...
 
     @overload
     def stream(
-        self,
-        fn: Callable[P, AsyncIterable[R]],
-        /,
-        *args: P.args,
-        **kwargs: P.kwargs,
+        self, fn: Callable[P, AsyncIterable[R]], /, *args: P.args, **kwargs: P.kwargs
     ) -> Stream[R]: ...
 
     def stream(
@@ -228,8 +220,7 @@ class WorkerSession:
         kwargs: dict[str, Any],
         options: JobOptions,
     ) -> Job[Any]:
-        if not callable(fn):
-            raise not_callable("submit", fn)
+        check_called("submit", fn)
         session_worker = self._session_worker
         if self._state.left:
             raise RuntimeError("the session is over: its context was left")
@@ -244,8 +235,7 @@ class WorkerSession:
         kwargs: dict[str, Any],
         options: JobOptions,
     ) -> Stream[Any]:
-        if not callable(fn):
-            raise not_callable("stream", fn)
+        check_called("stream", fn)
         options = replace(options, via="stream")
         return Stream(
             self._running_supervisor(), partial(self._submit, fn, args, kwargs, options)

@@ -8,8 +8,9 @@ that are gone) survives the workers that it came from; what belongs to a worker 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 
+from asyncpool._dataclass import dataclass
 from asyncpool.enums import CrashKind, JobOutcome, RunState, SlotState
 from asyncpool.events import Via
 

@@ -4,27 +4,16 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
-from typing import Any, Generic, Protocol, TypeVar, cast
+from typing import Any, Generic, TypeVar, cast
 
-from asyncpool._core.wire.frames import Frame
 from asyncpool._runtime.base.iteration import Demand, HomeIterator, Iteration
 from asyncpool._runtime.job.job import Job, StreamJob, claim
+from asyncpool._runtime.pool.engine import Engine
 from asyncpool.errors import JobNotPicklableError
 
-__all__ = ["Loader", "Stream"]
+__all__ = ["Stream"]
 
 T = TypeVar("T")
-
-
-class Loader(Protocol):
-    """What a stream needs of its pool."""
-
-    def load(self, job: Job[Any], frame: Frame, /) -> Awaitable[Any]:
-        """Return the item in *frame*."""
-        ...
-
-    def check_home(self) -> None:
-        """Check that this is the pool's event loop."""
 
 
 class Stream(Generic[T]):
@@ -45,10 +34,10 @@ class Stream(Generic[T]):
         Of the task that iterates: closes the generator.
     """
 
-    def __init__(self, loader: Loader, submit: Callable[[], Job[Any]]) -> None:
-        self._loader = loader
+    def __init__(self, supervisor: Engine, submit: Callable[[], Job[Any]]) -> None:
+        self._supervisor = supervisor
         self._submit = submit
-        self._iteration: Iteration[T] = Iteration(loader.check_home)
+        self._iteration: Iteration[T] = Iteration(supervisor.check_home)
         self._jobs: list[StreamJob] = []
 
     @property
@@ -61,7 +50,7 @@ class Stream(Generic[T]):
         return self._jobs[0] if self._jobs else None
 
     def __aiter__(self) -> AsyncIterator[T]:
-        self._loader.check_home()
+        self._supervisor.check_home()
         self._begin()
         if self._iteration.is_taken:
             raise _only_once()
@@ -90,7 +79,7 @@ class Stream(Generic[T]):
             Any number of tasks may wait.  Only the cancellation of the first one closes the
             generator.
         """
-        self._loader.check_home()
+        self._supervisor.check_home()
         if self._jobs:
             await self._jobs[0].started()
             return
@@ -118,7 +107,7 @@ class Stream(Generic[T]):
         Cancellation:
             Safe: the rest is done when the iteration is garbage-collected.
         """
-        self._loader.check_home()
+        self._supervisor.check_home()
         if not self._iteration.is_taken:
             self._begin()
         await self._iteration.aclose()
@@ -130,12 +119,12 @@ class Stream(Generic[T]):
             return iterator
         if self._iteration.is_taken:
             raise _only_once()
-        self._loader.check_home()
+        self._supervisor.check_home()
         return self._iterate(announced=False)
 
     def _iterate(self, *, announced: bool) -> HomeIterator[T]:
         items: AsyncGenerator[T, None] = _items(
-            self._loader,
+            self._supervisor,
             self._submit,
             self._jobs,
             self._iteration.demand,
@@ -152,7 +141,7 @@ def _only_once() -> RuntimeError:
 
 
 async def _items(
-    loader: Loader,
+    supervisor: Engine,
     submit: Callable[[], Job[Any]],
     jobs: list[StreamJob],
     demand: Demand,
@@ -168,7 +157,7 @@ async def _items(
             await job.started()
             yield demand.meet(None)
         while (frame := await job.take()) is not None:
-            yield demand.meet(await loader.load(job, frame))
+            yield demand.meet(await supervisor.load(job, frame))
             del frame
         job.result()
     except asyncio.CancelledError:

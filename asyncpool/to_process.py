@@ -21,11 +21,11 @@ from asyncpool._core.pickling.functions import travels_by_name
 from asyncpool._core.pickling.out_of_band import HEAVY, StreamTooLongError
 from asyncpool._core.policies.job_options import JobLimits, JobOptions
 from asyncpool._futures.engine import with_base
-from asyncpool._runtime.base.arguments import not_callable
-from asyncpool._runtime.base.event_loop import shielded
+from asyncpool._runtime.base.arguments import check_called
+from asyncpool._runtime.base.event_loop import outlast, shielded
 from asyncpool._runtime.job.job import Job
 from asyncpool._runtime.pool.large import unpicklable
-from asyncpool._worker.api.calls import call_packed
+from asyncpool._worker.api import call_packed
 from asyncpool.errors import (
     JobNotPicklableError,
     JobRaisedError,
@@ -87,8 +87,7 @@ async def run_sync(
         when a call needs it.  Otherwise the call runs to its end first; then the waiting task is
         cancelled.
     """
-    if not callable(func):
-        raise not_callable("run_sync", func)
+    check_called("run_sync", func)
     if limiter is not None and not hasattr(limiter, "__aenter__"):
         raise TypeError(f"limiter must be an anyio.CapacityLimiter, not {limiter!r}")
     await checkpoint_if_cancelled()
@@ -99,7 +98,9 @@ async def run_sync(
         try:
             resident.grow()
             job: Job[R] = resident.submit(func, call, killable=cancellable)
-            return await (job if cancellable else _outlast(job))
+            if not cancellable:
+                await outlast(job)
+            return await job
         except JobRaisedError as error:
             if isinstance(error.exception, asyncio.CancelledError):
                 raise
@@ -198,17 +199,3 @@ async def _of_this_loop() -> _Resident:
         resident = _residents[loop] = _Resident()
     await shielded(resident.up)
     return resident
-
-
-async def _outlast(job: Job[R]) -> R:
-    """Wait for the end of *job*, even if this task is cancelled meanwhile."""
-    cancelled: asyncio.CancelledError | None = None
-    with anyio.CancelScope(shield=True):
-        while not job.done():
-            try:
-                await asyncio.wait([job])
-            except asyncio.CancelledError as error:
-                cancelled = error  # of Task.cancel(); a scope's does not get here
-    if cancelled is not None:
-        raise cancelled
-    return job.result()

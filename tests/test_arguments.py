@@ -435,6 +435,9 @@ def test_a_lease_keeper_does_too(options: Wrong, text: str) -> None:
         LeaseKeeper(**{"renew": print, **options})
 
 
+TOO_LARGE = "a number of seconds or None, and this int is too large for one…"
+
+
 @pytest.mark.parametrize(
     ("options", "text"),
     [
@@ -442,40 +445,24 @@ def test_a_lease_keeper_does_too(options: Wrong, text: str) -> None:
         ({"max_attempts": None}, "TypeError: max_attempts must be an int, not None"),
         ({"retry_on": "crash"}, "TypeError: retry_on takes several: ('crash',)…"),
         ({"retry_on": OSError}, "TypeError: retry_on takes several: …"),
-        *(
-            (
-                {"retry_on": wrong},
-                "TypeError: retry_on takes kinds of crashes and types of exceptions, not 3",
-            )
-            for wrong in (3, [3])
+        ({"retry_on": 3}, "TypeError: retry_on takes kinds of crashes and types of …"),
+        (
+            {"retry_on": [3]},
+            "TypeError: retry_on takes kinds of crashes and types of …",
         ),
         ({"retry_on": ("bad",)}, "ValueError: …"),
         ({"priority": 0.5}, "TypeError: priority must be an int, not 0.5"),
+        ({"priority": 1 << 63}, "ValueError: priority must be an int of 64 bits: …"),
+        ({"priority": -(1 << 63) - 1}, "ValueError: priority must be an int of 64 …"),
         *(
-            (
-                {"priority": number},
-                "ValueError: priority must be an int of 64 bits: from -2**63 to 2**63 - 1…",
-            )
-            for number in (1 << 63, -(1 << 63) - 1)
-        ),
-        *(
-            (
-                {name: 10**400},
-                (
-                    f"ValueError: {name} must be a number of seconds or None, and this int is "
-                    "too large for one…"
-                ),
-            )
+            ({name: 10**400}, f"ValueError: {name} must be {TOO_LARGE}")
             for name in ("timeout", "queue_timeout", "heartbeat_timeout", "deadline")
         ),
         ({"timeout": 0}, "ValueError: timeout must be > 0 seconds, not 0"),
-        (
-            {"timeout": "1"},
-            "TypeError: timeout must be a number of seconds or None, not '1'",
-        ),
+        ({"timeout": "1"}, "TypeError: timeout must be a number of seconds or None, …"),
         (
             {"cancel_grace": None},
-            "TypeError: cancel_grace must be a number of seconds, not None",
+            "TypeError: cancel_grace must be a number of seconds, …",
         ),
         (
             {"on_cancel": "stop"},
@@ -483,10 +470,7 @@ def test_a_lease_keeper_does_too(options: Wrong, text: str) -> None:
         ),
         (
             {"time_out": 1},
-            (
-                "TypeError: there is no option 'time_out'; there are: max_attempts, retry_on, "
-                "timeout, …"
-            ),
+            "TypeError: there is no option 'time_out'; there are: max_attempts, retry_on, …",
         ),
     ],
 )

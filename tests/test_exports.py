@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ast
 import dataclasses
+import inspect
+import pickle
 import re
 import typing
 from pathlib import Path
@@ -11,9 +13,16 @@ from pathlib import Path
 import pytest
 
 import asyncpool
-from asyncpool import errors, events
+from asyncpool import errors, events, stats
 
 PACKAGE = Path(asyncpool.__file__).parent
+
+RECORDS = [
+    cls
+    for module in (events, stats)
+    for cls in map(vars(module).get, module.__all__)
+    if dataclasses.is_dataclass(cls)
+]
 
 
 @pytest.mark.parametrize("name", asyncpool.__all__)
@@ -38,7 +47,9 @@ def test_type_checkers_see_the_names_that_there_are() -> None:
         for node in checked.body
         if isinstance(node, ast.ImportFrom) and node.module != "typing"
         for alias in node.names
+        if alias.name != "*"
     }
+    seen |= {("asyncpool.errors", name) for name in errors.__all__}
     assert seen == {(home, name) for name, home in asyncpool._HOME.items()}
     assert {name for _, name in seen} == set(asyncpool.__all__)
 
@@ -69,3 +80,34 @@ def test_the_reference_has_the_tree_of_errors() -> None:
         for name, kind in found.items()
         if issubclass(kind, errors.AsyncPoolError)
     }
+
+
+@pytest.mark.parametrize("cls", RECORDS)
+def test_events_and_figures_are_frozen_dataclasses(cls: type[typing.Any]) -> None:
+    names = [field.name for field in dataclasses.fields(cls)]
+    one = cls(**dict.fromkeys(names, 1))
+    assert list(inspect.signature(cls).parameters) == names
+    assert one == dataclasses.replace(one) == pickle.loads(pickle.dumps(one))
+    assert hash(one) == hash(dataclasses.replace(one))
+    for name in names:
+        assert one != dataclasses.replace(one, **{name: 2})
+        with pytest.raises(dataclasses.FrozenInstanceError, match=f"assign.*{name}"):
+            setattr(one, name, 2)
+    with pytest.raises(TypeError, match=f"{cls.__name__}.__init__.*'nonsense'"):
+        cls(nonsense=1)
+    derived: typing.Any = type("Derived", (cls,), {})
+    assert dataclasses.dataclass(frozen=True)(derived)(**dict.fromkeys(names, 1)) != one
+
+
+def test_a_wrong_call_is_told_as_by_dataclasses() -> None:
+    make: typing.Any = events.Ready
+    assert repr(make(1, 2, 3, seconds=4)).endswith(
+        "Ready(slot=1, generation=2, pid=3, seconds=4)"
+    )
+    for args, text in (
+        ((1, 2), "missing 2 required positional arguments: 'pid' and 'seconds'"),
+        ((1, 2, 3, 4, 5), "takes 5 positional arguments but 6 were given"),
+        ((1, 2, 3, 4), "got multiple values for argument 'slot'"),
+    ):
+        with pytest.raises(TypeError, match=re.escape(f"Ready.__init__() {text}")):
+            make(*args, **({"slot": 1} if len(args) == 4 else {}))

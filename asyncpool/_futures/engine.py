@@ -20,7 +20,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from concurrent.futures.process import BrokenProcessPool
 from functools import partial
-from typing import Any, Protocol, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from asyncpool._core.base.job_traits import BUDGET
 from asyncpool._core.logs import pool_messages as say
@@ -36,6 +36,10 @@ from asyncpool.errors import (
     PoolClosedError,
     WorkerCrashedError,
 )
+
+if TYPE_CHECKING:
+    from asyncpool.pool import Pool
+    from asyncpool.sharedpool._remote_pool import RemotePool
 
 # Give an error a second class, so that code which expects that class catches it too.
 #
@@ -215,32 +219,6 @@ _CALLS_A_TURN = 100
 _OPTIONS = JobOptions()
 
 
-class EnginePool(Protocol):
-    """What an engine needs of its pool."""
-
-    @property
-    def name(self) -> str:
-        """What logs call it."""
-        ...
-
-    async def start(self) -> None:
-        """Start it, or connect to it."""
-        ...
-
-    async def close(self) -> object:
-        """Finish its jobs, and end it."""
-        ...
-
-    @property
-    def _is_started(self) -> bool:
-        """Whether it has been started before."""
-        ...
-
-    def _running_supervisor(self) -> PoolEngine:
-        """Return what runs its jobs."""
-        ...
-
-
 class Engine:
     """A pool in a thread of its own.  The thread ends when it is told to and all calls are done.
 
@@ -256,7 +234,7 @@ class Engine:
     """
 
     def __init__(
-        self, pool: EnginePool, workers: int, on_end: Callable[[Engine], None]
+        self, pool: Pool | RemotePool, workers: int, on_end: Callable[[Engine], None]
     ) -> None:
         self._pool = pool
         self._workers = workers

@@ -18,8 +18,7 @@ from typing import Any
 
 from asyncpool._core.base.deadlines import RateLimit
 from asyncpool._core.logs import pool_messages as say
-from asyncpool._core.trace.trace_book import LONG, TraceBook
-from asyncpool._core.trace.trace_lines import HEAD
+from asyncpool._core.trace import HEAD, LONG, TraceBook
 from asyncpool._runtime.base.pool_hub import Attempt, PoolHub, waited_since
 from asyncpool._runtime.job.job import Job
 from asyncpool._runtime.pool.registry import job_ended, job_queued, job_started
@@ -331,12 +330,13 @@ class Trace:
         self.jobs = TracedJobs(hub, self._book, most, self.hand_over_many)
         self._loop = asyncio.get_running_loop()
         self._timer = self._loop.call_later(INTERVAL, self._look)
-        hub.add_reader(self)
+        hub.add_end(self.end)
+        hub.add_listener(self.hear)
         hub.add_tracer(self.jobs)
 
     def stop(self) -> None:
         """Hear of nothing any more but of the end."""
-        self._hub.remove_reader(self)
+        self._hub.remove_listener(self.hear)
         self._hub.remove_tracer(self.jobs)
 
     def count(self) -> None:

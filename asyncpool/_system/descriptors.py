@@ -1,4 +1,4 @@
-"""Pass descriptors on, over Unix sockets and in pickles."""
+"""Pass descriptors on, over Unix sockets and in pickles; and the sockets for that."""
 
 from __future__ import annotations
 
@@ -162,3 +162,21 @@ def receive_fds(
     for fd in fds:
         os.set_inheritable(fd, False)
     return data, fds, bool(flags & socket.MSG_CTRUNC)
+
+
+# These sockets block, whatever default timeout the program has set: socket.setdefaulttimeout() makes
+# each later socket of Python's non-blocking in the kernel.  The process that inherits such a socket
+# knows nothing of the timeout, and fails at its first read.
+def socket_pair() -> tuple[socket.socket, socket.socket]:
+    """Return two sockets that are connected to each other."""
+    one, other = socket.socketpair()
+    one.settimeout(None)
+    other.settimeout(None)
+    return one, other
+
+
+def socket_of(fd: int) -> socket.socket:
+    """Return a socket that owns the descriptor *fd*."""
+    sock = socket.socket(fileno=fd)
+    sock.settimeout(None)
+    return sock

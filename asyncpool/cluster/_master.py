@@ -12,7 +12,6 @@ from io import IOBase
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self
 
-from asyncpool._api.caller import Supervised
 from asyncpool._core.base.validation import TEXT, check_type, or_none
 from asyncpool._core.cluster import server_messages as say
 from asyncpool._core.pickling.out_of_band import dumps_call
@@ -31,9 +30,8 @@ from asyncpool._runtime.cluster.listeners import (
     open_listeners,
 )
 from asyncpool._runtime.cluster.service import Service, ServingConfig, Spread
-from asyncpool._runtime.options.worker_options import OutputMode
+from asyncpool._runtime.options import OutputMode, SupervisorConfig
 from asyncpool._runtime.pool.lifecycle import SupervisorRunner
-from asyncpool._runtime.state.config import SupervisorConfig
 from asyncpool._system.descriptors import (
     ReceivedFile,
     ReceivedSocket,
@@ -41,12 +39,9 @@ from asyncpool._system.descriptors import (
     file_descriptor,
     socket_descriptor,
 )
+from asyncpool.boundpool import Supervised
 from asyncpool.cluster._messages import Message, Messages, SocketIterator
-from asyncpool.cluster._options import (
-    cluster_config,
-    cluster_options,
-    pack_target,
-)
+from asyncpool.cluster._options import cluster_config, cluster_options, pack_target
 from asyncpool.cluster._stats import ClusterStats, cluster_stats
 from asyncpool.errors import NoWorkerError
 from asyncpool.events import CloseSummary, RollResult

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any, get_args
 
 from asyncpool._core.base.validation import check_function, several
@@ -11,13 +10,15 @@ from asyncpool._core.cluster.addresses import parse_all
 from asyncpool._core.pickling.out_of_band import dumps_call
 from asyncpool._core.policies.worker_limits import WorkerLimits
 from asyncpool._core.wire.messages import MAX_INITIALIZER
+from asyncpool._dataclass import dataclass
 from asyncpool._runtime.base.arguments import check_int
 from asyncpool._runtime.base.machine import usable_cpus
 from asyncpool._runtime.cluster.link import MAX_MESSAGE
 from asyncpool._runtime.cluster.service import Spread
-from asyncpool._runtime.options.worker_options import (
+from asyncpool._runtime.options import (
     WORKER_CHECKS,
     Check,
+    SupervisorConfig,
     WorkerOptions,
     anything,
     at_least,
@@ -25,8 +26,8 @@ from asyncpool._runtime.options.worker_options import (
     name_or_number,
     one_of,
     seconds,
+    worker_config,
 )
-from asyncpool._runtime.state.config import SupervisorConfig, worker_config
 from asyncpool.errors import JobNotPicklableError
 
 # Seconds that a worker which is drained has beyond its own time.
@@ -127,7 +128,9 @@ def cluster_config(options: ClusterOptions) -> SupervisorConfig:
     return SupervisorConfig(
         **options.shared(),
         workers=(options.workers, options.workers),
-        worker=worker_config(options, max_payload=MAX_MESSAGE),
+        worker=worker_config(
+            options.worker_limits, options.worker_loop, max_payload=MAX_MESSAGE
+        ),
         stop_grace=options.stop_grace,
         end_grace=options.end_grace,
     )

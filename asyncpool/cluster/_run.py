@@ -12,17 +12,12 @@ from typing import TYPE_CHECKING, Any, ParamSpec
 
 from asyncpool._core.cluster import server_messages as say
 from asyncpool._core.control.control_protocol import Request
-from asyncpool._core.logs import pool_messages
-from asyncpool._core.logs.log_message import LogMessage
+from asyncpool._core.logs import LogMessage, pool_messages
 from asyncpool._observe.control.watch import Watching, plain
 from asyncpool._runtime.cluster.notify import Notifier, watchdog_interval
 from asyncpool._runtime.cluster.signals import name_of, obeyed
 from asyncpool._runtime.control.opening import Control, ControlOwner, open_control
-from asyncpool._runtime.pool.life_log import (
-    count_workers,
-    describe_roll,
-    roll_trouble,
-)
+from asyncpool._runtime.pool.life_log import count_workers, describe_roll, roll_trouble
 from asyncpool.cluster._stats import ClusterStats
 from asyncpool.enums import RunState
 from asyncpool.errors import (

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from asyncpool._core.figures.request_figures import CLASSES, RequestFigures
+from asyncpool._core.figures import CLASSES, RequestFigures
 from asyncpool._runtime.cluster.service import Service
 from asyncpool._runtime.pool.engine import Engine
 from asyncpool._runtime.pool.stats import read_beside_loop

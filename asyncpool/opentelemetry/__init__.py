@@ -12,7 +12,7 @@ import weakref
 from collections.abc import Callable
 
 from asyncpool._observe.readings import Readable
-from asyncpool._runtime.options.worker_options import at_least
+from asyncpool._runtime.base.arguments import check_int
 from asyncpool.enums import RunState
 from asyncpool.errors import PoolClosedError
 from asyncpool.pool import Pool
@@ -86,7 +86,7 @@ def instrument(
         _check("instrument", meter_provider, MeterProvider)
     if not spans and not metrics:
         raise ValueError("instrument() needs spans, or metrics, or both")
-    at_least(1, optional=True)("max_traced", max_traced)
+    check_int("max_traced", max_traced, at_least=1, optional=True)
     pool._life.check_loop()  # noqa: SLF001
     with _lock:
         if pool in _instrumented:

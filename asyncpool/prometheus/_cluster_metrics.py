@@ -8,7 +8,7 @@ from prometheus_client.metrics_core import (
     HistogramMetricFamily,
 )
 
-from asyncpool._core.figures.request_figures import CLASSES
+from asyncpool._core.figures import CLASSES
 from asyncpool._core.slots.reasons import CAUSES
 from asyncpool._observe.readings import Reading
 from asyncpool.cluster import ClusterStats

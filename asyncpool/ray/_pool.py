@@ -9,16 +9,14 @@ from typing import Any, Literal
 
 from asyncpool._core.base.names import function_name
 from asyncpool._core.base.validation import TEXT, check_type
-from asyncpool._core.codec.codec import Codec
 from asyncpool._core.codec.data_only import DataOnly
-from asyncpool._core.codec.formats import format_of
+from asyncpool._core.codec.formats import Codec, format_of
 from asyncpool._core.policies.job_options import JobOptions
 from asyncpool._runtime.base.arguments import check_int, check_seconds, least_and_most
 from asyncpool._runtime.client.client import Client
 from asyncpool._runtime.client.node_figures import merged_profiles, merged_rolls
 from asyncpool._runtime.node.node import Node
-from asyncpool._runtime.options.pool_options import PoolOptions, pool_options
-from asyncpool._runtime.options.worker_options import check_codec
+from asyncpool._runtime.options import check_codec, pool_options
 from asyncpool.errors import NoWorkerError, PoolClosedError
 from asyncpool.events import RollResult
 from asyncpool.pool import Pool as LocalPool
@@ -232,15 +230,15 @@ class Pool(NodeOrders, RemotePool):
             data = DataOnly(format_of(codec), functions, errors)
             options |= {"codec": codec, "functions": functions, "errors": errors}
         whole = _check_options(options)
-        self.name: str = whole.name
+        self.name: str = whole["name"]
         super().__init__(
             "the Ray pool",
             node_timeout=node_timeout,
             max_queued=max_queued,
             options=JobOptions(codec=None if data is None else data.how),
             data=data,
-            control=whole.control,
-            concurrency=whole.concurrency,
+            control=whole["control"],
+            concurrency=whole["concurrency"],
         )
         self._engine = Engine(address)
         self._plan = Plan(
@@ -308,7 +306,7 @@ def _check_address(address: object) -> None:
         )
 
 
-def _check_options(options: Mapping[str, Any]) -> PoolOptions:
+def _check_options(options: Mapping[str, Any]) -> dict[str, Any]:
     """Check what the pools of nodes are made with, here and not on a node; return all of it."""
     wrong = _OF_JOBS & options.keys()
     if wrong:

@@ -11,9 +11,8 @@ from typing import Any, Literal
 
 from asyncpool import __version__
 from asyncpool._core.base.validation import TEXT, check_type
-from asyncpool._core.codec.codec import Codec
 from asyncpool._core.codec.data_only import DataOnly
-from asyncpool._core.codec.formats import format_of
+from asyncpool._core.codec.formats import Codec, format_of
 from asyncpool._core.policies.job_options import JobOptions
 from asyncpool._runtime.base.arguments import check_int, check_seconds
 from asyncpool._runtime.client.client import Client
@@ -22,7 +21,7 @@ from asyncpool._runtime.control.socket_files import (
     closed_on_error,
     is_socket,
 )
-from asyncpool._runtime.options.worker_options import check_codec
+from asyncpool._runtime.options import check_codec
 from asyncpool._runtime.remote.carrier import (
     flaw,
     greeting,

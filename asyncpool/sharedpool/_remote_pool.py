@@ -8,23 +8,21 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Any, Literal, Self, Unpack, cast
 
-from asyncpool._api.caller import Caller, JobsListened
 from asyncpool._core.base.names import function_name
 from asyncpool._core.codec.data_only import DataOnly
-from asyncpool._core.policies.job_options import JobOptions, Options
+from asyncpool._core.policies.job_options import JobOptions, Options, changed
 from asyncpool._runtime.base.arguments import (
+    check_called,
     check_choice,
     check_int,
     check_timeout,
     least_and_most,
-    not_callable,
 )
 from asyncpool._runtime.base.event_loop import check_home
 from asyncpool._runtime.base.pool_hub import PoolHub
 from asyncpool._runtime.client.client import Client
-from asyncpool._runtime.options.job_options import changed
 from asyncpool._runtime.pool.engine import Engine
-from asyncpool.boundpool import BoundPool
+from asyncpool.boundpool import BoundPool, Caller, JobsListened
 from asyncpool.enums import RunState
 from asyncpool.errors import PoolClosedError
 from asyncpool.events import CloseSummary, RollResult
@@ -321,8 +319,7 @@ class RemotePool(Orders, JobsListened, Caller):
         kwargs: dict[str, Any],
         options: JobOptions,
     ) -> dict[int, Any]:
-        if not callable(fn):
-            raise not_callable("broadcast", fn)
+        check_called("broadcast", fn)
         client = self._open()
         client.check_home()
         return await client.broadcasts.broadcast(fn, args, kwargs, options)

@@ -32,11 +32,7 @@ from asyncpool._core.slots.job_ending import BY_ITSELF, EndingStage
 from asyncpool._core.slots.slots import UP, Slot, StopStage
 from asyncpool._core.supervision import core as core_module
 from asyncpool._core.supervision.closing import Finish
-from asyncpool._core.supervision.endings import (
-    LEAST_GRACE,
-    REVOKE_GRACE,
-    STACK_GRACE,
-)
+from asyncpool._core.supervision.endings import LEAST_GRACE, REVOKE_GRACE, STACK_GRACE
 from asyncpool._core.supervision.lifecycle import (
     EMPTY,
     KILL_GRACE,

@@ -35,7 +35,7 @@ from asyncpool._core.cluster.addresses import (
     passed,
 )
 from asyncpool._core.policies.misplaced_option import note_on_misplaced
-from asyncpool._core.policies.worker_env import MAX_BYTES, WorkerEnv
+from asyncpool._core.policies.worker_limits import MAX_BYTES, WorkerEnv
 
 
 @pytest.mark.parametrize(

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from asyncpool._core.main import by_value, by_value_loading as arrivals, main_module
-from asyncpool._core.main.class_reduction import make_without_hooks
-from asyncpool._core.main.scripts import Origin, Script, recognise
+from asyncpool._core.main.by_value_loading import make_without_hooks
+from asyncpool._core.main.main_module import Script
 from asyncpool._core.pickling.out_of_band import (
     ReceivedPickle,
     StreamTooLongError,
@@ -20,6 +20,7 @@ from asyncpool._core.pickling.out_of_band import (
     dumps_call,
     loads,
 )
+from asyncpool._runtime.launcher.script import recognise
 
 GUARDED = """
 def work(): pass
@@ -28,16 +29,8 @@ if __name__ == "__main__":
 """
 
 
-def look(
-    source: str,
-    *,
-    module: str = "",
-    path: str = "/a/script.py",
-    interactive: bool = False,
-    imported: bool = False,
-) -> Script | None:
-    code = textwrap.dedent(source).encode()
-    return recognise(Origin(module, path, code, interactive, imported))
+def look(source: str, *, path: str = "/a/script.py", **about: Any) -> Script | None:
+    return recognise(path, textwrap.dedent(source).encode(), **about)
 
 
 def names(source: str) -> Script:

@@ -19,7 +19,7 @@ import pytest
 from hypothesis import given, strategies as st
 from tblib import pickling_support
 
-from asyncpool._core.base.tracebacks import users_own
+from asyncpool._core.base.text import users_own
 from asyncpool._core.pickling.calls import (
     SizeProbe,
     dumps,

@@ -15,17 +15,12 @@ import pytest
 from hypothesis import given, strategies as st
 
 from asyncpool._core.codec import formats
-from asyncpool._core.codec.call_messages import (
-    load_call,
-    load_value,
-    pack_call,
-    pack_value,
-)
 from asyncpool._core.codec.data_only import DataOnly
 from asyncpool._core.codec.failures import load_failure, pack_failure, registered
 from asyncpool._core.codec.formats import Format, format_of
-from asyncpool._core.codec.function_names import FunctionNames, Place, Plan
+from asyncpool._core.codec.function_names import FunctionNames
 from asyncpool._core.codec.plain_data import NotDataError
+from asyncpool._core.codec.schemas import Schema, Signature
 from asyncpool._core.pickling.out_of_band import (
     OutOfBandPickle,
     ReceivedPickle,
@@ -41,7 +36,6 @@ from asyncpool.errors import (
 )
 from tests.helpers.data_jobs import Reversed, StockError, echo
 
-ANY = Place()
 FORMATS = [format_of("json"), format_of("msgspec")]
 scalars = (
     st.none()
@@ -105,10 +99,10 @@ def sent(packed: bytes | OutOfBandPickle) -> bytes | ReceivedPickle:
 @given(value=values)
 def test_a_value_comes_back_as_it_was_or_is_refused(how: Format, value: Any) -> None:
     try:
-        packed = pack_value(how, ANY, value, "it", None)
+        packed = Schema(how).pack(value)
     except JobNotPicklableError:
         return
-    assert same(load_value(how, ANY, sent(packed)), value)
+    assert same(Schema(how).load(sent(packed)), value)
 
 
 @pytest.mark.parametrize("how", FORMATS, ids=lambda how: how.name)
@@ -116,12 +110,12 @@ def test_a_value_comes_back_as_it_was_or_is_refused(how: Format, value: Any) -> 
 def test_so_do_the_arguments_of_a_call(
     how: Format, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> None:
-    plan = Plan(None, how)
+    signature = Signature(None, how)
     try:
-        packed = pack_call(how, plan, args, kwargs)
+        packed = signature.pack(args, kwargs)
     except JobNotPicklableError:
         return
-    found, named = load_call(how, plan, sent(packed))
+    found, named = signature.load(sent(packed))
     assert same(tuple(found), args)
     assert same(named, kwargs)
 
@@ -140,12 +134,12 @@ def test_so_do_the_arguments_of_a_call(
 )
 def test_msgspec_sends_what_json_does_not_know(value: Any) -> None:
     how = format_of("msgspec")
-    packed = pack_value(how, ANY, value, "it", None)
-    assert same(load_value(how, ANY, sent(packed)), value)
-    plan = Plan(None, how)
+    packed = Schema(how).pack(value)
+    assert same(Schema(how).load(sent(packed)), value)
+    signature = Signature(None, how)
     for in_band in (False, True):
-        packed = pack_call(how, plan, (1,), {"it": value}, in_band=in_band)
-        assert same([*load_call(how, plan, sent(packed))], [[1], {"it": value}])
+        packed = signature.pack((1,), {"it": value}, in_band=in_band)
+        assert same([*signature.load(sent(packed))], [[1], {"it": value}])
 
 
 @pytest.mark.parametrize("dtype", ["?", "<i2", ">f8", "c16", "M8[ns]", "U3", "S5"])
@@ -154,8 +148,8 @@ def test_arrays_come_back_with_type_shape_and_order(dtype: str) -> None:
     for shape in [(), (0,), (3, 4), (300, 200), (0, 7), (1, 2, 3)]:
         array: Any = np.arange(math.prod(shape)).astype(dtype).reshape(shape)
         for same_items in [array, array.T, array[..., ::-1] if shape else array]:
-            packed = pack_value(how, ANY, same_items, "it", None)
-            found = load_value(how, ANY, sent(packed))
+            packed = Schema(how).pack(same_items)
+            found = Schema(how).load(sent(packed))
             assert (found.dtype, found.shape) == (same_items.dtype, same_items.shape)
             assert np.array_equal(found, same_items)
             if same_items.flags.forc:
@@ -177,7 +171,7 @@ def test_what_is_too_long_for_the_event_loop_is_found_before_it_is_written(
 ) -> None:
     for how in FORMATS:
         with pytest.raises(StreamTooLongError):
-            pack_call(how, Plan(None, how), (value,), {}, limit=131_072)
+            Signature(None, how).pack((value,), {}, limit=131_072)
 
 
 # Formats.

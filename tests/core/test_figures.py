@@ -5,11 +5,12 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, strategies as st
 
-from asyncpool._core.figures.durations import Durations
-from asyncpool._core.figures.function_figures import OTHER, FunctionTotals
-from asyncpool._core.figures.request_figures import (
+from asyncpool._core.figures import (
     CLASSES,
     MOST_NUMBERS,
+    OTHER,
+    Durations,
+    FunctionTotals,
     RequestFigures,
     class_of,
 )

@@ -21,9 +21,9 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from asyncpool._core.base.names import MAX_NAME, function_name
-from asyncpool._core.figures.function_figures import FunctionTotals
+from asyncpool._core.figures import FunctionTotals
 from asyncpool._core.main import main_module
-from asyncpool._core.main.scripts import Script
+from asyncpool._core.main.main_module import Script
 from asyncpool._core.pickling import functions
 from asyncpool._core.pickling.functions import (
     MEMORY,
@@ -32,7 +32,7 @@ from asyncpool._core.pickling.functions import (
     FunctionTable,
 )
 from asyncpool._core.remote.remote_functions import RemoteFunctionTable
-from asyncpool._worker.api.calls import call_chunk, call_counted
+from asyncpool._worker.api import call_chunk, call_counted
 from tests.core.specimens import LOCK, Counter, add
 from tests.helpers import jobs, values
 
@@ -465,7 +465,7 @@ def with_name(name: Any, module: Any = "shop") -> Callable[[], None]:
             ),
             SQUARE,
         ),
-        (functools.partial(call_counted), "asyncpool._worker.api.calls.call_counted"),
+        (functools.partial(call_counted), "asyncpool._worker.api.call_counted"),
         (with_name(Sly("sly")), "shop.sly"),
         (with_name("work", None), "work"),
         (with_name("work", 3), "work"),

@@ -18,13 +18,15 @@ from asyncpool._core.base.job_traits import (
     JobTraits,
     KeyedTraits,
 )
-from asyncpool._core.policies.attempts import (
+from asyncpool._core.policies.job_options import (
+    KILL,
     MAX_FREE_RETURNS,
     AttemptPolicy,
+    CancelMode,
+    JobLimits,
     begun_attempts,
     costs_attempt,
 )
-from asyncpool._core.policies.job_options import KILL, CancelMode, JobLimits
 from asyncpool._core.policies.restart import RestartPolicy
 from asyncpool._core.policies.worker_limits import WorkerLimits
 from asyncpool.enums import CrashKind, Delivery
@@ -115,21 +117,16 @@ def test_whether_a_job_is_tried_again_after_it_raised(
 @pytest.mark.parametrize(
     ("policy", "options", "error", "text"),
     [
-        (AttemptPolicy, {"max_attempts": 0}, ValueError, "1 and 65535, not 0"),
         (AttemptPolicy, {"max_attempts": -1}, ValueError, "1 and 65535, not -1"),
         (AttemptPolicy, {"max_attempts": 65_536}, ValueError, "65535, not 65536"),
         (AttemptPolicy, {"max_attempts": 2.0}, TypeError, "must be an int, not 2.0"),
-        (AttemptPolicy, {"retry_on": ("crashed",)}, ValueError, "which is no kind"),
-        (AttemptPolicy, {"retry_on": (3,)}, TypeError, "types of exceptions, not 3"),
         (AttemptPolicy, {"retry_on": (int,)}, TypeError, "not <class 'int'>"),
         (AttemptPolicy, {"retry_on": (ERROR,)}, TypeError, "not ValueError('x')"),
-        (JobLimits, {"timeout": 0}, ValueError, "must be > 0 seconds, not 0"),
         (JobLimits, {"timeout": -1.5}, ValueError, "must be > 0 seconds, not -1.5"),
         (JobLimits, {"timeout": math.nan}, ValueError, "must be > 0 seconds, not nan"),
         (JobLimits, {"heartbeat_timeout": 0}, ValueError, "be > 0 seconds, not 0"),
         (JobLimits, {"queue_timeout": 0.0}, ValueError, "be > 0 seconds, not 0.0"),
         (JobLimits, {"deadline": math.nan}, ValueError, "the loop's clock, not nan"),
-        (JobLimits, {"on_cancel": "stop"}, ValueError, "interrupt, kill, wait, not"),
         (JobLimits, {"cancel_grace": -1}, ValueError, "must be >= 0 seconds, not -1"),
         (JobLimits, {"cancel_grace": math.nan}, ValueError, ">= 0 seconds, not nan"),
         (WorkerLimits, {"max_jobs": 0}, ValueError, "must be > 0 or None, not 0"),

@@ -22,7 +22,7 @@ from hypothesis.stateful import (
     rule,
 )
 
-from asyncpool._core.leases.lease_ledger import (
+from asyncpool._core.leases import (
     GIVE_UP,
     MAX_THROTTLES,
     SLACK,
@@ -356,14 +356,14 @@ class LeaseMachine(RuleBasedStateMachine):
         assert ledger.saturated == (len(self.kept) > ledger.capacity)
         assert set(ledger._in_progress) == set(self.flights)
         assert ledger.in_progress == len(self.flights)
-        queues = ledger._queues
-        queued = [*queues.main, *queues.backup, *queues.arrivals, *queues.repeats]
+        main, backup = ledger._main, ledger._backup
+        queued = [*main, *backup, *ledger._arrivals, *ledger._repeats]
         places: dict[str, set[int]] = defaultdict(set)
         for name, kept in self.kept.items():
             places[kept.place].add(name)
         away = places["flying"] | places["again"] | places["pause"]
         assert sorted(queued) == sorted(set(self.kept) - away)
-        assert set(queues.repeats) == places["repeat"]
+        assert set(ledger._repeats) == places["repeat"]
         pauses = {
             ledger._by_number[number].lease for number in due_ever(ledger._pauses)
         }
@@ -371,9 +371,8 @@ class LeaseMachine(RuleBasedStateMachine):
         assert len(ledger._by_number) == len(self.kept)
         # What makes the earliest of all one of two heads: main is sorted, also with backup
         # behind it, which is what it becomes if it is left over at the end of a cycle.
-        turns = [*queues.main.values(), *queues.backup.values()]
-        for queue in (turns, queues.arrivals.values(), queues.repeats.values()):
-            dues = [record.due for record in queue]
+        for queue in (main | backup, ledger._arrivals, ledger._repeats):
+            dues = [record.due for record in queue.values()]
             assert dues == sorted(dues)
 
     def teardown(self) -> None:

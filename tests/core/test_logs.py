@@ -10,11 +10,10 @@ import pytest
 from hypothesis import given, strategies as st
 
 import asyncpool
-from asyncpool._core.logs import worker_messages
-from asyncpool._core.logs.log_message import INFO, LogMessage
-from asyncpool._runtime.output.output import StderrTail
+from asyncpool._core.logs import INFO, LogMessage, worker_messages
+from asyncpool._runtime.output import StderrTail
 
-SOLD = LogMessage("sold", INFO, "%(pool)s has sold %(count)d %(what)s", "pool count")
+SOLD = LogMessage(INFO, "sold", "%(pool)s has sold %(count)d %(what)s", "pool count")
 LOGGER = logging.getLogger("tests.log_message")
 
 
@@ -35,7 +34,7 @@ def test_text_and_data_are_of_the_same_values(caplog: pytest.LogCaptureFixture) 
 def test_what_it_shows_beside_the_text(caplog: pytest.LogCaptureFixture) -> None:
     error = ArithmeticError("of a test")
     for shown in ({"error": error}, {"trace": "a trace"}, {"stack": "a stack"}):
-        LogMessage("bad", logging.ERROR, "bad").log(LOGGER, {}, **shown)
+        LogMessage(logging.ERROR, "bad", "bad").log(LOGGER, {}, **shown)
     first, second, third = caplog.records
     assert first.exc_info is not None
     assert first.exc_info[1] is error

@@ -15,18 +15,18 @@ import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 
-from asyncpool._core.pickling import reducers
 from asyncpool._core.pickling.calls import pack_job, pack_value
 from asyncpool._core.pickling.out_of_band import (
     HEAVY,
+    LARGE,
     OutOfBandPickle,
     ReceivedPickle,
     StreamTooLongError,
     dump,
     lay_out,
     loads,
+    needs_teaching,
 )
-from asyncpool._core.pickling.reducers import LARGE
 from tests.helpers.parcels import Array, Pause, arrived
 
 # What a pickler writes at a time, and an unpickler reads.
@@ -392,7 +392,7 @@ def test_what_others_have_registered_is_used_as_ever(
 def test_numpy_is_not_imported_for_that(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(sys.modules, "numpy")
     monkeypatch.delitem(sys.modules, "multiprocessing.connection", raising=False)
-    assert not reducers.possible()
+    assert not needs_teaching()
     value = [bytes(LARGE), {1: "x"}]
     assert pack_value(value) == pickle.dumps(value, 5)
     packed = pack_job(print, (value,), {}, number=1)

@@ -13,8 +13,7 @@ from typing import Any
 import pytest
 
 from asyncpool import Sandbox
-from asyncpool._core.sandbox import filters, landlock
-from asyncpool._core.sandbox.checks import is_within
+from asyncpool._core.sandbox import filters, plan as plans
 from asyncpool._core.sandbox.filters import (
     ALLOW,
     ENOSYS,
@@ -33,9 +32,10 @@ from asyncpool._core.sandbox.plan import (
     NEW_USER,
     Machine,
     SandboxPlan,
+    is_within,
     make_plan,
+    missing,
 )
-from asyncpool._core.sandbox.requirements import missing
 from asyncpool.sandbox import settings_of
 from tests.helpers.bpf import answer
 
@@ -126,9 +126,9 @@ def test_a_sandbox_without_settings_reaches_what_is_installed_and_nothing_else()
     plan = plan_of(Sandbox())
     paths = dict(plan.paths)
     assert {path for path in paths if not path.startswith("/dev/")} == {*LIBRARY}
-    assert paths["/usr/lib/python3"] == landlock.READ
-    assert plan.files == landlock.files_handled(6)
-    assert plan.scopes == landlock.scopes(6)
+    assert paths["/usr/lib/python3"] == plans.READ
+    files, _, scopes = plans.landlock_rights(6)
+    assert (plan.files, plan.scopes) == (files, scopes)
     assert plan.network == 0, "there are no sockets to look at"
     assert plan.filter
     assert plan.namespaces == NEW_USER | NEW_NETWORK
@@ -155,11 +155,11 @@ def test_settings_become_rights_and_limits() -> None:
     )
     plan = plan_of(sandbox)
     paths = dict(plan.paths)
-    assert paths["/data"] == landlock.READ | landlock.EXECUTE
-    assert paths["/out"] == landlock.WRITE
+    assert paths["/data"] == plans.READ | plans.EXECUTE
+    assert paths["/out"] == plans.WRITE
     assert plan.workdir == "/out/here"
     assert plan.ports == (80, 443)
-    assert plan.network == landlock.BIND_TCP | landlock.CONNECT_TCP
+    assert plan.network == plans.BIND_TCP | plans.CONNECT_TCP
     assert plan.env == (("A", "1"), ("B", "2"))
     assert plan.memory == 1 << 30
     limits = dict(plan.rlimits)
@@ -213,16 +213,14 @@ def test_what_a_machine_lacks_is_left_out() -> None:
 def test_each_version_is_asked_for_what_it_knows(
     version: int, files: int, network: int, scopes: int
 ) -> None:
-    assert landlock.files_handled(version) == files
-    assert landlock.network_handled(version) == network
-    assert landlock.scopes(version) == scopes
+    assert plans.landlock_rights(version) == (files, network, scopes)
 
 
 def test_who_may_write_makes_no_devices_and_runs_nothing() -> None:
-    for right in (landlock.MAKE_CHAR, landlock.MAKE_BLOCK, landlock.MAKE_SOCK):
-        assert not landlock.WRITE & right
-    assert not landlock.WRITE & landlock.EXECUTE
-    assert landlock.WRITE & landlock.READ == landlock.READ
+    for right in (plans.MAKE_CHAR, plans.MAKE_BLOCK, plans.MAKE_SOCK):
+        assert not plans.WRITE & right
+    assert not plans.WRITE & plans.EXECUTE
+    assert plans.WRITE & plans.READ == plans.READ
 
 
 GOOD = Machine("Linux", "6.12.4", "x86_64", landlock=6, seccomp=True)

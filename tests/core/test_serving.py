@@ -10,12 +10,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from hypothesis import strategies as st
-from hypothesis.stateful import (
-    RuleBasedStateMachine,
-    invariant,
-    precondition,
-    rule,
-)
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from tests.core.models import run_until_seen
 from tests.core.pool_core import (

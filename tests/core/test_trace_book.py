@@ -9,8 +9,14 @@ from dataclasses import replace
 
 from hypothesis import given, strategies as st
 
-from asyncpool._core.trace.trace_book import SlotLanes, TraceBook
-from asyncpool._core.trace.trace_lines import POOL_TRACK, LineMaker, text_of, track_of
+from asyncpool._core.trace import (
+    POOL_TRACK,
+    LineMaker,
+    SlotLanes,
+    TraceBook,
+    text_of,
+    track_of,
+)
 from asyncpool.enums import JobOutcome
 from asyncpool.events import Event, JobEnded, JobEvent, JobQueued, JobStarted, TakenOver
 from tests.helpers.traces import Traced, check

@@ -15,8 +15,7 @@ import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
 from asyncpool import Job, Pool, WorkerCrashedError
-from asyncpool._core.policies.attempts import AttemptPolicy
-from asyncpool._core.policies.job_options import JobOptions
+from asyncpool._core.policies.job_options import AttemptPolicy, JobOptions
 from asyncpool._runtime.base.pool_hub import PoolHub
 from asyncpool._runtime.client.client import Client
 from asyncpool.enums import Delivery

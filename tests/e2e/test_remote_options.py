@@ -16,8 +16,12 @@ from typing import Any, NamedTuple
 import pytest
 
 from asyncpool import LeaseKeeper, Pool
-from asyncpool._core.policies.attempts import AttemptPolicy
-from asyncpool._core.policies.job_options import OPTIONS, JobLimits, JobOptions
+from asyncpool._core.policies.job_options import (
+    OPTIONS,
+    AttemptPolicy,
+    JobLimits,
+    JobOptions,
+)
 from asyncpool._runtime.client.client import Client
 from asyncpool._runtime.pool.admission import SessionHold
 from asyncpool.sharedpool import SharedPool

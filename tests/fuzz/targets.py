@@ -9,12 +9,11 @@ import itertools
 from collections.abc import Callable
 from contextlib import suppress
 
-from asyncpool._core.codec.call_messages import load_value
 from asyncpool._core.codec.failures import load_failure
 from asyncpool._core.codec.formats import format_of
-from asyncpool._core.codec.function_names import Place
+from asyncpool._core.codec.schemas import Schema
 from asyncpool._core.control.control_protocol import MAX_REPLY, Request, unpack_reply
-from asyncpool._core.figures.request_figures import RequestFigures
+from asyncpool._core.figures import RequestFigures
 from asyncpool._core.map.chunks import CHUNK_SIZE, LOG_HEAD, copy_log, note, read_log
 from asyncpool._core.pickling.out_of_band import ReceivedPickle
 from asyncpool._core.profile.profile_messages import MAX_CHUNK, SampleChunk
@@ -42,12 +41,13 @@ from tests.helpers.inside import no_pickles_in_logs
 __all__ = ["NAMES", "SEEDS", "run"]
 
 _LIMIT = 4096
-_FORMATS = [format_of("json"), format_of("msgspec")]
 _ERRORS: dict[str, type[BaseException]] = {
     "ValueError": ValueError,
     "E": UnicodeDecodeError,
 }
-_PLACES = [Place(), Place(bytes, bytes), Place(list[int])]
+_FORMATS = [format_of("json"), format_of("msgspec")]
+_SCHEMAS = [Schema(how, None, cls) for cls in (None, bytes) for how in _FORMATS]
+_SCHEMAS += [Schema(_FORMATS[0]), Schema(_FORMATS[1], list[int])]
 
 
 def _decode(parts: list[bytes], most: int) -> tuple[list[Frame], str]:
@@ -134,13 +134,12 @@ def control_requests(data: bytes) -> None:
 def data_values(data: bytes) -> None:
     """A message of a data-only pool: a value or an error, with buffers beside it."""
     head, rest = data[:2].ljust(2, b"\0"), data[2:]
-    how, place = _FORMATS[head[0] % 2], _PLACES[head[0] // 2 % len(_PLACES)]
     cut = head[1] % (len(rest) + 1)
     payload: bytes | ReceivedPickle = rest
     if head[0] & 64:
         payload = ReceivedPickle(rest[cut:], [memoryview(rest[:cut])])
     with suppress(ProtocolError, JobNotPicklableError):
-        load_value(how, place, payload)
+        _SCHEMAS[head[0] % len(_SCHEMAS)].load(payload)
 
 
 def data_errors(data: bytes) -> None:

@@ -12,7 +12,7 @@ import asyncpool
 from asyncpool import JobCancelled, heartbeat
 from asyncpool._core.wire.frames import FrameKind, header
 from asyncpool._core.wire.page import BEATS_START, Beat, beat_offset
-from asyncpool._system.signals import INTERRUPT
+from asyncpool._system.processes import INTERRUPT
 from tests.helpers import faults
 from tests.helpers.faults import say, say_to_control
 from tests.helpers.inside import heartbeat_page

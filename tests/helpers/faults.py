@@ -110,7 +110,7 @@ def commit_next(folder: str, names: Sequence[str]) -> None:
 
 def commit_next_at_hello(folder: str, names: Sequence[str]) -> None:
     """Have one of these committed where the worker would say hello, each in one worker."""
-    from asyncpool._worker.job.control import Control
+    from asyncpool._worker.control import Control
 
     def send(self: Control, kind: FrameKind, payload: bytes = b"", *_: int) -> None:
         commit(str(name))
@@ -130,13 +130,13 @@ def _next(folder: str, names: Sequence[str]) -> str | None:
 
 def commit_in_result(name: str, size: int) -> bytes:
     """Have it committed when half of the result has been written."""
-    from asyncpool._worker import loop
+    from asyncpool._worker import runner
 
     def send(jobs: socket.socket, head: bytes, payload: bytes) -> None:
         jobs.sendall((head + payload)[: size // 2])
         commit(name)
 
-    vars(loop)["send"] = send
+    vars(runner)["send"] = send
     return bytes(size)
 
 
@@ -417,22 +417,21 @@ class _Note:
 
 def die_between(moment: str) -> str:
     """Return, and die on the way to the next job."""
-    from asyncpool._worker import loop
-    from asyncpool._worker.channel import frames_io
-    from asyncpool._worker.job_ending.job_claims import JobClaims
+    from asyncpool._worker import channel, runner
+    from asyncpool._worker.interrupts import JobClaims
 
     def send(jobs: socket.socket, head: bytes, payload: bytes) -> None:
-        frames_io.send(jobs, head, payload)
+        channel.send(jobs, head, payload)
         if moment == "written":
             os._exit(3)
 
     def take(self: JobClaims) -> bool:
         os._exit(3)
 
-    vars(loop)["send"] = send
+    vars(runner)["send"] = send
     if moment == "turn":
         JobClaims.claim = take  # type: ignore[method-assign] # on purpose
-    vars(loop)["BEGUN"] = _Note(moment)
+    vars(runner)["BEGUN"] = _Note(moment)
     return "answered"
 
 

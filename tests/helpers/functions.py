@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from asyncpool._core.figures.function_figures import FunctionTotals
+from asyncpool._core.figures import FunctionTotals
 from asyncpool._core.pickling.functions import Function
 
 

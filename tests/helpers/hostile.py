@@ -27,7 +27,7 @@ from asyncpool._core.map.chunks import ENTRY, LOG_HEAD
 from asyncpool._core.wire.frames import MAX_PAYLOAD, FrameKind, header
 from asyncpool._core.wire.messages import pack_numbers
 from asyncpool._core.wire.page import BEGUN, NOTED, Beat, PageLayout, beat_offset
-from asyncpool._worker.channel.large_buffers import LargeBuffers
+from asyncpool._worker.channel import LargeBuffers
 from tests.helpers.faults import channels, linger, say_to_control
 from tests.helpers.inside import segments_mapped
 

@@ -25,7 +25,6 @@ from typing import TYPE_CHECKING, Any
 from tests.helpers.patience import PATIENCE
 
 if TYPE_CHECKING:
-    import mmap
     from pathlib import Path
 
     import pytest
@@ -38,11 +37,12 @@ if TYPE_CHECKING:
     from asyncpool._core.dispatch.dispatcher import AffinityQueues
     from asyncpool._core.map.chunks import CHUNK_SIZE
     from asyncpool._core.pickling.calls import pack_job, pack_value
-    from asyncpool._core.policies.attempts import (
+    from asyncpool._core.policies.job_options import (
         MAX_FREE_RETURNS,
         CrashKindText,
+        JobLimits,
+        JobOptions,
     )
-    from asyncpool._core.policies.job_options import JobLimits, JobOptions
     from asyncpool._core.remote.agent_jobs import CREDITS
     from asyncpool._core.slots.slots import Slot
     from asyncpool._core.supervision.closing import Finish
@@ -68,15 +68,14 @@ if TYPE_CHECKING:
         private_folder,
     )
     from asyncpool._runtime.launcher.launcher import Launcher
+    from asyncpool._runtime.options import SupervisorConfig
     from asyncpool._runtime.pool.engine import Engine as PoolEngine
     from asyncpool._runtime.pool.registry import JobRegistry
     from asyncpool._runtime.pool.timers import Pings
-    from asyncpool._runtime.state.config import SupervisorConfig
     from asyncpool._runtime.worker.handle import WorkerHandle
     from asyncpool._system.memory import Memory
     from asyncpool._system.processes import private_memory
-    from asyncpool._worker.channel.large_buffers import LargeBuffers
-    from asyncpool._worker.lanes.lanes import Lanes
+    from asyncpool._worker.channel import LargeBuffers
     from asyncpool.cluster import Cluster
     from asyncpool.cluster._options import ClusterOptions
     from asyncpool.sharedpool import SharedPool
@@ -115,7 +114,7 @@ _PLACES = {
     "_core.control.control_protocol": ["Request"],
     "_core.map.chunks": ["CHUNK_SIZE"],
     "_core.pickling.calls": ["pack_job", "pack_value"],
-    "_core.policies.attempts": ["CrashKindText", "MAX_FREE_RETURNS"],
+    "_core.policies.job_options": ["CrashKindText", "MAX_FREE_RETURNS"],
     "_core.policies.restart": ["BURST"],
     "_core.remote.agent_jobs": ["CREDITS"],
     "_core.supervision.closing": ["Finish"],
@@ -558,10 +557,10 @@ def socket_of(control: Any) -> socket.socket:
 
 def heartbeat_page() -> Any:
     """Return the page that a worker writes its heartbeats on."""
-    from asyncpool._worker.job import heartbeats
+    from asyncpool._worker import api
 
-    assert heartbeats._installed is not None
-    return heartbeats._installed.page
+    assert api._installed is not None
+    return api._installed.runner.page
 
 
 def chunk_page() -> Any:
@@ -570,12 +569,7 @@ def chunk_page() -> Any:
 
     run = chunks._run
     assert isinstance(run, partial)
-    return run.args[0].words.obj
-
-
-def page_of(lanes: Lanes) -> mmap.mmap:
-    """Return the page on which a worker notes how far its jobs are."""
-    return lanes._page
+    return run.args[0].page
 
 
 # The trace of a pool.
@@ -698,7 +692,7 @@ def pretend_machine(
 
 def die_before_jobs() -> None:
     """Have this worker die when it gets a job, before it notes that it begins."""
-    from asyncpool._worker.job_ending.job_claims import JobClaims
+    from asyncpool._worker.interrupts import JobClaims
 
     def claim(_: JobClaims) -> bool:
         os._exit(7)

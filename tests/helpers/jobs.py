@@ -16,7 +16,7 @@ from contextlib import suppress
 from contextvars import ContextVar
 
 import asyncpool
-from asyncpool._system.signals import INTERRUPT
+from asyncpool._system.processes import INTERRUPT
 
 TYPE_CHECKING = False  # see asyncpool/_core/base/records.py
 if TYPE_CHECKING:

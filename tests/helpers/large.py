@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     import asyncio
 
     from asyncpool import Pool
-    from asyncpool._worker.channel.large_buffers import LargeBuffers
+    from asyncpool._worker.channel import LargeBuffers
 
 T = TypeVar("T")
 
@@ -364,8 +364,8 @@ def cargo() -> LargeBuffers:
     """Return what this worker has of shared memory; no interface leads there."""
     frame: FrameType | None = sys._getframe()
     while frame is not None:
-        if frame.f_code.co_name == "_serve":
-            found: LargeBuffers = frame.f_locals["large_buffers"]
+        if frame.f_code.co_name == "serve":
+            found: LargeBuffers = frame.f_locals["self"]._large_buffers
             return found
         frame = frame.f_back
     raise LookupError("this is no worker's main thread")
@@ -381,7 +381,7 @@ def scribble() -> int:
 
 def keep_descriptors() -> None:
     """Keep a descriptor of every segment that this worker gets from now on."""
-    from asyncpool._worker.channel.segments import Segments
+    from asyncpool._worker.channel import Segments
 
     arrive = Segments.arrive
 

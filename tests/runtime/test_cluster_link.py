@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Self, cast
 
 import pytest
 
-from asyncpool._core.figures.request_figures import MOST_NUMBERS, RequestFigures
+from asyncpool._core.figures import MOST_NUMBERS, RequestFigures
 from asyncpool._core.wire.frames import (
     HEADER_SIZE,
     Frame,

@@ -20,9 +20,8 @@ from asyncpool._core.wire.frames import FrameDecoder, FrameKind, header
 from asyncpool._core.wire.messages import WorkerConfig
 from asyncpool._core.wire.page import PAGE_SIZE
 from asyncpool._runtime.base import arguments as refusals
-from asyncpool._runtime.launcher import interpreter, launcher, launcher_process
-from asyncpool._runtime.launcher.launcher import Launcher
-from asyncpool._runtime.launcher.launcher_process import LaunchError, Process
+from asyncpool._runtime.launcher import interpreter, launcher
+from asyncpool._runtime.launcher.launcher import Launcher, LaunchError, Process
 from tests.helpers.guards import marked_processes
 from tests.helpers.loops import BOTH_LOOPS
 from tests.helpers.patience import PATIENCE, patience
@@ -128,7 +127,7 @@ def refuse(*_: object) -> NoReturn:
 
 
 @pytest.mark.parametrize(
-    ("module", "name"), [(socket, "socketpair"), (launcher_process, "NewLauncher")]
+    ("module", "name"), [(socket, "socketpair"), (launcher, "NewLauncher")]
 )
 async def test_it_is_tried_again(
     module: Any, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -243,7 +242,7 @@ WORK = f"""
 import os, pathlib, signal, subprocess, sys, time
 
 from asyncpool._runtime.cluster.first_process import look_after_orphans
-from asyncpool._worker.process.os_setup import adopt_orphans
+from asyncpool._worker.launcher import adopt_orphans
 
 adopt_orphans()
 look_after_orphans()

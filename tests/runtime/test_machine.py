@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import socket
 import subprocess
@@ -11,15 +12,19 @@ from pathlib import Path
 import pytest
 
 from asyncpool import Pool, UnsupportedPlatformError
+from asyncpool._core.sandbox.plan import SandboxPlan
 from asyncpool._runtime.base import machine
-from asyncpool._runtime.sandbox import cgroups
-from asyncpool._runtime.sandbox.cgroups import (
+from asyncpool._runtime.base.threads import Threads
+from asyncpool._runtime.sandbox import places
+from asyncpool._runtime.sandbox.confinement import Confinement
+from asyncpool._runtime.sandbox.places import (
+    Places,
     WorkerCgroup,
     delegated_folder,
     delegated_limits,
-    limit_texts,
+    remove_tree,
 )
-from asyncpool._runtime.sandbox.folders import PrivateFolders, remove_tree
+from tests.helpers.loops import BOTH_LOOPS
 
 UNIFIED = "0::/a/b\n"
 LEGACY = "12:cpu,cpuacct:/a\n3:memory:/a\n1:name=systemd:/\n"
@@ -209,7 +214,7 @@ def test_workers_go_beside_the_service_or_below_it(
     assert delegated_folder(other) is None
     assert delegated_folder(tmp_path / "no" / "such") is None
     for folder, limits in ((delegated, ("memory", "pids", "cpu")), (None, ())):
-        monkeypatch.setattr(cgroups, "_own_folder", lambda found=folder: found)
+        monkeypatch.setattr(places, "_own_folder", lambda found=folder: found)
         assert set(delegated_limits()) == set(limits)
 
 
@@ -234,6 +239,8 @@ def test_root_takes_only_what_is_marked_as_delegated(
 
 def test_a_worker_has_its_limits_and_leaves_nothing(tmp_path: Path) -> None:
     cgroup = WorkerCgroup(tmp_path / "worker")
+    cgroup.limit({"cpu": 0.0001})
+    assert (cgroup.folder / "cpu.max").read_text() == "1000 100000"
     cgroup.limit({"memory": 1 << 30, "pids": 300, "cpu": 0.5})
     found = {path.name: path.read_text() for path in cgroup.folder.iterdir()}
     assert found == {
@@ -242,7 +249,6 @@ def test_a_worker_has_its_limits_and_leaves_nothing(tmp_path: Path) -> None:
         "pids.max": "300",
         "cpu.max": "50000 100000",
     }
-    assert limit_texts({"cpu": 0.0001}) == {"cpu.max": "1000 100000"}
     for name in found:
         (cgroup.folder / name).unlink()  # the kernel's files do not keep a folder
     assert not cgroup.lacked_memory()
@@ -271,21 +277,23 @@ def test_a_worker_has_its_limits_and_leaves_nothing(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_only_its_owner_enters_a_folder_and_it_goes_with_the_rest(
+@BOTH_LOOPS
+async def test_only_its_owner_enters_a_folder_and_it_goes_with_the_rest(
     user: tuple[int, int] | None,
 ) -> None:
-    folders = PrivateFolders(user)
-    one, other = Path(folders.make("1")), Path(folders.make("2"))
+    confinement = Confinement(SandboxPlan(user=user), (), {}, None, script_first=False)
+    mine = Places(confinement, Threads(asyncio.get_running_loop()))
+    place = mine.open()
+    one, other = Path(place.folder), Path(mine.open().folder)
     assert one.parent == other.parent
     assert one.stat().st_mode & 0o777 == 0o700
     # Another user cannot list those of others.
     assert one.parent.stat().st_mode & 0o777 == (0o711 if user else 0o700)
     assert one.stat().st_uid == (user[0] if user else os.geteuid())
+    mine.release(place)
+    assert (one.exists(), other.exists()) == (False, True)
     for _ in range(2):  # again, which does no harm
-        folders.remove("1")
-        assert (one.exists(), other.exists()) == (False, True)
-    for _ in range(2):
-        folders.close()
+        await mine.close()
         assert not other.parent.exists()
 
 

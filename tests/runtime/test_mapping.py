@@ -20,8 +20,7 @@ from asyncpool import (
 )
 from asyncpool._core.map.chunks import ChunkResult, run_chunk
 from asyncpool._core.pickling.errors import pack_error
-from asyncpool._core.policies.attempts import AttemptPolicy
-from asyncpool._core.policies.job_options import JobOptions
+from asyncpool._core.policies.job_options import AttemptPolicy, JobOptions
 from asyncpool._runtime.job.job import ChunkJob, Job
 from asyncpool._runtime.map import batch_runner as turn_module
 from asyncpool._runtime.map.batch_runner import Task

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from asyncpool._core.policies.job_options import JobOptions
-from asyncpool._core.trace.trace_lines import LineMaker
+from asyncpool._core.trace import LineMaker
 from asyncpool._core.wire.frames import Frame, FrameKind
 from asyncpool._observe.trace import Trace, TraceFile
 from asyncpool._runtime.base.pool_hub import PoolHub

@@ -15,13 +15,8 @@ from typing import Any, cast
 import pytest
 
 from asyncpool._runtime.channel.channel import Channel
-from asyncpool._runtime.options.worker_options import OutputMode
-from asyncpool._runtime.output.log_records import (
-    _TURN,
-    LogNotes,
-    WorkerLogs,
-)
-from asyncpool._runtime.output.output import Output
+from asyncpool._runtime.options import OutputMode
+from asyncpool._runtime.output import _TURN, LogNotes, Output, WorkerLogs
 from tests.helpers.inside import log_entry
 from tests.helpers.logs import Kept, handled_by
 from tests.helpers.loops import BOTH_LOOPS

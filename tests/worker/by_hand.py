@@ -34,8 +34,8 @@ from asyncpool._core.wire.page import STACKS_SIZE, STACKS_START, Beat, unpack_be
 from asyncpool._runtime.channel.page import WorkerPage
 from asyncpool._runtime.launcher.interpreter import worker_command
 from asyncpool._system.descriptors import Handed, receive_fds
-from asyncpool._system.interpreter import command_line
 from asyncpool._system.memory import Memory, create
+from asyncpool._system.processes import command_line
 from tests.helpers.parcels import plain
 from tests.helpers.patience import PATIENCE
 

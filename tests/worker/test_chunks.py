@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 import mmap
 import pickle
+import tempfile
+from collections.abc import Iterator
 from contextvars import ContextVar
 from typing import Any
 
@@ -19,8 +20,8 @@ from asyncpool._core.map.chunks import (
 )
 from asyncpool._core.wire.messages import PLAIN
 from asyncpool._core.wire.page import LOG_START, PAGE_SIZE
-from asyncpool._worker.api.context import running
-from asyncpool._worker.job.chunks import ChunkLog, run_chunk
+from asyncpool._worker.api import running
+from asyncpool._worker.chunks import Chunk, ChunkLog
 
 large = st.integers(min_value=2**63) | st.integers(max_value=-(2**63) - 1)
 number = st.integers() | st.floats(allow_nan=False) | st.booleans() | large
@@ -31,33 +32,42 @@ values = st.one_of(
 )
 
 
+class Page(mmap.mmap):
+    """A worker page, as the pool sees it.
+
+    Attributes:
+        log: As the worker sees it.
+    """
+
+    log: ChunkLog
+
+
 @pytest.fixture(name="page", scope="module")
-def _page() -> mmap.mmap:
-    return mmap.mmap(-1, PAGE_SIZE)
+def _page() -> Iterator[Page]:
+    with tempfile.TemporaryFile() as file:
+        file.truncate(PAGE_SIZE)
+        page = Page(file.fileno(), PAGE_SIZE)
+        page.log = ChunkLog(file.fileno(), LOG_START)
+        yield page
 
 
 def echo(value: Any) -> Any:
     return value
 
 
-def run(page: mmap.mmap, function: Any, items: list[Any]) -> ChunkResult:
+def run(page: Page, function: Any, items: list[Any]) -> ChunkResult:
     """Run a chunk as the first attempt at job 7."""
     mark = running.set((7, 1, PLAIN, 0.0, None))
     try:
-        return run_chunk(
-            ChunkLog(page),
-            asyncio.run,
-            pickle.dumps(function),
-            items,
-            star=False,
-            named=True,
-            max_payload=1 << 20,
-        )
+        packed, most = pickle.dumps(function), 1 << 20
+        chunk = Chunk(page.log, packed, items, star=False, named=True, max_payload=most)
+        assert chunk.go_on() is None
+        return chunk.result
     finally:
         running.reset(mark)
 
 
-def noted(page: mmap.mmap) -> list[Any] | None:
+def noted(page: Page) -> list[Any] | None:
     log = copy_log(page, LOG_START, 7, 1)
     return None if log is None else read_log(log)
 
@@ -69,14 +79,14 @@ def kinds(found: list[Any] | None) -> list[tuple[type, str]]:
 
 @given(values)
 def test_whatever_comes_is_noted_and_returned_as_it_is(
-    page: mmap.mmap, items: list[Any]
+    page: Page, items: list[Any]
 ) -> None:
     result = run(page, echo, items)
     assert kinds(result.load()) == kinds(items)
     assert kinds(noted(page)) == kinds(items)
 
 
-_page_of: ContextVar[mmap.mmap] = ContextVar("page_of")
+_page_of: ContextVar[Page] = ContextVar("page_of")
 
 
 def stop_at_two(number: float) -> float:
@@ -87,7 +97,7 @@ def stop_at_two(number: float) -> float:
 
 @pytest.mark.parametrize("kind", [int, float, str])
 def test_no_item_begins_after_the_one_during_which_it_is_asked_to_stop(
-    page: mmap.mmap, kind: type
+    page: Page, kind: type
 ) -> None:
     mark = _page_of.set(page)
     items = [1, 2, 3] if kind is int else [1.0, 2.0, 3.0]
@@ -111,7 +121,7 @@ def look_at_three(number: float) -> float:
 
 @pytest.mark.parametrize("items", [[1, 2, 3, 4], [1.0, 2.0, 3.0, 4.0], ["x", 2, 3]])
 def test_while_an_item_runs_all_before_it_are_noted_and_nothing_else(
-    page: mmap.mmap, items: list[Any]
+    page: Page, items: list[Any]
 ) -> None:
     run(page, echo, [9] * 5)
     marks = _page_of.set(page), _left.set([])

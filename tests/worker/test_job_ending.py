@@ -6,7 +6,6 @@ import asyncio
 import faulthandler
 import signal
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -18,13 +17,11 @@ from hypothesis import given, strategies as st
 
 from asyncpool import JobCancelled
 from asyncpool._core.wire.messages import PLAIN
-from asyncpool._system.signals import INTERRUPT, STACKS
-from asyncpool._worker.api.context import running
-from asyncpool._worker.job.around import Hook
-from asyncpool._worker.job_ending.interrupts import Interrupts
-from asyncpool._worker.job_ending.job_claims import JobClaims
-from asyncpool._worker.job_ending.lease_fences import LeaseFences
-from asyncpool._worker.process.threads import start_thread
+from asyncpool._system.processes import INTERRUPT
+from asyncpool._worker.api import running
+from asyncpool._worker.hooks import Hook
+from asyncpool._worker.interrupts import Interrupts, JobClaims, LeaseFences
+from asyncpool._worker.process import start_thread
 from tests.helpers.patience import PATIENCE
 
 # Take the next place, or revoke some.
@@ -58,22 +55,11 @@ def test_each_place_goes_to_exactly_one_side(steps: list[list[int] | None]) -> N
 # An exception from outside: in the job that is meant, or nowhere.
 
 
-START = 4096
-
-
 @pytest.fixture
-def stacks() -> Iterator[int]:
-    with tempfile.TemporaryFile() as file:
-        file.truncate(START + 65_536)
-        yield file.fileno()
-
-
-@pytest.fixture
-def interrupts(stacks: int) -> Iterator[Interrupts]:
+def interrupts() -> Iterator[Interrupts]:
     before = signal.getsignal(INTERRUPT)
-    yield Interrupts(stacks, START)
+    yield Interrupts()
     signal.signal(INTERRUPT, before)
-    faulthandler.unregister(STACKS)
 
 
 def ask(interrupts: Interrupts, sequence: int) -> None:

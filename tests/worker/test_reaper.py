@@ -11,8 +11,7 @@ from tests.helpers.scripts import run_script
 # The reaper looks at all children of its process, so it gets one of its own.
 PREAMBLE = """
 import os, select, signal, socket, sys, time
-from asyncpool._worker.process.os_setup import adopt_orphans, children
-from asyncpool._worker.launcher.reaper import Reaper
+from asyncpool._worker.launcher import Reaper, adopt_orphans, children
 
 adopt_orphans()
 wake_out, wake_in = os.pipe()
@@ -85,24 +84,24 @@ def program():
 # As in gVisor, and in kernels that were built without CONFIG_PROC_CHILDREN.
 NO_LIST = """
 import builtins
-from asyncpool._worker.process import os_setup
+from asyncpool._worker import launcher
 
 def open_others(path, *args):
     if path.endswith("/children"):
         raise FileNotFoundError(path)
     return builtins.open(path, *args)
 
-os_setup.open = open_others
+launcher.open = open_others
 """
 
 # As in gVisor, which shows no such limit.
 NO_MARKS = """
-from asyncpool._worker.launcher import reaper
-reaper._can_mark = lambda mark: False
+from asyncpool._worker import launcher
+launcher._can_mark = lambda mark: False
 """
 NO_PROC = """
-from asyncpool._worker.process import os_setup
-os_setup._PROC = "/nowhere"
+from asyncpool._worker import launcher
+launcher._PROC = "/nowhere"
 """
 
 

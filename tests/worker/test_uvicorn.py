@@ -20,7 +20,7 @@ from uvicorn.lifespan.on import LifespanOn
 from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.server import ServerState
 
-from asyncpool._core.figures.request_figures import CLASSES, RequestFigures
+from asyncpool._core.figures import CLASSES, RequestFigures
 from asyncpool.cluster._servers.asgi import (
     asgi_application,
     asgi_version,

@@ -25,7 +25,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from asyncpool._cli.dashboard.access import HEADERS, Access
 from asyncpool._cli.dashboard.asking import ask, watch
 from asyncpool._core.control.control_protocol import Request as Question
-from asyncpool._core.history.history import History
+from asyncpool._core.history import History
 from asyncpool._runtime.control.paths import path_of, socket_names
 from asyncpool.errors import ProtocolError
 

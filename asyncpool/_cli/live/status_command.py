@@ -28,7 +28,7 @@ from asyncpool._core.control.control_protocol import (
     SHORTEST,
     Request,
 )
-from asyncpool._core.history.history import Snapshot, point_between, snapshot_of
+from asyncpool._core.history import Snapshot, point_between, snapshot_of
 from asyncpool._runtime.control.client import ControlClient
 from asyncpool.errors import ProtocolError
 

@@ -20,7 +20,7 @@ from contextlib import contextmanager
 from typing import Any, TextIO, cast
 
 from asyncpool._core.base.text import printable_lines
-from asyncpool._core.logs.log_message import LogMessage
+from asyncpool._core.logs import LogMessage
 from asyncpool._core.logs.pool_messages import (
     ERROR_LINE,
     LINE,

@@ -19,10 +19,10 @@ MAX_NAME = 200
 JOB_LOGGER = "asyncpool.job"
 
 # Functions that workers call in place of a user's function, and where that is among
-# their arguments; see _worker/api/calls.py.
+# their arguments; see _worker/api.py.
 _STAND_INS = {
-    "asyncpool._worker.api.calls.call_chunk": 0,
-    "asyncpool._worker.api.calls.call_counted": 1,
+    "asyncpool._worker.api.call_chunk": 0,
+    "asyncpool._worker.api.call_counted": 1,
 }
 
 

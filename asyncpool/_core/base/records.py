@@ -1,4 +1,4 @@
-"""``typing.NamedTuple``, for modules that must load fast.
+"""``typing.NamedTuple``, and imports on demand, for modules that must load fast.
 
 Every launcher and every spawned worker imports the modules that use this.  To import
 typing takes 10 ms, and dataclasses with all that it needs another 10 ms: half of the
@@ -9,12 +9,13 @@ time of their start.  Where only annotations need typing, a module says ``TYPE_C
 from __future__ import annotations
 
 from collections import namedtuple
+from importlib import import_module
 
-__all__ = ["Record"]
+__all__ = ["Later", "Record"]
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import NamedTuple as Record
+    from typing import Any, NamedTuple as Record
 else:
 
     class _RecordType(type):
@@ -30,3 +31,22 @@ else:
 
     class Record(metaclass=_RecordType):
         """A base for classes whose annotated names become the fields of a tuple."""
+
+
+class Later:
+    """A module that is imported when something in it is first used.
+
+    Type checkers, and tools that freeze programs, are told by an import::
+
+        if TYPE_CHECKING:
+            from asyncpool import mapping
+        else:
+            mapping = Later("asyncpool.mapping")
+    """
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __getattr__(self, name: str) -> Any:
+        found = self.__dict__[name] = getattr(import_module(self._name), name)
+        return found

@@ -5,122 +5,95 @@
 
 from __future__ import annotations
 
-from asyncpool._core.logs.log_message import ERROR, INFO, WARNING, LogMessage
+from asyncpool._core.logs import error, info, warning
 
 # The master.
 
-SERVER_READY = LogMessage(
+SERVER_READY = info(
     "server-ready",
-    INFO,
     "%(title)s: serves after %(seconds).2f s: process %(pid)d, %(where)s",
     "pool pid addresses seconds",
 )
-STOP_ASKED = LogMessage(
-    "stop-asked", INFO, "%(title)s: asked to end by %(by)s: %(how)s", "pool by"
+STOP_ASKED = info("stop-asked", "%(title)s: asked to end by %(by)s: %(how)s", "pool by")
+RELOAD_ASKED = info("reload-asked", "%(title)s: asked to reload by %(by)s", "pool by")
+RESIZE_ASKED = info(
+    "resize-asked", "%(title)s: asked to have %(number)s by %(by)s", "pool by workers"
 )
-RELOAD_ASKED = LogMessage(
-    "reload-asked", INFO, "%(title)s: asked to reload by %(by)s", "pool by"
-)
-RESIZE_ASKED = LogMessage(
-    "resize-asked",
-    INFO,
-    "%(title)s: asked to have %(number)s by %(by)s",
-    "pool by workers",
-)
-SIGNAL_REFUSED = LogMessage(
+SIGNAL_REFUSED = warning(
     "signal-refused",
-    WARNING,
     "%(title)s: %(signal)s means nothing here: SIGHUP reloads, SIGTERM ends after a drain, "
     "SIGQUIT at once",
     "pool signal",
 )
-SERVER_ENDED = LogMessage(
+SERVER_ENDED = info(
     "server-ended",
-    INFO,
     "%(title)s: has ended: %(finished)d connections finished meanwhile, %(failed)d were cut "
     "off, %(killed)d workers killed",
     "pool finished failed killed",
 )
-ORDER_FAILED = LogMessage(
-    "order-failed", ERROR, "an order to %(title)s has failed", "pool"
+ORDER_FAILED = error("order-failed", "an order to %(title)s has failed", "pool")
+WORKER_STACKS = warning(
+    "worker-stacks", "stacks of worker %(slot)d:\n%(stacks)s", "pool slot"
 )
-WORKER_STACKS = LogMessage(
-    "worker-stacks", WARNING, "stacks of worker %(slot)d:\n%(stacks)s", "pool slot"
-)
-TOO_FEW_DESCRIPTORS = LogMessage(
+TOO_FEW_DESCRIPTORS = error(
     "too-few-descriptors",
-    ERROR,
     "%(title)s accepts no connections, since there are too few descriptors: %(why)s",
     "pool",
 )
-CONNECTIONS_LOST = LogMessage(
+CONNECTIONS_LOST = error(
     "connections-lost",
-    ERROR,
     "%(title)s: %(lost)d connections of worker %(slot)d were closed, since there were too few "
     "descriptors to hand them on",
     "pool slot lost",
 )
-WORKER_OVERRAN = LogMessage(
+WORKER_OVERRAN = warning(
     "worker-overran",
-    WARNING,
     "%(title)s: worker %(pid)d in slot %(slot)d was killed since %(why)s%(cost)s",
     "pool slot generation pid limit cut_off",
 )
-WORKER_LATE = LogMessage(
+WORKER_LATE = warning(
     "worker-late",
-    WARNING,
     "%(title)s: worker %(slot)d does not take its connections, since its event loop is blocked; "
     "new ones go to others that can",
     "pool slot",
 )
-MESSAGES_DROPPED = LogMessage(
+MESSAGES_DROPPED = warning(
     "messages-dropped",
-    WARNING,
     "%(title)s drops %(messages)d messages of dead workers in slot %(slot)d, which nobody "
     "has read",
     "pool slot messages",
 )
-MESSAGES_UNREAD = LogMessage(
+MESSAGES_UNREAD = warning(
     "messages-unread",
-    WARNING,
     "worker %(slot)d of %(title)s sends messages, which nobody can read here: they are "
     "dropped",
     "pool slot",
 )
-MESSAGE_UNREADABLE = LogMessage(
+MESSAGE_UNREADABLE = error(
     "message-unreadable",
-    ERROR,
     "%(title)s cannot read a message of worker %(slot)d and drops it",
     "pool slot",
 )
-DESCRIPTOR_UNREADABLE = LogMessage(
+DESCRIPTOR_UNREADABLE = error(
     "descriptor-unreadable",
-    ERROR,
     "%(title)s cannot read what worker %(slot)d has sent with a descriptor, and drops both",
     "pool slot",
 )
 
 # The command ``asyncpool serve``, to which no level applies.
 
-SERVING = LogMessage(
+SERVING = info(
     "serving",
-    INFO,
     "serving %(target)s after %(seconds).1f s%(lines)s",
     "target addresses seconds",
 )
-CODE_CHANGED = LogMessage("code-changed", INFO, "%(files)s changed: reloading", "files")
-CHANGE_AWAITED = LogMessage(
-    "change-awaited", INFO, "waiting for a change of the code (Ctrl-C ends)"
+CODE_CHANGED = info("code-changed", "%(files)s changed: reloading", "files")
+CHANGE_AWAITED = info(
+    "change-awaited", "waiting for a change of the code (Ctrl-C ends)"
 )
-NOT_LOADED = LogMessage(
-    "not-loaded",
-    ERROR,
-    "%(target)s cannot be served: %(reason)s%(lines)s",
-    "target reason",
+NOT_LOADED = error(
+    "not-loaded", "%(target)s cannot be served: %(reason)s%(lines)s", "target reason"
 )
-SERVER_GAVE_UP = LogMessage(
-    "server-gave-up",
-    ERROR,
-    "%(target)s: given up: %(reason)s%(last)s",
-    "target reason",
+SERVER_GAVE_UP = error(
+    "server-gave-up", "%(target)s: given up: %(reason)s%(last)s", "target reason"
 )

@@ -7,15 +7,10 @@ import pickle
 from binascii import b2a_base64
 from functools import partial
 
-from asyncpool._core.codec.call_messages import load_value, loader, pack_call, packer
 from asyncpool._core.codec.failures import load_failure, registered
-from asyncpool._core.codec.formats import Format, PluggedFormat, json_format
-from asyncpool._core.codec.function_names import (
-    FunctionNames,
-    Place,
-    Plan,
-    unnamed,
-)
+from asyncpool._core.codec.formats import Format, PluggedFormat
+from asyncpool._core.codec.function_names import FunctionNames, unnamed
+from asyncpool._core.codec.schemas import Signature, in_one_piece, json_schema
 from asyncpool._core.main.main_module import CACHED
 from asyncpool._core.pickling.functions import FunctionTable
 from asyncpool._core.pickling.out_of_band import (
@@ -33,9 +28,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
     from typing import Any
 
-    from asyncpool._core.figures.function_figures import FunctionTotals
+    from asyncpool._core.figures import FunctionTotals
 
-_ANY = Place()
+_DETAILS = json_schema("the details of a heartbeat", "details")
 
 
 class DataOnly:
@@ -84,17 +79,11 @@ class DataOnly:
             spec = self._specs[how] = _spec(how)
         return json.dumps({"codec": spec, "function": name}).encode()
 
-    def serializer_of(self, function: Callable[..., Any], how: Format) -> Serializer:
+    def serializer_of(
+        self, function: Callable[..., Any], how: Format
+    ) -> DataSerializer:
         """Return how the calls and outcomes of *function* travel."""
-        plan = Plan(function, how)
-        return Serializer(
-            pack_job=partial(_pack_job, self.names, packer(how, plan)),
-            load_value=loader(how, plan.result, "the job's result"),
-            load_item=loader(how, plan.item, "an item of the stream"),
-            load_error=partial(load_failure, self.errors),
-            load_details=_load_details,
-            is_heavy=_is_heavy,
-        )
+        return DataSerializer(self, Signature(function, how))
 
     def pack_alone(
         self,
@@ -112,10 +101,63 @@ class DataOnly:
             head = self.describe(function, how)
         except LookupError as why:
             raise unnamed(why) from why
-        plan = Plan(function, how)
-        call = pack_call(how, plan, args, kwargs, in_band=True)
-        body = b"".join(call.pieces) if isinstance(call, OutOfBandPickle) else call
-        return len(head).to_bytes(4) + head + body
+        call = Signature(function, how).pack(args, kwargs, in_band=True)
+        return len(head).to_bytes(4) + head + in_one_piece(call)
+
+
+class DataSerializer(Serializer):
+    """How the calls and outcomes of one function travel in a data-only pool."""
+
+    __slots__ = ("_names", "_signature", "load_error", "load_item", "load_value")
+
+    def __init__(self, data: DataOnly, signature: Signature) -> None:
+        self._names = data.names
+        self._signature = signature
+        self.load_value = signature.result.load
+        self.load_item = signature.item.load
+        self.load_error = partial(load_failure, data.errors)
+
+    def pack_job(
+        self,
+        function: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+        *,
+        number: int = 0,
+        limit: int | None = None,
+        pause: Callable[[], None] | None = None,
+    ) -> bytes | OutOfBandPickle:
+        """Pack a call."""
+        if not number:
+            try:
+                self._names.name_of(function)
+            except LookupError as why:
+                raise unnamed(why) from why
+            raise unnamed(LookupError(f"this pool has called {MAX_NUMBER} functions"))
+        if pause is not None:
+            pause()  # a message is written in one step, so there is no other place for a break
+        return self._signature.pack(args, kwargs, limit=limit)
+
+    @staticmethod
+    def load_details(payload: bytes) -> Any:
+        """Load the details of a heartbeat."""
+        try:
+            return _DETAILS.load(payload)
+        except ProtocolError as error:
+            raise JobNotPicklableError(
+                f"the details of a heartbeat cannot be read: {error}",
+                direction="details",
+                name="",
+            ) from error
+
+    @staticmethod
+    def is_heavy(payload: bytes | memoryview | ReceivedPickle) -> bool:
+        """Tell whether an outcome takes long to load."""
+        # All that came beside a message is copied, which takes a while; and what is in parts may have
+        # tables whose keys meet, each of which may take as long as a long one.
+        if isinstance(payload, ReceivedPickle) or len(payload) > HEAVY:
+            return True
+        return len(payload) > LIGHT and payload[1] == 1
 
 
 class DataFunctionTable(FunctionTable):
@@ -151,46 +193,6 @@ class DataFunctionTable(FunctionTable):
             return self._data.describe(function, self._how), serializer
         except LookupError:  # each call of it is refused
             return b"", serializer
-
-
-def _pack_job(
-    names: FunctionNames,
-    pack: Callable[..., bytes | OutOfBandPickle],
-    function: Callable[..., Any],
-    args: tuple[Any, ...],
-    kwargs: Mapping[str, Any],
-    *,
-    number: int,
-    limit: int | None = None,
-    pause: Callable[[], None] | None = None,
-) -> bytes | OutOfBandPickle:
-    if not number:
-        try:
-            names.name_of(function)
-        except LookupError as why:
-            raise unnamed(why) from why
-        raise unnamed(LookupError(f"this pool has called {MAX_NUMBER} functions"))
-    if pause is not None:
-        pause()  # a message is written in one step, so there is no other place for a break
-    return pack(args, kwargs, limit)
-
-
-def _load_details(payload: bytes) -> Any:
-    what = "the details of a heartbeat"
-    try:
-        return load_value(json_format(), _ANY, payload, what=what, direction="details")
-    except ProtocolError as error:
-        raise JobNotPicklableError(
-            f"{what} cannot be read: {error}", direction="details", name=""
-        ) from error
-
-
-def _is_heavy(payload: bytes | memoryview | ReceivedPickle) -> bool:
-    # All that came beside a message is copied, which takes a while; and what is in parts may have
-    # tables whose keys meet, each of which may take as long as a long one.
-    if isinstance(payload, ReceivedPickle) or len(payload) > HEAVY:
-        return True
-    return len(payload) > LIGHT and payload[1] == 1
 
 
 def _spec(how: Format) -> object:

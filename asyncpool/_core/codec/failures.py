@@ -7,11 +7,9 @@ its class was registered, the pool makes it anew by its constructor, from plain 
 from __future__ import annotations
 
 from asyncpool._core.base.text import printable_lines
-from asyncpool._core.codec.call_messages import load_value, pack_value
-from asyncpool._core.codec.formats import json_format
-from asyncpool._core.codec.function_names import Place
+from asyncpool._core.codec.schemas import in_one_piece, json_schema
 from asyncpool._core.pickling.calls import describe, text_of
-from asyncpool._core.pickling.errors import format_error
+from asyncpool._core.pickling.errors import traceback_of, type_name
 from asyncpool.errors import (
     HookError,
     JobCancelled,
@@ -27,11 +25,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
     from typing import Any
 
-    from asyncpool._core.codec.call_messages import Payload
+    from asyncpool._core.codec.schemas import Payload
 
     Errors = Mapping[str, type[BaseException]]
 
-_ANY = Place()
+_SCHEMA = json_schema("an exception", "exception")
 _TEXTS = ("type", "text", "traceback")
 _MOST_NOTES = 100
 
@@ -50,7 +48,7 @@ def registered(errors: Iterable[type[BaseException]]) -> dict[str, type[BaseExce
         cls: object = one
         if not (isinstance(cls, type) and issubclass(cls, BaseException)):
             raise TypeError(f"errors takes classes of exceptions, not {one!r}")
-        found[_name(one)] = one
+        found[f"{one.__module__}.{one.__qualname__}"] = one
     return found
 
 
@@ -63,14 +61,10 @@ def pack_failure(error: BaseException, *, skip: int) -> bytes:
     """
     fields = _fields(error, skip)
     try:
-        return _packed(fields)
+        data = _SCHEMA.pack(fields)
     except Exception:  # noqa: BLE001 - with its arguments it may exceed what one message holds
-        return _packed(fields | {"args": None})
-
-
-def _packed(fields: dict[str, Any]) -> bytes:
-    data = pack_value(json_format(), _ANY, fields, "an exception", None)
-    return data if isinstance(data, bytes) else b"".join(data.pieces)
+        data = _SCHEMA.pack(fields | {"args": None})
+    return in_one_piece(data)
 
 
 def _text(value: str) -> str:
@@ -79,13 +73,10 @@ def _text(value: str) -> str:
 
 
 def _fields(error: BaseException, skip: int) -> dict[str, Any]:
-    tb = error.__traceback__
-    for _ in range(skip):
-        tb = tb.tb_next if tb is not None else None
     fields: dict[str, Any] = {
-        "type": _name(type(error)),
+        "type": type_name(error),
         "text": _text(text_of(error)),
-        "traceback": _text(format_error(error, tb)),
+        "traceback": _text(traceback_of(error, skip)),
         "notes": _notes(error),
         "args": _plain_args(error),
     }
@@ -99,10 +90,9 @@ def _fields(error: BaseException, skip: int) -> dict[str, Any]:
 def _plain_args(error: BaseException) -> list[Any] | None:
     try:
         args = [*error.args]
-        pack_value(json_format(), _ANY, args, "", None)
     except Exception:  # noqa: BLE001 - its args may be anything
         return None
-    return args
+    return None if _SCHEMA.refusal(args) else args
 
 
 def _notes(error: BaseException) -> list[str]:
@@ -125,11 +115,7 @@ def load_failure(
     Raises:
         ProtocolError: If it is no such payload.
     """
-    what = "an exception"
-    fields = load_value(
-        json_format(), _ANY, payload, what=what, direction="exception", pause=pause
-    )
-    error = _error_of(fields, errors)
+    error = _error_of(_SCHEMA.load(payload, pause), errors)
     if isinstance(error, Exception) and not isinstance(error, StopIteration):
         return error
     return JobRaisedError(error)
@@ -157,9 +143,8 @@ def _error_of(found: Any, errors: Errors) -> BaseException:
         )
     for note in fields["notes"]:
         error.add_note(note)
-    first = error.exception if isinstance(error, HookError) else error
-    if first is error:
-        first.__cause__ = RemoteTraceback(fields["traceback"])
+    if not isinstance(error, HookError):
+        error.__cause__ = RemoteTraceback(fields["traceback"])
     return error
 
 
@@ -204,7 +189,3 @@ def _own(fields: dict[str, Any], errors: Errors) -> BaseException | None:
             return HookError(_shown(hook), stage=stage, exception=cause)
         case _:
             return None
-
-
-def _name(cls: type) -> str:
-    return f"{cls.__module__}.{cls.__qualname__}"

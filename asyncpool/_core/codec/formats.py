@@ -8,9 +8,8 @@ import re
 import sys
 from functools import cache
 from itertools import chain
-from typing import NamedTuple, get_args, get_origin
+from typing import Any, NamedTuple, Protocol, get_args, get_origin, runtime_checkable
 
-from asyncpool._core.codec.codec import Codec
 from asyncpool._core.codec.plain_data import (
     MalformedError,
     NotDataError,
@@ -20,8 +19,50 @@ from asyncpool._core.codec.plain_data import (
 
 TYPE_CHECKING = False  # see _core/base/records.py
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-    from typing import Any, NoReturn
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from typing import NoReturn
+
+    Level = tuple[Sequence[Any], list[dict[Any, Any]], list[Any]]
+
+
+@runtime_checkable
+class Codec(Protocol):
+    """Turns values into bytes and back, for :class:`asyncpool.Pool` with *codec*.
+
+    It is pickled once and sent to the workers, so its class must be importable there.
+
+    Its methods may be called in any thread.  :meth:`decode` reads what a worker has sent, which
+    may be anything, and must run no code that the bytes name.
+
+    Attributes:
+        name: What errors call it.
+    """
+
+    @property
+    def name(self) -> str:
+        """What errors call it."""
+        ...
+
+    def encode(self, value: Any, /) -> bytes:
+        """Return *value* as bytes.
+
+        Raises:
+            Exception: If the value cannot be sent, or would not come back as it is.
+        """
+        ...
+
+    def decode(self, data: bytes, type: Any, /) -> Any:  # noqa: A002 - it is one
+        """Return the value that *data* stands for.
+
+        Args:
+            data: What :meth:`encode` has returned; or anything, if the worker is hostile.
+            type: What the function says of this argument or of its result; ``Any`` if it says
+                nothing.
+
+        Raises:
+            Exception: If there is no such value of that type.
+        """
+        ...
 
 
 class MismatchError(TypeError):
@@ -219,10 +260,8 @@ class MsgspecFormat(Format):
 
     def in_steps(self, value: Any, kind: Any, cost: Cost, *, make: bool = True) -> Any:
         if cost.copies > _IN_BOTH:
-            level = [value]
-            while level:
+            for level, _, _ in _levels([value]):
                 hash_long(level)
-                level = _below(*_split(level))
         if (cost.defaults or cost.shortest) and _objects(value, cost) > _MOST:
             raise NotDataError(
                 f"with the defaults of its fields it holds more than {_MOST:,} lists, dicts or others, "
@@ -288,60 +327,28 @@ class MsgspecFormat(Format):
 
     def cost(self, kind: Any) -> Cost | None:
         try:
-            known = self._costs.get(kind, PLAIN)
-            if known is PLAIN:
+            if kind not in self._costs:
                 self.reader(kind)
-                known = self._costs[kind] = self._cost(
-                    self._msgspec.inspect.type_info(kind)
-                )
+                info = self._msgspec.inspect.type_info(kind)
+                self._costs[kind] = self._cost(info)
+            return self._costs[kind]
         except Exception:  # noqa: BLE001 - msgspec does not know it, or a user's class raises
             return None
-        return known
 
     def _cost(self, info: Any) -> Cost | None:
-        inspect = self._msgspec.inspect
-        sets = (inspect.SetType, inspect.FrozenSetType)
-        hashes = (inspect.DictType, inspect.FrozenDictType, *sets)
-        texts = (
-            inspect.StrType,
-            inspect.EnumType,
-            inspect.LiteralType,
-            inspect.BytesType,
-        )
-        open_ones = (
-            inspect.AnyType,
-            inspect.CustomType,
-            inspect.RawType,
-            inspect.ExtType,
-        )
-        slow = (
-            inspect.UUIDType,
-            inspect.DecimalType,
-            inspect.DateTimeType,
-            inspect.DateType,
-            inspect.TimeType,
-            inspect.TimeDeltaType,
-        )
-        seen: set[int] = set()
-        parts: list[Any] = [info]
-        found: list[Any] = []
-        while parts:
-            part = parts.pop()
-            if not isinstance(part, inspect.Type | inspect.Field) or id(part) in seen:
-                continue
-            seen.add(id(part))
-            if isinstance(part, open_ones):
-                return None
-            key = getattr(part, "key_type", getattr(part, "item_type", None))
-            if isinstance(part, hashes) and not isinstance(key, texts):
-                return None
-            found.append(part)
-            for name in part.__struct_fields__:
-                value = getattr(part, name)
-                parts += value if isinstance(value, tuple) else (value,)
+        found = [*self._parts(info)]
+        kinds = {type(part).__name__ for part in found}
+        hashed = [
+            type(getattr(part, "key_type", getattr(part, "item_type", None))).__name__
+            for part in found
+            if type(part).__name__ in _HASHING
+        ]
+        if kinds & _OPEN or not _HASHED.issuperset(hashed):
+            return None
         defaults: dict[str, int] = {}
         effort = 1
         shortest = 0
+        looking: set[str] = set()
         for part in found:
             fields = getattr(part, "fields", ())
             made = {field.encode_name: self._made_for(field, 0) for field in fields}
@@ -351,53 +358,44 @@ class MsgspecFormat(Format):
             for name, count in made.items():
                 if count:
                     defaults[name] = max(count, defaults.get(name, 0))
-        tracked = any(isinstance(part, inspect.UUIDType) for part in found)
+            looking.update(f.encode_name for f in fields if self._looks(f.type))
+            if (tag := getattr(part, "tag_field", None)) is not None:
+                looking.add(tag)
         return Cost(
-            copies=_IN_BOTH + any(isinstance(part, sets) for part in found),
+            copies=_IN_BOTH + bool(kinds & _SETS),
             effort=effort,
             defaults=defaults,
             shortest=shortest,
-            slow=any(isinstance(part, slow) for part in found),
-            tracked=tracked,
-            times=any(
-                isinstance(part, inspect.DateTimeType | inspect.TimeType)
-                for part in found
-            ),
+            slow=bool(kinds & _SLOW),
+            tracked="UUIDType" in kinds,
+            times=bool(kinds & _TIMES),
             looks=self._looks(info),
-            looking=frozenset(
-                part.encode_name
-                for part in found
-                if isinstance(part, inspect.Field) and self._looks(part.type)
-            ).union(
-                part.tag_field
-                for part in found
-                if getattr(part, "tag_field", None) is not None
-            ),
+            looking=frozenset(looking),
         )
 
     def _looks(self, info: Any) -> bool:
         """Tell whether texts are looked at in a value of this type, beside its named fields."""
+        return any(
+            type(part).__name__ in _LOOKED
+            or getattr(part, "pattern", None)
+            or (_is_list(part) and getattr(part, "tag_field", None) is not None)
+            for part in self._parts(info, named=False)
+        )
+
+    def _parts(self, info: Any, *, named: bool = True) -> Iterator[Any]:
+        """Yield the types and fields that a type is made of, perhaps without *named* fields."""
         inspect = self._msgspec.inspect
         parts, seen = [info], set[int]()
         while parts:
             part = parts.pop()
-            if isinstance(
-                part, inspect.DecimalType | inspect.EnumType | inspect.LiteralType
-            ) or getattr(part, "pattern", None):
-                return True
             if not isinstance(part, inspect.Type | inspect.Field) or id(part) in seen:
                 continue
             seen.add(id(part))
-            in_a_list = isinstance(part, inspect.NamedTupleType) or getattr(
-                part, "array_like", False
-            )
-            if in_a_list and getattr(part, "tag_field", None) is not None:
-                return True
-            if in_a_list or not hasattr(part, "fields"):
+            yield part
+            if named or _is_list(part) or not hasattr(part, "fields"):
                 for name in part.__struct_fields__:
                     value = getattr(part, name)
                     parts += value if isinstance(value, tuple) else (value,)
-        return False
 
     def _made_for(self, field: Any, depth: int) -> int:
         """Return how many objects the default of a field makes, or takes as long as."""
@@ -417,6 +415,22 @@ class MsgspecFormat(Format):
 _EMPTY: tuple[Any, ...] = (list, dict, set, frozenset, tuple, bytearray)
 _DEEPEST = 4
 
+# Types, as msgspec's inspection calls them: those of any value; those whose values take long to make; the
+# times among these; those that look at each character; and sets, what hashes, and texts that may be hashed.
+_OPEN = frozenset(("AnyType", "CustomType", "RawType", "ExtType"))
+_TIMES = frozenset(("DateTimeType", "TimeType"))
+_SLOW = _TIMES.union(("UUIDType", "DecimalType", "DateType", "TimeDeltaType"))
+_LOOKED = frozenset(("DecimalType", "EnumType", "LiteralType"))
+_SETS = frozenset(("SetType", "FrozenSetType"))
+_HASHING = _SETS.union(("DictType", "FrozenDictType"))
+_HASHED = frozenset(("StrType", "EnumType", "LiteralType", "BytesType"))
+
+
+def _is_list(part: Any) -> bool:
+    """Tell whether a type's objects come as lists of their fields."""
+    named_tuple = type(part).__name__ == "NamedTupleType"
+    return named_tuple or getattr(part, "array_like", False)
+
 
 def _leave(value: Any, kind: Any) -> Any:
     del kind
@@ -427,25 +441,28 @@ def _name_of(kind: Any) -> str:
     return str(getattr(kind, "__qualname__", kind))
 
 
-def _split(level: Sequence[Any]) -> tuple[list[dict[Any, Any]], list[Any]]:
-    dicts = [one for one in level if type(one) is dict]
-    return dicts, [one for one in level if type(one) in (list, tuple, set, frozenset)]
+def _levels(level: Sequence[Any], but: frozenset[str] = frozenset()) -> Iterator[Level]:
+    """Yield the values of each level, with the dicts among them, and the lists, tuples and sets.
 
-
-def _below(dicts: list[dict[Any, Any]], lists: list[Any]) -> list[Any]:
-    level = [*chain.from_iterable(lists)]
-    level += chain.from_iterable(one.values() for one in dicts)
-    return level
-
-
-def _holds(level: Sequence[Any], most: int) -> bool:
-    """Tell whether there are at most so many values in *level* and below."""
+    Those below the keys *but* are left out.
+    """
     while level:
-        dicts, lists = _split(level)
+        dicts = [one for one in level if type(one) is dict]
+        lists = [one for one in level if type(one) in (list, tuple, set, frozenset)]
+        yield level, dicts, lists
+        level = [*chain.from_iterable(lists)]
+        if but:
+            level += [v for one in dicts for k, v in one.items() if k not in but]
+        else:
+            level += chain.from_iterable(one.values() for one in dicts)
+
+
+def _holds(values: Sequence[Any], most: int) -> bool:
+    """Tell whether there are at most so many *values*, with those in them."""
+    for level, dicts, lists in _levels(values):
         most -= len(level)
         if sum(map(len, chain(dicts, lists))) > most:
             return False
-        level = _below(dicts, lists)
     return most >= 0
 
 
@@ -458,47 +475,40 @@ def _is_short(level: Sequence[Any], cost: Cost) -> bool:
 
 def _looked_at(level: Sequence[Any], cost: Cost) -> int:
     """Return how many bytes of texts, and bits of long ints, a type looks at in *level* and below."""
-    if not (cost.looks or cost.looking):
-        return 0
+    inside: Sequence[Any] = level if cost.looks else []
+    if cost.looking and not cost.looks:
+        inside = [
+            part
+            for _, dicts, _ in _levels(level, cost.looking)
+            for one in dicts
+            for key, part in one.items()
+            if key in cost.looking
+        ]
     looked = 0
-    inside, others = (level, []) if cost.looks else ([], level)
-    while inside or others:
-        dicts, lists = _split(inside)
-        for one in chain(inside, *dicts):
+    for values, dicts, _ in _levels(inside):
+        for one in chain(values, *dicts):
             if type(one) is str:
                 looked += size_of(one)
             elif type(one) is int and (bits := one.bit_length()) > _LONG_BITS:
                 looked += bits
-        inside = _below(dicts, lists)
-        dicts, lists = _split(others)
-        others = [*chain.from_iterable(lists)]
-        for key, part in chain.from_iterable(one.items() for one in dicts):
-            (inside if key in cost.looking else others).append(part)
     return looked
 
 
 def _check_folds(value: Any) -> None:
     """Refuse the second of two local times that read the same: no text says which one it is."""
-    level = [value]
-    while level:
+    for level, _, _ in _levels([value]):
         for one in level:
-            if (
-                isinstance(one, dt.datetime | dt.time)
-                and one.fold
-                and one.tzinfo is None
-            ):
+            local = isinstance(one, dt.datetime | dt.time) and one.tzinfo is None
+            if local and one.fold:
                 raise NotDataError(
                     f"{one!r} would come back with fold=0, another instant: send an aware one"
                 )
-        level = _below(*_split(level))
 
 
 def _objects(value: Any, cost: Cost) -> int:
     """Return how many lists, dicts and objects of defaults a type makes of *value*."""
-    level, made = [value], 0
-    defaults, all_of_them = cost.defaults, sum(cost.defaults.values())
-    while level:
-        dicts, lists = _split(level)
+    made, defaults, all_of_them = 0, cost.defaults, sum(cost.defaults.values())
+    for _, dicts, lists in _levels([value]):
         made += len(dicts) + len(lists) * (1 + cost.shortest)
         if defaults:
             # Other keys do not stand for what is not there.
@@ -506,7 +516,6 @@ def _objects(value: Any, cost: Cost) -> int:
             made -= sum(
                 defaults[key] for one in dicts for key in one if key in defaults
             )
-        level = _below(dicts, lists)
     return made
 
 

@@ -1,127 +1,18 @@
-"""Functions by name: what they are called, where they are found, and what they take."""
+"""Functions by name: what they are called, and where they are found."""
 
 from __future__ import annotations
 
 import importlib
-import inspect
 import sys
-import typing
-from collections import abc
 from functools import reduce
 
 from asyncpool._core.base.names import function_name
-from asyncpool._core.codec.formats import PLAIN, Cost, Format
 from asyncpool.errors import JobNotPicklableError
 
 TYPE_CHECKING = False  # see _core/base/records.py
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Iterable
     from typing import Any
-
-_ITERATORS = (
-    abc.Iterator,
-    abc.Iterable,
-    abc.Generator,
-    abc.AsyncIterator,
-    abc.AsyncIterable,
-    abc.AsyncGenerator,
-)
-
-
-class Place:
-    """One argument, or a result.
-
-    Attributes:
-        kind: The type by which the format reads it; ``None`` if it reads plain data.
-        expected: The class that plain data must have, if the annotation says that much.
-        cost: What values of the type cost whoever makes them.
-    """
-
-    __slots__ = ("cost", "expected", "kind")
-
-    def __init__(
-        self, kind: Any = None, expected: type | None = None, cost: Cost = PLAIN
-    ) -> None:
-        self.kind = kind
-        self.expected = expected
-        self.cost = cost
-
-    @property
-    def plain(self) -> bool:
-        """Whether nothing is known of it."""
-        return self.kind is None and self.expected is None
-
-
-_ANYTHING = Place()
-
-
-class Plan:
-    """What a function takes and returns, as its annotations say.
-
-    Attributes:
-        typed: Whether they say anything of its arguments.
-        result: What it returns.
-        item: What it yields.
-    """
-
-    def __init__(self, function: Callable[..., Any] | None, how: Format) -> None:
-        self.typed = False
-        self.result = self.item = _ANYTHING
-        self._positional: list[Place] = []
-        self._named: dict[str, Place] = {}
-        self._others = self._other_names = _ANYTHING
-        if function is not None and how.typed:
-            self._read(function, how)
-
-    def argument(self, index: int) -> Place:
-        """Return what the positional argument *index* is."""
-        known = self._positional
-        return known[index] if index < len(known) else self._others
-
-    def named(self, name: str) -> Place:
-        """Return what the argument *name* is."""
-        return self._named.get(name, self._other_names)
-
-    def _read(self, function: Callable[..., Any], how: Format) -> None:
-        try:
-            hints = typing.get_type_hints(function, include_extras=True)
-            parameters = inspect.signature(function).parameters.values()
-        except Exception:  # noqa: BLE001 - it says nothing that this process understands
-            return
-        for parameter in parameters:
-            place = _place(hints, parameter.name, how)
-            self.typed |= not place.plain
-            match parameter.kind:
-                case inspect.Parameter.VAR_POSITIONAL:
-                    self._others = place
-                case inspect.Parameter.VAR_KEYWORD:
-                    self._other_names = place
-                case inspect.Parameter.KEYWORD_ONLY:
-                    self._named[parameter.name] = place
-                case inspect.Parameter.POSITIONAL_ONLY:
-                    self._positional.append(place)
-                case _:
-                    self._positional.append(place)
-                    self._named[parameter.name] = place
-        result = hints.get("return")
-        origin, args = typing.get_origin(result), typing.get_args(result)
-        if origin in (abc.Awaitable, abc.Coroutine) and args:
-            hints["return"] = args[-1]
-        elif origin in _ITERATORS and args:
-            self.item = _place({"": args[0]}, "", how)
-        self.result = _place(hints, "return", how)
-
-
-def _place(hints: Mapping[str, Any], name: str, how: Format) -> Place:
-    if name not in hints:
-        return _ANYTHING
-    kind = hints[name]
-    if how.codec is not None:
-        return Place(kind)
-    if kind is bytes or kind is bytearray:
-        return Place(None, kind)  # it may be large, and travel beside the message
-    cost = how.cost(kind)
-    return _ANYTHING if cost is None else Place(kind, cost=cost)
 
 
 class FunctionNames:
@@ -240,17 +131,13 @@ def check_name(option: str, function: object) -> None:
     try:
         name_of(function)
     except LookupError as why:
-        raise JobNotPicklableError(
-            f"{option} cannot be sent by its name, as this pool does: {why}",
-            direction="arguments",
-            name=option,
-        ) from why
+        raise unnamed(why, option) from why
 
 
-def unnamed(why: Exception) -> JobNotPicklableError:
+def unnamed(why: Exception, what: str = "fn") -> JobNotPicklableError:
     """Return the error for a function that has no name."""
     return JobNotPicklableError(
-        f"fn cannot be sent by its name, as this pool does: {why}",
+        f"{what} cannot be sent by its name, as this pool does: {why}",
         direction="arguments",
-        name="fn",
+        name=what,
     )

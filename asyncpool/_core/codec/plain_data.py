@@ -19,8 +19,7 @@ import time
 from io import BytesIO
 from itertools import chain
 
-from asyncpool._core.pickling.out_of_band import HEAVY, StreamTooLongError
-from asyncpool._core.pickling.reducers import LARGE
+from asyncpool._core.pickling.out_of_band import HEAVY, LARGE, StreamTooLongError
 
 TYPE_CHECKING = False  # see _core/base/records.py
 if TYPE_CHECKING:
@@ -542,35 +541,29 @@ class Assembly:
         Raises:
             MalformedError: If it takes longer than it would with keys that nobody has chosen.
         """
-        kinds = set(map(type, keys))
-        if kinds <= _TEXTS:
-            for at in range(0, len(keys), _COLLECTED):
-                hash_long(keys[at : at + _COLLECTED])
-                self._collect(made, keys, values, at, _COLLECTED)
-                self._pause()
-            return made
-        if len(keys) > _MOST_KEYS and self._copy:
-            raise MalformedError("one of its tables has too many keys")
-        if not self._how.wide or not all(map(_is_key, keys)):
-            raise MalformedError("one of its tables has keys that are none")
-        begin, late = time.thread_time(), 0.0
-        for at in range(0, len(keys), _FEW):
-            self._collect(made, keys, values, at, _FEW)
-            late = time.thread_time() - begin - _EACH_KEY * (at + _FEW)
-            if late > self._free and self._copy:
-                raise MalformedError("keys of a table were chosen for their hash")
+        texts = set(map(type, keys)) <= _TEXTS
+        step, begin, late = _COLLECTED, 0.0, 0.0
+        if not texts:
+            if len(keys) > _MOST_KEYS and self._copy:
+                raise MalformedError("one of its tables has too many keys")
+            if not self._how.wide or not all(map(_is_key, keys)):
+                raise MalformedError("one of its tables has keys that are none")
+            step, begin = _FEW, time.thread_time()
+        for at in range(0, len(keys), step):
+            some = keys[at : at + step]
+            if texts:
+                hash_long(some)
+            if values is None:
+                made.update(some)
+            else:
+                made.update(zip(some, values[at : at + step], strict=True))
+            if not texts:
+                late = time.thread_time() - begin - _EACH_KEY * (at + step)
+                if late > self._free and self._copy:
+                    raise MalformedError("keys of a table were chosen for their hash")
             self._pause()
         self._free -= max(late, 0.0)
         return made
-
-    @staticmethod
-    def _collect(
-        made: Any, keys: list[Any], values: list[Any] | None, at: int, count: int
-    ) -> None:
-        some = keys[at : at + count]
-        made.update(
-            some if values is None else zip(some, values[at : at + count], strict=True)
-        )
 
     def _binary(self, instruction: int, count: int) -> Any:
         large = instruction in (BUFFER, LARGE_BYTEARRAY)
@@ -623,7 +616,7 @@ class Assembly:
         return array if beside and not self._copy else array.copy("A")
 
 
-def hash_long(values: list[Any]) -> None:
+def hash_long(values: Sequence[Any]) -> None:
     """Have each long text keep its hash, so that no later step computes all of them."""
     for value in values:
         if type(value) is str and len(value) > _CHARACTERS:

@@ -6,13 +6,12 @@ The service believes a worker none of the other ids: what a job makes up rings n
 
 from __future__ import annotations
 
-from asyncpool._core.logs.log_message import DEBUG, ERROR, INFO, WARNING, LogMessage
+from asyncpool._core.logs import LogMessage, debug, error, info, warning
 
 # Of a pool.
 
-JOB_BLOCKED_LOOP = LogMessage(
+JOB_BLOCKED_LOOP = warning(
     "job-blocked-loop",
-    WARNING,
     "%(who)s ran for %(seconds).3g s by the clock %(where)s, and the event loop of its worker "
     "ran nothing else meanwhile: it computed, or blocked, or the worker had to wait for a "
     "CPU%(hint)s",
@@ -21,65 +20,47 @@ JOB_BLOCKED_LOOP = LogMessage(
 
 # Of a server.
 
-RETIRE_CALLED = LogMessage(
-    "retire-called", INFO, "this worker retires: %(reason)s", "reason"
+RETIRE_CALLED = info("retire-called", "this worker retires: %(reason)s", "reason")
+REPLACEMENT_CALLED = info(
+    "replacement-called", "this worker asks for a replacement: %(reason)s", "reason"
 )
-REPLACEMENT_CALLED = LogMessage(
-    "replacement-called",
-    INFO,
-    "this worker asks for a replacement: %(reason)s",
-    "reason",
-)
-CONNECTIONS_CUT_OFF = LogMessage(
+CONNECTIONS_CUT_OFF = warning(
     "connections-cut-off",
-    WARNING,
     "%(open)d of %(opened)d connections had not ended within the %(limit)s of %(seconds)g s, "
     "and are cut off%(who)s",
     "open opened limit seconds",
 )
-SERVE_CANCELLED = LogMessage(
+SERVE_CANCELLED = warning(
     "serve-cancelled",
-    WARNING,
     "what this worker serves had not ended within the %(limit)s of %(seconds)g s, and is "
     "cancelled",
     "limit seconds",
 )
-VALUE_UNREADABLE = LogMessage(
-    "value-unreadable", ERROR, "this worker cannot read %(what)s and drops it"
+VALUE_UNREADABLE = error(
+    "value-unreadable", "this worker cannot read %(what)s and drops it"
 )
-NOT_ACCEPTED = LogMessage(
-    "not-accepted", WARNING, "no connection can be accepted now: %(why)s"
-)
-NOT_HANDED_ON = LogMessage(
+NOT_ACCEPTED = warning("not-accepted", "no connection can be accepted now: %(why)s")
+NOT_HANDED_ON = warning(
     "not-handed-on",
-    WARNING,
     "no connection can be handed on to other workers any more: %(why)s; each of them is "
     "closed behind its next response, or after %(seconds)g s without a request",
     "seconds",
 )
-CONNECTION_FAILED = LogMessage(
-    "connection-failed", DEBUG, "a connection failed: %(why)s"
-)
-REQUEST_TIMED_OUT = LogMessage(
+CONNECTION_FAILED = debug("connection-failed", "a connection failed: %(why)s")
+REQUEST_TIMED_OUT = warning(
     "request-timed-out",
-    WARNING,
     "%(method)s %(path)s%(who)s %(why)s, and is %(done)s, %(seconds).1f s after it came",
     "method path seconds status",
 )
-WORKER_BUSY = LogMessage(
+WORKER_BUSY = warning(
     "worker-busy",
-    WARNING,
     "this worker takes no requests now: %(why)s; new connections go to others that can",
 )
-WORKER_FREE = LogMessage(
-    "worker-free",
-    INFO,
-    "this worker takes requests again, after %(seconds).1f s",
-    "seconds",
+WORKER_FREE = info(
+    "worker-free", "this worker takes requests again, after %(seconds).1f s", "seconds"
 )
-LOOKS_LIKE_FACTORY = LogMessage(
+LOOKS_LIKE_FACTORY = warning(
     "looks-like-factory",
-    WARNING,
     "%(function)s takes no arguments, and is called to make the application; say --factory "
     "if that is right",
     "function",

@@ -26,14 +26,15 @@ from weakref import WeakKeyDictionary
 from asyncpool._core.main.by_value_loading import (
     Unit,
     make_cached,
+    mended,
     own_object,
     space,
     unpack,
 )
-from asyncpool._core.main.class_reduction import mended, without_hooks
 from asyncpool._core.main.main_module import (
     CACHED,
     LAZY,
+    GlobalError,
     is_abroad,
     is_at,
     is_definition,
@@ -124,8 +125,9 @@ class GlobalsPickler:
             return call.stream, call.buffers
         self._join()
         units = [self._unit(piece) for piece in self._in_order()]
-        packed = _Packed(units, tuple(sorted(self._missing)), call)
-        return self._write(pickle.Pickler, packed)
+        missing, buffers = tuple(sorted(self._missing)), _wrap(call.buffers)
+        what = [*map(tuple, units)], missing, call.stream, buffers
+        return self._write(pickle.Pickler, _Made(unpack, what))
 
     def _pickle(self, value: object, names: frozenset[str]) -> _Piece:
         piece = _Piece(names)
@@ -283,35 +285,22 @@ def _digests_of(pieces: Iterable[_Piece]) -> Iterator[int]:
                 yield hash(bytes(buffer[start : start + _CHUNK]))  # 0.1 ms
 
 
-class GlobalError(pickle.PicklingError):
-    """A global that a function needs cannot be pickled."""
+class _Made:
+    """Stands for what the other side makes by a call.
 
+    Args:
+        how: The function, and its arguments.
+    """
 
-class _Packed:
-    """The object that is pickled in place of a call."""
-
-    def __init__(
-        self, units: list[Unit], missing: tuple[str, ...], call: _Piece
-    ) -> None:
-        self._what = (units, missing, call.stream, _wrap(call.buffers))
+    def __init__(self, *how: Any) -> None:
+        self._how = how
 
     def __reduce__(self) -> tuple[Any, ...]:
-        units, missing, stream, buffers = self._what
-        return unpack, (list(map(tuple, units)), missing, stream, buffers)
+        return self._how
 
 
 def _wrap(buffers: Iterable[memoryview]) -> list[pickle.PickleBuffer]:
     return [pickle.PickleBuffer(buffer) for buffer in buffers]
-
-
-class _Namespace:
-    """Stands for the dictionary of the worker's ``__main__``."""
-
-    def __init__(self, *, imported: bool) -> None:
-        self._imported = imported
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return space, (self._imported,)
 
 
 class _Calls(_Base):
@@ -355,7 +344,7 @@ class _Calls(_Base):
         if type(obj) is CACHED:
             how = obj.cache_parameters()
             return make_cached, (how["maxsize"], how["typed"], obj.__wrapped__)
-        return without_hooks(obj, mended(obj, super().reducer_override(obj)))
+        return mended(obj, super().reducer_override(obj))
 
     def _path_of(self, thing: Any) -> str:
         """Return where *thing* is in ``__main__``, unless it must be pickled now."""
@@ -378,7 +367,8 @@ class _Calls(_Base):
             if name in slots["__globals__"] or name not in builtins:
                 self._piece.reads.setdefault(name, f"{func.__qualname__}()")
         slots["__globals__"] = {}
-        place = _Namespace(imported=not self._own.isdisjoint(reads))
+        # The dictionary of the worker's __main__.
+        place = _Made(space, (not self._own.isdisjoint(reads),))
         return make, (code, place, *rest), (state, slots), *others
 
 

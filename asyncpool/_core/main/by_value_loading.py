@@ -1,26 +1,31 @@
-"""Load what comes by value for a worker's ``__main__``; see ``by_value.py``."""
+"""The worker's part of sending by value: load what comes for ``__main__``, and pickle what returns.
+
+See ``by_value.py``.  What cloudpickle leaves out of classes and code, or cannot send, is mended here
+for both directions.
+"""
 
 from __future__ import annotations
 
 import functools
 import pickle
 import sys
-from functools import cache
+from functools import cache, cached_property, singledispatchmethod
+from types import CodeType
 
 from asyncpool._core.base.records import Record
-from asyncpool._core.main.class_reduction import mended, without_hooks
 from asyncpool._core.main.main_module import (
     LAZY,
     find,
     is_at,
     is_definition,
+    is_importable,
     namespace,
     resolved,
 )
 
 TYPE_CHECKING = False  # see _core/base/records.py
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
     from typing import Any
 
 
@@ -151,6 +156,180 @@ def pickler_of_results() -> Any:
                     is_class = isinstance(obj, type)
                     tracker = _get_or_create_tracker_id(obj) if is_class else None
                     return own_object, (path, tracker)
-            return without_hooks(obj, mended(obj, super().reducer_override(obj)))
+            return mended(obj, super().reducer_override(obj))
 
     return Pickler
+
+
+# The code of the functions that singledispatch makes.
+_DISPATCHES = getattr(functools.singledispatch(id), "__code__")  # noqa: B009 - for mypy
+
+_NO_FILE = "<dynamic-code>"  # as cloudpickle calls the file of all code
+
+# What an enum gives each of its members.  All else is what the enum's own code has set.
+_OF_MEMBERS = {"_value_", "_name_", "__objclass__", "_sort_order_"}
+
+
+def mended(obj: object, reduced: Any) -> Any:
+    """Return how to reduce *obj*, which cloudpickle's ``reducer_override`` has *reduced*.
+
+    A class keeps its ``__slots__``.  Without them its instances would have a
+    ``__dict__`` in the worker, and could not come back.  A ``cached_property`` is sent
+    without its lock, which it has before Python 3.12, and what ``singledispatch`` has
+    made without its cache.  Code keeps the name of its file.  No class is made with another call of
+    ``__init_subclass__``.  That method has run when the class was defined, and what it has done comes
+    with the class and the globals.  In the worker it would do so twice, without its keywords, and
+    before the globals that it reads are there.
+    """
+    if reduced is NotImplemented:
+        reduce = _BY_TYPE.get(type(obj))
+        return reduced if reduce is None else reduce(obj)
+    if isinstance(obj, type):
+        return _mended_class(obj, reduced)
+    if getattr(obj, "__code__", None) is _DISPATCHES:
+        return _of_dispatcher(obj)
+    if getattr(obj, "__qualname__", "") == "Generic.__class_getitem__":
+        # Python 3.11 has it in each generic NamedTuple, and pickle finds a method there.
+        return generic_item_getter, ()
+    return reduced
+
+
+def _of_cached_property(prop: Any) -> Any:
+    state = {name: value for name, value in prop.__dict__.items() if name != "lock"}
+    return cached_property, (prop.func,), state
+
+
+def _of_dispatching_method(method: Any) -> Any:
+    return singledispatchmethod, (method.func,), {"dispatcher": method.dispatcher}
+
+
+def _of_code(code: CodeType) -> Any:
+    """Return how to reduce *code* with the name of its file, for tracebacks and logs.
+
+    cloudpickle has another name in its place since 3.1.3.
+    """
+    from cloudpickle import Pickler  # noqa: PLC0415 - it takes 20 ms
+
+    reduce: Any = Pickler.dispatch_table[CodeType]
+    make, args = reduce(code)
+    return make, tuple(code.co_filename if it == _NO_FILE else it for it in args)
+
+
+_BY_TYPE: dict[type, Callable[[Any], Any]] = {
+    CodeType: _of_code,
+    cached_property: _of_cached_property,
+    singledispatchmethod: _of_dispatching_method,
+}
+
+
+def _mended_class(cls: type, reduced: Any) -> Any:
+    from cloudpickle import cloudpickle  # noqa: PLC0415 - it takes 20 ms
+
+    if reduced[0] is cloudpickle._make_skeleton_class:  # noqa: SLF001
+        return _of_class(cls, reduced)
+    if reduced[0] is cloudpickle._make_skeleton_enum:  # noqa: SLF001
+        return _of_enum(cls, reduced)
+    return reduced
+
+
+def _of_class(cls: type, reduced: Any) -> Any:
+    make, (metaclass, name, _, namespace, *others), *rest = reduced
+    if metaclass.__module__.startswith("msgspec."):
+        raise pickle.PicklingError("nobody can send a msgspec.Struct by value")
+    bases = cls.__bases__
+    # The metaclass of TypedDict adds this base itself, and allows no other one.
+    if metaclass.__name__ == "_TypedDictMeta":
+        bases = tuple(base for base in bases if base is not dict)
+    # cloudpickle passes __orig_bases__ as the bases.  NamedTuple and TypedDict put
+    # others in their place, make fields of the namespace, and allow no __slots__.
+    has = {**vars(cls), "__qualname__": cls.__qualname__}
+    kept = ("__qualname__", "__slots__", "__orig_bases__")
+    namespace = {**namespace, **{key: has[key] for key in kept if key in has}}
+    args = metaclass, name, bases, namespace, *others
+    owners = [
+        base
+        for base in cls.__mro__[1:]
+        if "__init_subclass__" in vars(base)
+        and base.__module__ == "__main__"
+        and not is_importable(base)
+    ]
+    if owners:
+        return make_without_hooks, (owners, *args), *rest
+    return make, args, *rest
+
+
+def _of_enum(cls: Any, reduced: Any) -> Any:
+    """Send aliases too, and what ``__init__`` or ``__new__`` has set in the members."""
+    _, (bases, name, qualname, _, *others), (namespace, slots), *rest = reduced
+    members = {key: _as_member(it.value) for key, it in cls.__members__.items()}
+    namespace = {key: it for key, it in namespace.items() if key not in members}
+    extra = {
+        member.name: {k: v for k, v in member.__dict__.items() if k not in _OF_MEMBERS}
+        for member in cls.__members__.values()
+    }
+    state = namespace, slots, {key: given for key, given in extra.items() if given}
+    arguments = (bases, name, qualname, members, *others)
+    return reduced[0], arguments, state, *rest[:-1], set_enum_state
+
+
+def _as_member(value: Any) -> Any:
+    """Return *value* such that an enum makes a member of it, also if it is a function."""
+    if not hasattr(type(value), "__get__"):
+        return value
+    from enum import member  # noqa: PLC0415 - workers need not import it
+
+    return member(value)
+
+
+def _of_dispatcher(function: Any) -> Any:
+    kinds = dict(function.registry)
+    return make_dispatcher, (kinds.pop(object),), kinds, None, None, register_all
+
+
+def make_without_hooks(owners: list[type], *how: Any) -> Any:
+    """Make a class while its bases *owners* have no ``__init_subclass__`` of their own.
+
+    Args:
+        owners: The bases that define it.
+        how: The arguments of cloudpickle's ``_make_skeleton_class``.
+    """
+    from cloudpickle.cloudpickle import _make_skeleton_class  # noqa: PLC0415 - 20 ms
+
+    name = "__init_subclass__"
+    # A base whose own attributes have not come yet has none.
+    hooks = [(cls, vars(cls)[name]) for cls in owners if name in vars(cls)]
+    for cls, _ in hooks:
+        delattr(cls, name)
+    try:
+        return _make_skeleton_class(*how)
+    finally:
+        for cls, hook in hooks:
+            setattr(cls, name, hook)
+
+
+def set_enum_state(cls: Any, state: Any) -> None:
+    """Set the attributes of an enum, and those that its members have of their own."""
+    from cloudpickle.cloudpickle import _class_setstate  # noqa: PLC0415 - 20 ms
+
+    namespace, slots, of_members = state
+    _class_setstate(cls, (namespace, slots))
+    for name, attributes in of_members.items():
+        cls[name].__dict__.update(attributes)
+
+
+def generic_item_getter() -> Any:
+    """Return the function behind ``Generic.__class_getitem__``."""
+    from typing import Generic  # noqa: PLC0415 - workers that need it have it
+
+    return Generic.__class_getitem__.__func__  # type: ignore[attr-defined]
+
+
+def make_dispatcher(function: Any) -> Any:
+    """Make a function of ``singledispatch``; *function* is what it calls for any object."""
+    return functools.singledispatch(function)
+
+
+def register_all(dispatcher: Any, kinds: dict[type, Any]) -> None:
+    """Register the functions for the other types."""
+    for kind, function in kinds.items():
+        dispatcher.register(kind, function)

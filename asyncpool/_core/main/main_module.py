@@ -4,23 +4,44 @@ from __future__ import annotations
 
 import functools
 import operator
+import pickle
 import sys
 import types
 from contextvars import ContextVar
 from types import FunctionType
+
+from asyncpool._core.base.records import Record
 
 TYPE_CHECKING = False  # see _core/base/records.py
 if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
-    from asyncpool._core.main.scripts import Script
-
 # The type of functions with functools.lru_cache.
 CACHED: Any = type(functools.lru_cache(int))
 
 # The type of a global of a lazy import that nobody has used yet; since Python 3.15.
 LAZY: Any = getattr(types, "LazyImportType", None)
+
+
+class Script(Record):
+    """A script that workers can import.
+
+    Attributes:
+        module: The name of the module, if ``python -m`` has started it.
+        path: Its file.
+        own: The names of globals that an import defines.
+        importable: Those of them that no other code in the script defines anew.
+    """
+
+    module: str
+    path: str
+    own: frozenset[str]
+    importable: frozenset[str]
+
+
+class GlobalError(pickle.PicklingError):
+    """A global that a function needs cannot be pickled."""
 
 
 class _Known:

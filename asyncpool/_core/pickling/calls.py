@@ -11,25 +11,29 @@ Exceptions need more care, and are in ``errors.py``.
 from __future__ import annotations
 
 import pickle
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from io import BytesIO
 from itertools import islice
 from sys import modules
 
-from asyncpool._core.main.by_value import GlobalError
 from asyncpool._core.main.by_value_loading import pickler_of_results
-from asyncpool._core.pickling import reducers
+from asyncpool._core.main.main_module import GlobalError
 from asyncpool._core.pickling.out_of_band import (
+    ARRAYS,
+    CONNECTIONS,
     HEAVY,
+    LARGE,
     MAIN,
     OutOfBandPickle,
     ReceivedPickle,
     StreamTooLongError,
     dump,
+    dumps_call,
     keep_large,
     loads,
+    needs_teaching,
+    teach,
 )
-from asyncpool._core.pickling.reducers import LARGE
 from asyncpool.errors import JobNotPicklableError
 
 TYPE_CHECKING = False  # see _core/base/records.py
@@ -59,9 +63,9 @@ def dumps(value: object) -> bytes:
         Exception: Any that the value's own methods raise, or the serializer.
     """
     try:
-        # The same as reducers.possible(), whose call would cost 35 ns for each job.
-        if reducers.ARRAYS in modules or reducers.CONNECTIONS in modules:
-            data = _dumps_with(pickle.Pickler, value)
+        # The same as needs_teaching(), whose call would cost 35 ns for each job.
+        if ARRAYS in modules or CONNECTIONS in modules:
+            data = dumps_with(pickle.Pickler, value)
         else:
             data = pickle.dumps(value, 5)
     except Exception:
@@ -166,18 +170,12 @@ def pack_value(value: object, limit: int | None = None) -> bytes | OutOfBandPick
             name=name,
         ) from error
     if limit is not None and len(data) > limit:
-        raise _too_large(len(data), limit)
+        raise JobNotPicklableError(
+            f"the job's result has {len(data)} bytes when pickled, and max_message_size is {limit}",
+            direction="result",
+            name="",
+        )
     return data
-
-
-def _too_large(size: int, max_payload: int) -> JobNotPicklableError:
-    """Return the error for a result of *size* bytes."""
-    return JobNotPicklableError(
-        f"the job's result has {size} bytes when pickled, and max_message_size is "
-        f"{max_payload}",
-        direction="result",
-        name="",
-    )
 
 
 def load_value(
@@ -228,12 +226,45 @@ def load_details(payload: bytes) -> Any:
         ) from error
 
 
+# The context variables of the code that submits a job travel by name, ``"package.module:name"``, and
+# the worker looks them up where the job runs.
+
+
+def pack_variables(values: Sequence[tuple[str, object]]) -> bytes:
+    """Return the bytes for variables with these values; empty if there are none.
+
+    Raises:
+        JobNotPicklableError: If a value cannot be pickled.  The error names the
+            variable.
+    """
+    if not values:
+        return b""
+    try:
+        return dumps_call(values)
+    except Exception as error:
+        name, culprit = _first_refused(values) or (values[0][0], error)
+        raise JobNotPicklableError(
+            f"context variable {name} cannot be pickled: {describe(culprit)}",
+            direction="arguments",
+            name=name,
+        ) from culprit
+
+
+def unpack_variables(payload: bytes) -> Sequence[tuple[str, Any]]:
+    """Return the names and values from *payload*, which must come from the pool.
+
+    Raises:
+        BaseException: Any that unpickling a value raises.
+    """
+    return pickle.loads(payload) if payload else ()
+
+
 def _pack(value: object) -> bytes | OutOfBandPickle:
     buffers: list[memoryview] = []
     keep = keep_large(buffers)
     try:
-        if reducers.possible():
-            data = _dumps_with(pickle.Pickler, value, keep)
+        if needs_teaching():
+            data = dumps_with(pickle.Pickler, value, keep)
         else:
             data = pickle.dumps(value, 5, buffer_callback=keep)  # faster by 1.5 us
     except Exception:
@@ -245,17 +276,18 @@ def _pack(value: object) -> bytes | OutOfBandPickle:
 
 
 def _dumps_by_value(value: object, keep: Any = None) -> bytes:
-    return _dumps_with(pickler_of_results(), value, keep)
+    return dumps_with(pickler_of_results(), value, keep)
 
 
-def _dumps_with(
+def dumps_with(
     pickler: Any,
     value: object,
     keep: Callable[[pickle.PickleBuffer], bool] | None = None,
 ) -> bytes:
+    """Return *value* as a pickler of this class writes it, taught to reduce what pickle gets wrong."""
     file = BytesIO()
     made = pickler(file, 5, buffer_callback=keep)
-    reducers.teach(made)
+    teach(made)
     made.dump(value)
     return file.getvalue()
 
@@ -287,17 +319,22 @@ def _find_culprit(
     error: Exception,
     pause: Callable[[], None] | None,
 ) -> tuple[str, Exception]:
-    def parts() -> Iterator[tuple[str, object]]:
-        yield "fn", function
-        yield from ((f"args[{index}]", value) for index, value in enumerate(args))
-        yield from ((f"kwargs[{key!r}]", value) for key, value in kwargs.items())
+    parts = [("fn", function)]
+    parts += [(f"args[{index}]", value) for index, value in enumerate(args)]
+    parts += [(f"kwargs[{key!r}]", value) for key, value in kwargs.items()]
+    return _first_refused(parts, pause) or ("the call", error)
 
-    for name, value in parts():
+
+def _first_refused(
+    parts: Iterable[tuple[str, object]], pause: Callable[[], None] | None = None
+) -> tuple[str, Exception] | None:
+    """Return the name of the first part that cannot be pickled, and why."""
+    for name, value in parts:
         try:
             dump(value, pause=pause)
         except Exception as own:
             return name, own
-    return "the call", error
+    return None
 
 
 def describe(error: BaseException) -> str:

@@ -10,14 +10,12 @@ carries its text.
 
 from __future__ import annotations
 
-import io
 import pickle
 import traceback
 
 from asyncpool._core.base.text import printable_lines
 from asyncpool._core.main.by_value_loading import pickler_of_results
-from asyncpool._core.pickling import reducers
-from asyncpool._core.pickling.calls import describe, dumps, text_of
+from asyncpool._core.pickling.calls import describe, dumps, dumps_with, text_of
 from asyncpool._core.pickling.out_of_band import MAIN, ReceivedPickle, loads
 from asyncpool.errors import (
     HookError,
@@ -41,10 +39,7 @@ def pack_error(error: BaseException, *, skip: int) -> bytes:
         skip: How many of the outermost frames of its traceback belong to the
             worker, and interest nobody.
     """
-    tb = error.__traceback__
-    for _ in range(skip):
-        tb = tb.tb_next if tb is not None else None
-    texts = format_error(error, tb), _name(error), text_of(error)
+    texts = traceback_of(error, skip), type_name(error), text_of(error)
     remote, name, text = map(printable_lines, texts)
     for attempt, is_good in ((dumps, _is_faithful), (_dumps_rebuilt, _is_alike)):
         try:
@@ -146,7 +141,7 @@ class _ErrorPickler(pickle.Pickler):
 
 def _dumps_rebuilt(error: BaseException) -> bytes:
     try:
-        data = _dumps_with(_ErrorPickler, error)
+        data = dumps_with(_ErrorPickler, error)
         if MAIN not in data:
             return data
     except Exception:  # noqa: S110 - by value, then
@@ -161,15 +156,7 @@ def _dumps_rebuilt(error: BaseException) -> bytes:
                 return base.reducer_override(self, obj)
             return reduced
 
-    return _dumps_with(ByValue, error)
-
-
-def _dumps_with(cls: type[pickle.Pickler], error: BaseException) -> bytes:
-    buffer = io.BytesIO()
-    pickler = cls(buffer, 5)
-    reducers.teach(pickler)
-    pickler.dump(error)
-    return buffer.getvalue()
+    return dumps_with(ByValue, error)
 
 
 def _reduce(value: object) -> Any:
@@ -205,8 +192,17 @@ def _set(error: BaseException, name: str, value: object) -> None:
     object.__setattr__(error, name, value)
 
 
-def _name(error: BaseException) -> str:
+def type_name(error: BaseException) -> str:
+    """Return the full name of the type of *error*."""
     return f"{type(error).__module__}.{type(error).__qualname__}"
+
+
+def traceback_of(error: BaseException, skip: int) -> str:
+    """Return the traceback of *error* and its text, without the *skip* outermost frames."""
+    tb = error.__traceback__
+    for _ in range(skip):
+        tb = tb.tb_next if tb is not None else None
+    return format_error(error, tb)
 
 
 def format_error(error: BaseException, tb: TracebackType | None) -> str:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from typing import Any
 
-    from asyncpool._core.figures.function_figures import FunctionFigures, FunctionTotals
+    from asyncpool._core.figures import FunctionFigures, FunctionTotals
     from asyncpool.events import Via
 
     _Numbered = dict[int, Any]

@@ -26,9 +26,10 @@ restart, and off by default.
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from asyncpool._core.base.validation import INT, SECONDS, check_types, or_none
+from asyncpool._dataclass import dataclass
 
 _TYPES = {
     "initial_delay": SECONDS,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import struct
 from typing import NamedTuple
 
-from asyncpool._core.pickling.reducers import LARGE
+from asyncpool._core.pickling.out_of_band import LARGE
 from asyncpool._core.remote_wire.reliable_link import MAX_PAYLOAD
 from asyncpool.errors import ProtocolError
 

@@ -9,10 +9,9 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from asyncpool._core.main.main_module import Abroad, script
-from asyncpool._core.pickling.calls import load_details, load_value, pack_job
-from asyncpool._core.pickling.errors import load_error
+from asyncpool._core.pickling.calls import pack_job
 from asyncpool._core.pickling.functions import FunctionTable
-from asyncpool._core.pickling.out_of_band import OutOfBandPickle, is_heavy
+from asyncpool._core.pickling.out_of_band import OutOfBandPickle
 from asyncpool._core.pickling.serializers import Serializer
 from asyncpool.errors import JobNotPicklableError
 
@@ -32,14 +31,13 @@ def _pack_job(
         return pack_job(function, args, kwargs, **how)
 
 
-REMOTE_PICKLE = Serializer(
-    pack_job=_pack_job,
-    load_value=load_value,
-    load_item=load_value,
-    load_error=load_error,
-    load_details=load_details,
-    is_heavy=is_heavy,
-)
+class RemotePickle(Serializer):
+    """Pickle, by value where workers of another program would not find a reference."""
+
+    pack_job = staticmethod(_pack_job)
+
+
+REMOTE_PICKLE = RemotePickle()
 
 
 class RemoteFunctionTable(FunctionTable):

@@ -125,34 +125,29 @@ class Check(Record):
 
     Attributes:
         argument: Which one, from 0.
+        values: Some values of its bits.
         mask: The bits that are looked at.
-        values: Some values of these bits.
         among: Whether the bits must be one of *values*, or none of them.
         given: An argument and its value without which nothing is refused.
     """
 
     argument: int
-    mask: int
     values: tuple[int, ...]
+    mask: int = _ALL_BITS
     among: bool = True
     given: tuple[int, int] | None = None
 
 
 def _only(argument: int, *values: int, mask: int = _ALL_BITS) -> Check:
-    return Check(argument, mask, values)
+    return Check(argument, values, mask)
 
 
-def _never(
-    argument: int,
-    *values: int,
-    mask: int = _ALL_BITS,
-    given: tuple[int, int] | None = None,
-) -> Check:
-    return Check(argument, mask, values, among=False, given=given)
+def _never(argument: int, *values: int, mask: int = _ALL_BITS) -> Check:
+    return Check(argument, values, mask, among=False)
 
 
 def _without(argument: int, bits: int) -> Check:
-    return Check(argument, bits, (0,))
+    return _only(argument, 0, mask=bits)
 
 
 # New namespaces: mounts, cgroups, host names, IPC, users, processes, network.
@@ -190,12 +185,7 @@ _CHECKS: dict[str, tuple[Check, ...]] = {
     "mmap": (_without(3, 0x40000 | 0x2000),),
     # These take the number of a process, 0 for the caller; the kernel asks for the same user only.
     **dict.fromkeys(
-        (
-            "sched_setaffinity",
-            "sched_setscheduler",
-            "sched_setparam",
-            "sched_setattr",
-        ),
+        ["sched_setaffinity", "sched_setscheduler", "sched_setparam", "sched_setattr"],
         (_only(0, 0),),
     ),
     # By RLIMIT_LOCKS the launcher knows whose descendant a process is, see _worker/launcher/reaper.py.
@@ -237,9 +227,8 @@ _CHECKS: dict[str, tuple[Check, ...]] = {
     # A lease stops whoever else opens the file, for 45 s; a descriptor for reading is enough.
     # A watch of a folder tells who works there.  The memory of a user's pipes is counted.
     "fcntl": (_never(1, 1024, 1026, 1031),),  # F_SETLEASE, F_NOTIFY, F_SETPIPE_SZ
-    "close_range": (
-        _without(2, 2),
-    ),  # CLOSE_RANGE_UNSHARE, likewise a table of its own
+    # CLOSE_RANGE_UNSHARE, likewise a table of its own.
+    "close_range": (_without(2, 2),),
     "getsockopt": (_never(2, _SO_PEERPIDFD),),
     # The buffers of a socket, and its filters, are memory of the kernel.
     "setsockopt": (
@@ -247,8 +236,7 @@ _CHECKS: dict[str, tuple[Check, ...]] = {
             2,
             *(7, 8, 32, 33),  # SO_SNDBUF, SO_RCVBUF, and both with FORCE
             *(26, 50, 51),  # SO_ATTACH_FILTER, _BPF, _REUSEPORT_CBPF
-            given=(1, _SOL_SOCKET),
-        ),
+        )._replace(given=(1, _SOL_SOCKET)),
     ),
 }
 

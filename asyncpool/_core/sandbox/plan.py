@@ -1,19 +1,66 @@
-"""What a worker does to shut itself in, made of the settings and of what this machine can do."""
+"""What a worker does to shut itself in, made of checked settings and of what this machine can do."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Container, Iterable, Iterator, Mapping
 
 from asyncpool._core.base.records import Record
-from asyncpool._core.sandbox import landlock
-from asyncpool._core.sandbox.filters import packed, program
-
-TYPE_CHECKING = False  # see _core/base/records.py
-if TYPE_CHECKING:
-    from collections.abc import Container
+from asyncpool._core.base.text import in_units
+from asyncpool._core.base.validation import several
+from asyncpool._core.sandbox.filters import MACHINES, packed, program
 
 # The soft and the hard limit of a resource, by its name.
 Rlimit = tuple[str, tuple[int, int]]
+
+# The rights of Landlock, see landlock(7).  One that a sandbox *handles* is refused wherever no rule
+# grants it.
+
+EXECUTE = 1 << 0
+WRITE_FILE = 1 << 1
+READ_FILE = 1 << 2
+READ_DIR = 1 << 3
+REMOVE_DIR = 1 << 4
+REMOVE_FILE = 1 << 5
+MAKE_CHAR = 1 << 6
+MAKE_DIR = 1 << 7
+MAKE_REG = 1 << 8
+MAKE_SOCK = 1 << 9
+MAKE_FIFO = 1 << 10
+MAKE_BLOCK = 1 << 11
+MAKE_SYM = 1 << 12
+REFER = 1 << 13
+TRUNCATE = 1 << 14
+IOCTL_DEV = 1 << 15
+
+BIND_TCP = 1 << 0
+CONNECT_TCP = 1 << 1
+
+SCOPE_ABSTRACT_SOCKETS = 1 << 0
+SCOPE_SIGNALS = 1 << 1
+
+# The first version that knows a right, and the kernel that has this version.
+_FIRST_FILES = (1 << 13) - 1
+_LATER_FILES = {2: REFER, 3: TRUNCATE, 5: IOCTL_DEV}
+TCP_SINCE = 4
+SCOPES_SINCE = 6
+KERNELS = {1: "5.13", 3: "6.2", TCP_SINCE: "6.7", SCOPES_SINCE: "6.12"}
+
+READ = READ_FILE | READ_DIR
+WRITE = (
+    READ
+    | WRITE_FILE
+    | REMOVE_DIR
+    | REMOVE_FILE
+    | MAKE_DIR
+    | MAKE_REG
+    | MAKE_SYM
+    | REFER
+    | TRUNCATE
+)
+
+# The rights that a rule may grant of what is no folder.
+OF_A_FILE = EXECUTE | WRITE_FILE | READ_FILE | TRUNCATE | IOCTL_DEV
 
 # From here on no user has a number: some of the kernel takes them for negative.  A worker gets one.
 UNUSED_USERS = 1 << 31
@@ -38,12 +85,20 @@ _BOUNDS = {
 
 # What any program may need, and that tells nothing.
 _DEVICES = (
-    ("/dev/null", landlock.READ_FILE | landlock.WRITE_FILE),
-    ("/dev/zero", landlock.READ_FILE),
-    ("/dev/full", landlock.READ_FILE | landlock.WRITE_FILE),
-    ("/dev/random", landlock.READ_FILE),
-    ("/dev/urandom", landlock.READ_FILE),
+    ("/dev/null", READ_FILE | WRITE_FILE),
+    ("/dev/zero", READ_FILE),
+    ("/dev/full", READ_FILE | WRITE_FILE),
+    ("/dev/random", READ_FILE),
+    ("/dev/urandom", READ_FILE),
 )
+
+_MOST_PORT = 65535
+
+# A worker that may add less than this to its memory cannot answer its pool.
+_LEAST_MEMORY = 8 << 20
+
+_FILES_SINCE = 3  # before that, whoever may read a file may empty it
+_NO_STRICT = "or accept that with strict=False"
 
 
 class Machine(Record):
@@ -95,6 +150,177 @@ class Settings(Record):
     cpu_seconds: float | None = None
     cpus: float | None = None
     user: tuple[int, int] | None = None
+
+
+def ports_of(network: object) -> tuple[int, ...] | None:
+    """Return the TCP ports that *network* names; ``None`` for the whole network.
+
+    Raises:
+        TypeError: If it is neither a bool nor ports.
+        ValueError: If something is no port, or names a host.
+    """
+    if isinstance(network, bool):
+        return None if network else ()
+    ports: list[int] = []
+    for each in several("network", network, "True, False or numbers of TCP ports"):
+        if isinstance(each, str):
+            raise ValueError(  # noqa: TRY004 - a text, but one that may well be meant
+                f"network names {each!r}, and the kernel tells ports apart, not hosts: give "
+                "numbers of ports, or connect in the service and hand over what comes back"
+            )
+        if isinstance(each, bool) or not isinstance(each, int):
+            raise TypeError(f"network takes numbers of TCP ports, not {each!r}")
+        if not 0 < each <= _MOST_PORT:
+            raise ValueError(f"network: there is no port {each}")
+        ports.append(each)
+    return tuple(sorted(set(ports)))
+
+
+def environment_of(env: object) -> tuple[tuple[str, str], ...]:
+    """Return the variables of an environment.
+
+    Raises:
+        TypeError: If it is no mapping of texts.
+        ValueError: If no process can have such a variable.
+    """
+    if not isinstance(env, Mapping):
+        raise TypeError(f"env must be a mapping of texts, not {env!r}")
+    for name, value in env.items():
+        if not (isinstance(name, str) and isinstance(value, str)):
+            raise TypeError(f"env takes texts, not {name!r}: {value!r}")
+        if not name or "=" in name or "\0" in name + value:
+            raise ValueError(f"env: no environment can have {name!r}: {value!r}")
+    return tuple(sorted(env.items()))
+
+
+def check_together(settings: Settings) -> None:
+    """Check that the settings of a sandbox do not contradict each other.
+
+    Raises:
+        ValueError: If two of them do; the text names both.
+    """
+    workdir = settings.workdir
+    inside = (*settings.read, *settings.write)
+    if workdir is not None and not is_within(workdir, inside):
+        raise ValueError(
+            f"workdir={workdir!r} is in no folder of read or write, so the worker could not "
+            "look into the folder that it works in: add it to one of them"
+        )
+    if "/" in settings.write:
+        raise ValueError("write names '/': that is no sandbox, name the folders")
+    for path in (*settings.read, *settings.write):
+        for folder in settings.write:
+            if path != folder and is_within(path, [folder]):
+                raise ValueError(
+                    f"{path!r} is below {folder!r} of write, so a job could replace it by a link "
+                    "before the next worker begins: leave it out, workers have it already, or move "
+                    "it elsewhere"
+                )
+    if settings.memory is not None and settings.memory < _LEAST_MEMORY:
+        least, given = in_units(_LEAST_MEMORY), in_units(settings.memory)
+        raise ValueError(f"memory must be at least {least}, not {given}")
+
+
+def check_rlimits(settings: Settings, others: Container[str]) -> None:
+    """Check that nothing else sets a limit that the sandbox sets.
+
+    Args:
+        settings: The settings.
+        others: The names of the kernel's limits that ``worker_limits`` sets.
+
+    Raises:
+        ValueError: If they do; the text names both settings.
+    """
+    ours = {
+        "RLIMIT_AS": ("memory", settings.memory),
+        "RLIMIT_CPU": ("cpu_seconds", settings.cpu_seconds),
+        "RLIMIT_NPROC": ("processes", settings.processes or None),
+        "RLIMIT_CORE": ("no dumps of memory", 0),
+    }
+    for name, (setting, value) in ours.items():
+        if value is not None and name in others:
+            raise ValueError(
+                f"worker_limits sets {name}, and so does the sandbox ({setting}): leave it "
+                "to one of them"
+            )
+
+
+def is_within(path: str, folders: Iterable[str]) -> bool:
+    """Return whether *path* is one of *folders*, or below one; all are absolute."""
+    return any(f"{path}/".startswith(f"{each.rstrip('/')}/") for each in folders)
+
+
+class Missing(Record):
+    """Something that this machine cannot enforce.
+
+    Attributes:
+        settings: The settings that ask for it.
+        what: What is not kept in.
+        cure: What to do about it.
+    """
+
+    settings: str
+    what: str
+    cure: str
+
+    def __str__(self) -> str:
+        return f"{self.settings}: {self.what}; {self.cure}"
+
+
+def missing(settings: Settings, machine: Machine) -> tuple[Missing, ...]:
+    """Return what this machine cannot enforce of a sandbox."""
+    if machine.system != "Linux":
+        what = (
+            f"a sandbox needs Linux, and this is {machine.system or 'another system'}"
+        )
+        cure = "run the service in a Linux container or virtual machine"
+        return (Missing("sandbox", what, cure),)
+    return (*_unknown_to_landlock(settings, machine), *_unenforced(settings, machine))
+
+
+def refusal(lacks: tuple[Missing, ...]) -> str:
+    """Return the text for a pool that does not start."""
+    parts = "; ".join(map(str, lacks))
+    return f"this sandbox cannot be enforced here: {parts}; {_NO_STRICT}"
+
+
+def _unknown_to_landlock(settings: Settings, machine: Machine) -> Iterator[Missing]:
+    kernel = f"this kernel is {machine.release}"
+    if not machine.landlock:
+        kernel += ", without Landlock: it is switched on by 'landlock' in lsm= at boot"
+    for since, setting, what in (
+        (_FILES_SINCE, "read, write", "access to files"),
+        (TCP_SINCE, "network", "connections to other ports"),
+        (SCOPES_SINCE, "sandbox", "signals to processes outside of it"),
+    ):
+        if machine.landlock < since and (since != TCP_SINCE or settings.ports):
+            yield Missing(
+                setting,
+                f"{what} cannot be refused, since that needs Landlock {since}, and {kernel}",
+                f"run Linux {KERNELS[since]} or newer",
+            )
+
+
+def _unenforced(settings: Settings, machine: Machine) -> Iterator[Missing]:
+    if not machine.seccomp:
+        what = "system calls cannot be filtered, since the kernel refuses seccomp"
+        cure = "allow seccomp in the container's own profile"
+        if machine.machine not in MACHINES:
+            known = ", ".join(MACHINES)
+            what = (
+                f"system calls are filtered on {known}, and this is {machine.machine}"
+            )
+            cure = "run the service on one of those"
+        yield Missing("network, processes", what, cure)
+    cure = "delegate a cgroup of version 2 to the service (systemd: Delegate=yes)"
+    if settings.cpus is not None and "cpu" not in machine.limits:
+        what = "the share of the CPUs cannot be limited without a cgroup"
+        yield Missing(f"cpus={settings.cpus:g}", what, cure)
+    counted = machine.counts_processes or "pids" in machine.limits
+    if settings.processes and not counted:
+        what = "the kernel cannot count the processes of each worker"
+        cure += ", run it as a user that is not root, or set processes=0 or None"
+        yield Missing(f"processes={settings.processes}", what, cure)
 
 
 class SandboxPlan(Record):
@@ -155,27 +381,39 @@ def make_plan(
     """
     if machine.system != "Linux":
         return SandboxPlan(env=settings.env, workdir=settings.workdir)
-    version, ports = machine.landlock, settings.ports
-    code, forks = b"", settings.processes != 0
+    ports, forks = settings.ports, settings.processes != 0
     # A program that it runs would take another real user for a reason to trust nothing.
     apart = machine.gives_users and settings.user is None and not forks
+    code = b""
     if machine.seccomp:
-        kind = machine.machine
-        code = packed(program(kind, settings.ports, forks=forks, apart=apart))
+        code = packed(program(machine.machine, ports, forks=forks, apart=apart))
+    readable = READ | EXECUTE if forks else READ
+    limits = {n: (most, most) for n, most in _BOUNDS.items() if n not in rlimits}
+    if settings.cpu_seconds is not None:
+        soft = max(1, math.ceil(settings.cpu_seconds))
+        limits["RLIMIT_CPU"] = (soft, soft + 1)
+    namespaces = 0 if machine.root else NEW_USER
+    if ports == ():
+        namespaces |= NEW_NETWORK
+    files, network, scopes = landlock_rights(machine.landlock)
     return SandboxPlan(
-        files=landlock.files_handled(version),
+        files=files,
         # Without any port there are no sockets, and nothing is left to check.
-        network=landlock.network_handled(version) if ports else 0,
-        scopes=landlock.scopes(version),
-        paths=_paths(settings, library),
+        network=network if ports else 0,
+        scopes=scopes,
+        paths=(
+            *_DEVICES,
+            *((path, readable) for path in (*settings.read, *library)),
+            *((path, WRITE) for path in settings.write),
+        ),
         ports=ports or (),
         filter=code,
-        rlimits=_rlimits(settings, rlimits),
+        rlimits=tuple(limits.items()),
         tasks=most_tasks(settings),
         share=machine.most_tasks // 4 * 3,
         apart=apart,
         memory=settings.memory,
-        namespaces=_namespaces(settings, machine),
+        namespaces=namespaces & machine.namespaces,
         user=settings.user,
         drop=machine.root,
         forks=forks,
@@ -184,31 +422,15 @@ def make_plan(
     )
 
 
-def _paths(settings: Settings, library: tuple[str, ...]) -> tuple[tuple[str, int], ...]:
-    run = 0 if settings.processes == 0 else landlock.EXECUTE
-    readable = (*settings.read, *library)
-    return (
-        *_DEVICES,
-        *((path, landlock.READ | run) for path in readable),
-        *((path, landlock.WRITE) for path in settings.write),
-    )
-
-
-def _rlimits(settings: Settings, others: Container[str]) -> tuple[Rlimit, ...]:
-    limits = {n: (most, most) for n, most in _BOUNDS.items() if n not in others}
-    if settings.cpu_seconds is not None:
-        soft = max(1, math.ceil(settings.cpu_seconds))
-        limits["RLIMIT_CPU"] = (soft, soft + 1)
-    return tuple(limits.items())
-
-
 def most_tasks(settings: Settings) -> int | None:
     """Return how many threads a worker may have in all its processes; ``None`` for any number."""
     return None if settings.processes is None else settings.processes + _THREADS
 
 
-def _namespaces(settings: Settings, machine: Machine) -> int:
-    wanted = NEW_USER if not machine.root else 0
-    if settings.ports == ():
-        wanted |= NEW_NETWORK
-    return wanted & machine.namespaces
+def landlock_rights(version: int) -> tuple[int, int, int]:
+    """Return all rights that a version of Landlock knows: of files, of the network, and its scopes."""
+    files = _FIRST_FILES if version else 0
+    files |= sum(right for since, right in _LATER_FILES.items() if since <= version)
+    network = BIND_TCP | CONNECT_TCP if version >= TCP_SINCE else 0
+    scopes = SCOPE_ABSTRACT_SOCKETS | SCOPE_SIGNALS if version >= SCOPES_SINCE else 0
+    return files, network, scopes

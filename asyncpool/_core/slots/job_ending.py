@@ -51,10 +51,10 @@ change any more, and their deadlines do not count any more.
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass
 
 from asyncpool._core.base.deadlines import earliest
 from asyncpool._core.policies.job_options import CancelMode
+from asyncpool._dataclass import dataclass
 
 
 class IllegalTransitionError(AssertionError):

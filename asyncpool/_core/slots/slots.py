@@ -20,11 +20,12 @@ from __future__ import annotations
 
 import enum
 from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from asyncpool._core.dispatch.in_flight import InFlight
 from asyncpool._core.policies.worker_limits import NEVER, RecycleLimits
 from asyncpool._core.slots.job_ending import IllegalTransitionError, JobEndings
+from asyncpool._dataclass import dataclass
 from asyncpool.enums import SlotState
 
 _NEW = RecycleLimits(jobs=NEVER, age=None, memory=None)

@@ -19,7 +19,7 @@ _MORE = b"\n  ...\n"
 _OURS = "asyncpool/_worker/"
 
 # How the stacks name jobs.
-_CALLED = "asyncpool/_worker/job/heartbeats.py"
+_CALLED = "asyncpool/_worker/api.py"
 
 
 def tidy(text: str) -> str:

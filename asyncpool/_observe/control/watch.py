@@ -10,7 +10,7 @@ from dataclasses import fields, is_dataclass
 from typing import Any, Protocol, TypeAlias
 
 from asyncpool._core.control.control_protocol import Request
-from asyncpool._core.trace.trace_book import SlotLanes
+from asyncpool._core.trace import SlotLanes
 from asyncpool._runtime.base.alarm import Alarm
 from asyncpool._runtime.base.pool_hub import PoolHub
 from asyncpool.events import Event, JobEnded

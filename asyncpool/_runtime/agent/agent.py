@@ -8,8 +8,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-from asyncpool._core.logs import pool_messages as say
-from asyncpool._core.logs.log_message import LogMessage
+from asyncpool._core.logs import LogMessage, pool_messages as say
 from asyncpool._core.remote.agent_jobs import CREDITS, AgentJobs
 from asyncpool._core.remote_wire.reliable_link import MAX_PIECE
 from asyncpool._core.remote_wire.remote_messages import Kind, Message

@@ -27,7 +27,7 @@ from asyncpool._runtime.agent.agent_answers import Answers
 from asyncpool._runtime.agent.client_questions import ClientQuestions
 from asyncpool._runtime.agent.relay import JOB_TYPES, Call, Payload, Relay, traits_of
 from asyncpool._runtime.job.job import Job, StreamJob
-from asyncpool._runtime.job.lease_renewals import Holder
+from asyncpool._runtime.job.lease_holder import Holder
 from asyncpool._runtime.remote.begun_page import BegunPage
 from asyncpool._runtime.remote.carrier import Carrier, ignore, send_beat, send_new
 from asyncpool._runtime.remote.stored_calls import STORED, StoredPayloads

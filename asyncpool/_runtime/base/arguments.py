@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import errno
 import logging
-from typing import Any
+from typing import Any, TypeVar
 
 from asyncpool._core.base.validation import (
     INT,
@@ -26,6 +26,8 @@ _REFUSED = frozenset({errno.EPERM, errno.EACCES, errno.ENOSYS})
 
 _told: set[str] = set()
 
+T = TypeVar("T")
+
 
 def is_refusal(error: OSError) -> bool:
     """Return whether *error* says that the system call itself is not allowed here."""
@@ -40,11 +42,17 @@ def tell_once(call: str, error: OSError, instead: str) -> None:
     say.CALL_REFUSED.log(_LOGGER, {"call": call}, why=error, instead=instead)
 
 
-def not_callable(verb: str, function: object) -> TypeError:
-    """Return the error for a *function* that the method named *verb* cannot call."""
+def check_called(verb: str, function: object) -> None:
+    """Check the *function* that the method named *verb* is to call.
+
+    Raises:
+        TypeError: If it cannot be called.
+    """
+    if callable(function):
+        return
     called = hasattr(function, "__await__") or hasattr(function, "__aiter__")
     hint = ": pass the function, and its arguments behind it" if called else ""
-    return TypeError(f"{verb}() takes a callable first, not {function!r}{hint}")
+    raise TypeError(f"{verb}() takes a callable first, not {function!r}{hint}")
 
 
 def not_picklable(owner: object) -> TypeError:
@@ -78,40 +86,47 @@ def least_and_most(workers: int | tuple[int, int]) -> tuple[int, int]:
     return least, most
 
 
-def check_callable(name: str, value: object) -> None:
-    """Check an argument that may be missing.
+def check_callable(name: str, value: T) -> T:
+    """Return an argument that is called, if it is not missing.
 
     Raises:
         TypeError: If it cannot be called.
     """
     if value is not None and not callable(value):
         raise TypeError(f"{name} must be callable, not {value!r}")
+    return value
 
 
-def check_int(name: str, value: int, *, at_least: int) -> None:
-    """Check an argument.
+def check_int(
+    name: str, value: int | None, *, at_least: int, optional: bool = False
+) -> int | None:
+    """Return an argument that is an int with a lower bound; ``None`` passes if *optional*.
 
     Raises:
         TypeError: If it is no int.
         ValueError: If it is too small.
     """
-    check_type(name, value, INT)
-    if value < at_least:
+    check_type(name, value, or_none(INT) if optional else INT)
+    if value is not None and value < at_least:
         raise ValueError(f"{name} must be at least {at_least}, not {value}")
+    return value
 
 
-def check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
-    """Check an argument.
+def check_choice(name: str, value: str, choices: tuple[str, ...]) -> str:
+    """Return an argument that is one of some words.
 
     Raises:
         ValueError: If it is none of *choices*.
     """
     if value not in choices:
         raise ValueError(f"{name} must be one of {', '.join(choices)}, not {value!r}")
+    return value
 
 
-def check_seconds(name: str, value: float | None, *, optional: bool = False) -> None:
-    """Check a time in seconds.
+def check_seconds(
+    name: str, value: float | None, *, optional: bool = False
+) -> float | None:
+    """Return a time in seconds; ``None`` passes if *optional*.
 
     Raises:
         TypeError: If it is no number.
@@ -121,6 +136,7 @@ def check_seconds(name: str, value: float | None, *, optional: bool = False) -> 
     if value is not None and not value > 0:
         none = " or None" if optional else ""
         raise ValueError(f"{name} must be > 0 seconds{none}, not {value}")
+    return value
 
 
 def check_timeout(timeout: float | None) -> None:

@@ -6,6 +6,8 @@ Also a way to wait for something that goes on if the wait is cancelled.
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import sys
 from typing import Any, TypeVar
 
 
@@ -53,3 +55,33 @@ async def shielded(future: asyncio.Future[R]) -> R:
 def _ignore(future: asyncio.Future[Any]) -> None:
     if not future.cancelled():
         future.exception()  # marks it as retrieved
+
+
+def anyio_shield() -> contextlib.AbstractContextManager[object]:
+    """Return what keeps the cancelled scopes of anyio, if there are any, from ending a wait.
+
+    Such a scope cancels the task in every turn of the loop.  The first one loads anyio's backend,
+    25 modules and 30 ms: as long as that is not loaded, this task can be in none.
+    """
+    if "anyio._backends._asyncio" not in sys.modules:
+        return contextlib.nullcontext()
+    import anyio  # noqa: PLC0415 - see above
+
+    return anyio.CancelScope(shield=True)
+
+
+async def outlast(future: asyncio.Future[Any]) -> None:
+    """Wait for the end of *future*, even if this task is cancelled meanwhile.
+
+    Cancellation:
+        Is raised when the future is done.
+    """
+    cancelled: asyncio.CancelledError | None = None
+    with anyio_shield():
+        while not future.done():
+            try:
+                await asyncio.wait((future,))
+            except asyncio.CancelledError as error:
+                cancelled = error  # of Task.cancel(); a scope's does not get here
+    if cancelled is not None:
+        raise cancelled

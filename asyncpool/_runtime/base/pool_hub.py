@@ -177,18 +177,6 @@ Listener: TypeAlias = (
 )
 
 
-class Reader(Protocol):
-    """Something that hears what a pool tells of its life, up to its end, such as a trace."""
-
-    def hear(self, event: Event) -> None:
-        """Take note of an event."""
-        ...
-
-    def end(self) -> None:
-        """Take note that the pool has ended."""
-        ...
-
-
 class Companion(Protocol):
     """Something that lives beside a pool, and must have ended before the pool has."""
 
@@ -270,11 +258,6 @@ class PoolHub(EventHub[Event]):
             except Exception as error:  # noqa: BLE001 - nobody else's concern
                 say.READER_FAILED.log(_LOGGER, {}, error=error, reader=companion)
 
-    def add_reader(self, reader: Reader) -> None:
-        """Have *reader* hear each event, and the end."""
-        self.add_end(reader.end)
-        self.add_listener(reader.hear)
-
     def add_end(self, callback: Callable[[], object]) -> None:
         """Have *callback* called at the end of the pool."""
         self._ends.append(callback)
@@ -308,10 +291,6 @@ class PoolHub(EventHub[Event]):
         """Take note that a job has ended."""
         self.traced.discard(number)
         self.telling = self.listened or bool(self.traced)
-
-    def remove_reader(self, reader: Reader) -> None:
-        """Tell *reader* nothing any more but the end."""
-        self.remove_listener(reader.hear)
 
     def remove_listener(self, listener: Listener) -> int:
         """Call *listener* no more, and return how often it was there."""
@@ -362,7 +341,7 @@ class PoolHub(EventHub[Event]):
                 _report(listener, event, error)
 
     def end(self) -> None:
-        """End all streams, tell the readers, and call nobody any more."""
+        """End all streams, tell that to whoever asked for it, and call nobody any more."""
         super().end()
         for ref in self._job_streams:
             stream = ref()

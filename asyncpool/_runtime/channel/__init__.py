@@ -1,4 +1,4 @@
 """The pool's ends of what it shares with a worker.
 
-Channels, large buffers, shared memory, pages.
+Channels, jobs and large buffers on their way, shared memory, pages.
 """

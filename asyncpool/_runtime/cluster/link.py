@@ -15,7 +15,7 @@ import socket
 from typing import TYPE_CHECKING
 
 from asyncpool._core.cluster.link_rules import MOST_MESSAGES, HandleTag, MessageCredit
-from asyncpool._core.figures.request_figures import MOST_NUMBERS, RequestFigures
+from asyncpool._core.figures import MOST_NUMBERS, RequestFigures
 from asyncpool._core.wire.frames import Frame, FrameKind, header
 from asyncpool._core.wire.messages import unpack_numbers
 from asyncpool._runtime.channel.channel import Channel

@@ -17,7 +17,7 @@ from typing import Literal
 
 from asyncpool._core.cluster import server_messages as say
 from asyncpool._core.cluster.drain_limits import DrainLimit, drain_limit
-from asyncpool._core.figures.request_figures import RequestFigures
+from asyncpool._core.figures import RequestFigures
 from asyncpool._core.slots.slots import UP
 from asyncpool._core.wire.frames import FrameKind
 from asyncpool._core.wire.messages import MAX_BROADCASTS, WorkerConfig

@@ -16,8 +16,7 @@ from asyncpool._core.base.job_traits import (
 )
 from asyncpool._core.map.chunks import CHUNK_SIZE, LOST, ChunkResult
 from asyncpool._core.pickling.functions import Function
-from asyncpool._core.policies.attempts import AttemptPolicy
-from asyncpool._core.policies.job_options import JobLimits, JobOptions
+from asyncpool._core.policies.job_options import AttemptPolicy, JobLimits, JobOptions
 from asyncpool._core.wire.frames import Frame
 from asyncpool._core.wire.page import Beat
 from asyncpool._runtime.base.event_loop import check_home

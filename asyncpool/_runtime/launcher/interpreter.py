@@ -8,35 +8,33 @@ import os
 import re
 import shlex
 import signal
-import socket
 import subprocess
 import sys
 from pathlib import Path
 
 from asyncpool._core.base.text import printable_lines
 from asyncpool._core.wire.messages import LauncherConfig
-from asyncpool._system.interpreter import (
+from asyncpool._system.processes import (
     MARK,
     REFUSAL,
     command_line,
     frozen,
     greeting,
 )
-from asyncpool._system.signals import signal_name
 
 # The new process needs the asyncpool of this process, even if another one is installed.  So its
 # directory comes first while asyncpool is imported, and last before anything else is imported.
 _BOOTSTRAP = (
     "import sys; sys.path.insert(0, sys.argv[1]); import asyncpool; "
     "sys.path.append(sys.path.pop(0)); "
-    "from asyncpool._worker.bootstrap import main; main()"
+    "from asyncpool._worker.process import main; main()"
 )
 # A launcher first says which Python it is: another one may not even understand what follows.
 _GREET = (
     "import os, sys; k = [sys.implementation.cache_tag + 't' * ('t' in sys.abiflags), "
     "ascii(os.path.realpath(os.path.dirname(os.__file__)))]; "
     "s = k[0] + ' ' + sys.version.split()[0] + ' in ' + k[1] + '\\n'; "
-    "os.write(int(sys.argv[3]), s.encode()); k == %r or sys.exit(1); "
+    "os.write(int(sys.argv[-1]), s.encode()); k == %r or sys.exit(1); "
 )
 _ROOT = str(Path(__file__).parents[3])
 
@@ -49,12 +47,37 @@ _LONGEST = 1000
 _UNUSABLE = {errno.ENOENT, errno.ENOTDIR, errno.EACCES, errno.ENOEXEC, errno.ELOOP}
 
 
+class LaunchError(Exception):
+    """No worker could be started; the text says why.
+
+    Attributes:
+        trace: The traceback of the exception in the launcher, or its stacks when a signal ended it.
+        status: The exit status of the launcher, if it has died of that and it is known.
+        final: Whether another try would fail in the same way.
+        again: Whether another launcher can start workers, with which they share less.
+    """
+
+    def __init__(
+        self,
+        text: str,
+        *,
+        trace: str = "",
+        status: int | None = None,
+        final: bool = False,
+        again: bool = False,
+    ) -> None:
+        super().__init__(text)
+        self.trace, self.status = printable_lines(trace), status
+        self.final, self.again = final, again
+
+
 class NewLauncher:
     """The launcher's process, until it has shown that it is one.
 
     Args:
-        theirs: Its end of the channel.
-        config: What it is to inherit.
+        file: The file with its configuration.
+        channel: Its end of the channel.
+        config: That configuration.
 
     Attributes:
         popen: The process.
@@ -62,26 +85,25 @@ class NewLauncher:
             become ready.
 
     Raises:
-        ValueError: If it is nothing that can be started; the text says what and why.
+        LaunchError: If it is nothing that can be started; the text says what and why.
         OSError: If it cannot be started now.
     """
 
-    def __init__(self, theirs: socket.socket, config: LauncherConfig) -> None:
+    def __init__(self, file: int, channel: int, config: LauncherConfig) -> None:
         executable, self._frozen = program()
-        channel = theirs.fileno()
-        fds = [channel]
+        fds = [file, channel]
         variables = {**(os.environ if config.env is None else dict(config.env))}
         variables[MARK] = str(channel)
         if self._frozen:
             shown = frozen(executable)
-            command = command_line(shown, "launcher", (channel,))
+            command = command_line(shown, "launcher", (file, channel))
             fds.append(int(command[-1].partition("=")[2]))
             # By these it knows that the files of the program are unpacked already.
             variables |= {k: v for k, v in os.environ.items() if k.startswith("_PYI_")}
         else:
             shown = _plain(executable)
             code = _GREET % _kind(greeting()) + _BOOTSTRAP
-            command = [*shown, code, _ROOT, "launcher", str(channel)]
+            command = [*shown, code, _ROOT, "launcher", str(file), str(channel)]
         self._shown = f"{shlex.join(shown)} ..."
         is_python = re.match("python|pypy", Path(executable).name)
         self._may_be_any = self._frozen or not is_python
@@ -102,16 +124,17 @@ class NewLauncher:
         except OSError as error:
             if error.errno not in _UNUSABLE or error.filename == folder:
                 raise
-            raise ValueError(self.fault(f"it cannot be started: {error}")) from error
+            text = f"it cannot be started: {error}"
+            raise self.fault(text, final=True) from error
         finally:
-            for pipe in fds[1:]:
+            for pipe in fds[2:]:
                 os.close(pipe)
 
     def hear(self, data: bytes) -> bytes | None:
         """Return what comes after its first line; ``None`` if that is not yet there.
 
         Raises:
-            ValueError: If it is no launcher; the text says what it is.
+            LaunchError: If it is no launcher; the text says what it is.
         """
         self._heard += data
         line, end, rest = self._heard.partition(b"\n")
@@ -126,17 +149,20 @@ class NewLauncher:
         else:
             theirs, own = (it.decode(errors="replace") for it in (line, greeting()))
             what = f"it is {theirs[:500]}, and this process is {own.strip()}"
-        raise ValueError(self.fault(what))
+        raise self.fault(what, final=True)
 
-    def is_hopeless(self) -> bool:
-        """Tell whether another try would come out the same, as far as one can know."""
-        status = self.popen.poll()
-        if status is None:  # a Python may have had no time, on a busy machine
-            return self._may_be_any
-        return status != -signal.SIGKILL  # which may have been the lack of memory
+    def fault(self, what: str, *, final: bool | None = None) -> LaunchError:
+        """Return *what* is wrong, with the command line and the way out.
 
-    def fault(self, what: str) -> str:
-        """Return *what* is wrong, with the command line and the way out."""
+        Args:
+            what: It.
+            final: Whether another try would come out the same; ``None`` for as far as one can know.
+        """
+        if final is None:
+            # A Python may have had no time, on a busy machine; and SIGKILL may have come for lack
+            # of memory.
+            status = self.popen.poll()
+            final = self._may_be_any if status is None else status != -signal.SIGKILL
         if self._frozen:
             way_out = (
                 "call multiprocessing.freeze_support() as the first thing under "
@@ -146,19 +172,10 @@ class NewLauncher:
             way_out = (
                 "name a Python of this version by multiprocessing.set_executable()"
             )
-        return printable_lines(
+        text = (
             f"{self._shown} does not become the launcher of workers: {what}; {way_out}"
         )
-
-
-def end_of(popen: subprocess.Popen[bytes]) -> str:
-    """Return how a process has ended; empty if it has not."""
-    status = popen.poll()
-    if status is None:
-        return ""
-    if status < 0:
-        return f"signal {signal_name(-status).removeprefix('signal ')} ended it"
-    return f"it ended with exit status {status}"
+        return LaunchError(printable_lines(text), final=final)
 
 
 def worker_command() -> tuple[str, ...]:

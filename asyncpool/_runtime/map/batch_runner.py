@@ -25,8 +25,7 @@ from asyncpool._core.main.main_module import Abroad
 from asyncpool._core.map.chunks import CHUNK_SIZE, LOST, Failure, run_chunk
 from asyncpool._core.pickling.functions import travels_by_name
 from asyncpool._core.pickling.out_of_band import dumps_call
-from asyncpool._core.policies.attempts import AttemptPolicy
-from asyncpool._core.policies.job_options import JobOptions
+from asyncpool._core.policies.job_options import AttemptPolicy, JobOptions
 from asyncpool._runtime.job.job import ChunkJob, Job
 from asyncpool._runtime.pool.admission import MapHold
 from asyncpool._runtime.pool.large import unpicklable

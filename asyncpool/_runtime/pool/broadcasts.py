@@ -21,8 +21,7 @@ from asyncpool._core.base.names import function_name
 from asyncpool._core.main.main_module import Abroad, is_in_use
 from asyncpool._core.pickling.out_of_band import StreamTooLongError, dump
 from asyncpool._core.pickling.serializers import PICKLE, Serializer
-from asyncpool._core.policies.attempts import AttemptPolicy
-from asyncpool._core.policies.job_options import JobOptions
+from asyncpool._core.policies.job_options import AttemptPolicy, JobOptions
 from asyncpool._core.slots.slots import UP
 from asyncpool._core.supervision.broadcasts import Broadcast, StartBroadcasts
 from asyncpool._core.wire.messages import MAX_BROADCASTS, WorkerConfig

@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from asyncpool import events
-from asyncpool._core.policies.attempts import costs_attempt
+from asyncpool._core.policies.job_options import costs_attempt
 from asyncpool._core.slots.reasons import (
     CRASH,
     exit_cause,
@@ -29,7 +29,7 @@ from asyncpool._runtime.pool.registry import (
     stacks_of,
 )
 from asyncpool._runtime.worker.handle import WorkerHandle
-from asyncpool._system.signals import signal_name
+from asyncpool._system.processes import signal_name
 from asyncpool.enums import CrashKind, Delivery, NextStep, TimeLimit
 from asyncpool.errors import JobTimeoutError
 from asyncpool.events import Crash

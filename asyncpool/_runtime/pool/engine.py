@@ -15,11 +15,9 @@ from threading import get_ident
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Literal
 
-import anyio
-
 from asyncpool import events
 from asyncpool._core.base.deadlines import earliest
-from asyncpool._core.figures.durations import Durations
+from asyncpool._core.figures import Durations
 from asyncpool._core.slots.slots import UP
 from asyncpool._core.supervision.closing import Finish
 from asyncpool._core.supervision.core import Core
@@ -33,9 +31,9 @@ from asyncpool._runtime.channel.channel import READ_SIZE
 from asyncpool._runtime.channel.segments import Segments
 from asyncpool._runtime.job.job import Job
 from asyncpool._runtime.job.outcomes import unreadable
-from asyncpool._runtime.launcher.launcher import Launcher
-from asyncpool._runtime.launcher.launcher_process import LaunchError
-from asyncpool._runtime.output.log_records import WorkerLogs, explicit_levels
+from asyncpool._runtime.launcher.launcher import Launcher, LaunchError
+from asyncpool._runtime.options import SupervisorConfig
+from asyncpool._runtime.output import WorkerLogs, explicit_levels
 from asyncpool._runtime.pool.admission import Admission, Draining
 from asyncpool._runtime.pool.broadcasts import Broadcaster
 from asyncpool._runtime.pool.deaths import Deaths
@@ -55,7 +53,6 @@ from asyncpool._runtime.pool.stacks import Stacks
 from asyncpool._runtime.pool.stats import pool_stats
 from asyncpool._runtime.pool.timers import Heartbeats, JobTimers, Pings, StallWatch
 from asyncpool._runtime.pool.traffic import Traffic
-from asyncpool._runtime.state.config import SupervisorConfig
 from asyncpool._runtime.worker.handle import WorkerHandle
 from asyncpool.errors import (
     PoolBrokenError,
@@ -372,6 +369,8 @@ class Engine:
                 sandbox = self.config.confinement
                 if sandbox is not None and sandbox.missing:
                     self.log.sandbox_incomplete(sandbox.missing)
+                if self.config.workers[0]:
+                    self.launcher.begin()
                 with self.turn as now:
                     self.core.start(now)
                 try:
@@ -391,18 +390,16 @@ class Engine:
     async def _end(self, reason: PoolClosedError) -> None:
         """Close everything and report the end, even if this task is cancelled meanwhile.
 
-        asyncio.run() cancels all tasks of a loop that ends, and no shield of anyio's prevents
-        that.
+        asyncio.run() cancels all tasks of a loop that ends.
         """
         try:
             self._stop(reason)
-            with anyio.CancelScope(shield=True):
-                try:
-                    await self.threads.close()
-                finally:
-                    await self.launcher.close()
-                    if self.places is not None:
-                        await self.places.close()
+            try:
+                await self.threads.close()
+            finally:
+                await self.launcher.close()
+                if self.places is not None:
+                    await self.places.close()
         finally:
             self.leases.close()
             if (handover := self.config.handover) is not None:

@@ -10,7 +10,7 @@ import logging
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from asyncpool._core.base.tracebacks import users_own
+from asyncpool._core.base.text import users_own
 from asyncpool._core.logs import pool_messages as say
 from asyncpool.enums import CrashKind, TimeLimit
 from asyncpool.errors import JobTimeoutError
@@ -19,9 +19,9 @@ from asyncpool.events import CloseSummary, Crash, RollResult
 if TYPE_CHECKING:
     import asyncio
 
-    from asyncpool._core.logs.log_message import LogMessage
-    from asyncpool._core.sandbox.requirements import Missing
-    from asyncpool._runtime.state.config import SupervisorConfig
+    from asyncpool._core.logs import LogMessage
+    from asyncpool._core.sandbox.plan import Missing
+    from asyncpool._runtime.options import SupervisorConfig
     from asyncpool._runtime.worker.handle import WorkerHandle
 
 

@@ -10,14 +10,17 @@ import sys
 import warnings
 from collections.abc import Awaitable, Callable
 
-import anyio
-
 from asyncpool._core.supervision.closing import Finish
-from asyncpool._runtime.base.event_loop import check_home, shielded
+from asyncpool._runtime.base.event_loop import (
+    anyio_shield,
+    check_home,
+    outlast,
+    shielded,
+)
 from asyncpool._runtime.base.pool_hub import PoolHub
+from asyncpool._runtime.launcher.script import check_not_imported
+from asyncpool._runtime.options import SupervisorConfig
 from asyncpool._runtime.pool.engine import Engine
-from asyncpool._runtime.preparation.script import check_not_imported
-from asyncpool._runtime.state.config import SupervisorConfig
 from asyncpool.errors import PoolClosedError
 from asyncpool.events import CloseSummary
 
@@ -162,7 +165,7 @@ class SupervisorRunner:
         supervisor = self.supervisor
         if supervisor is not None:
             supervisor.give_up()
-            with anyio.CancelScope(shield=True):
+            with anyio_shield():
                 await shielded(supervisor.status.ended)
 
     async def end_now(self) -> None:
@@ -171,17 +174,7 @@ class SupervisorRunner:
         if supervisor is None:
             return
         supervisor.close(Finish.NONE, 0.0)
-        cancelled: asyncio.CancelledError | None = None
-        # A cancelled scope of anyio's cancels this task in every turn of the loop, so a
-        # shield is needed.  A cancellation of asyncio's is kept until nothing is left.
-        with anyio.CancelScope(shield=True):
-            while not supervisor.status.ended.done():
-                try:
-                    await shielded(supervisor.status.ended)
-                except asyncio.CancelledError as error:
-                    cancelled = error
-        if cancelled is not None:
-            raise cancelled
+        await outlast(supervisor.status.ended)
 
     def dropped(
         self, face: object, *, at_the_end: Callable[[], bool] = sys.is_finalizing

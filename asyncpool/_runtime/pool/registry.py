@@ -14,16 +14,14 @@ from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 from asyncpool._core.base.deadlines import Deadlines
-from asyncpool._core.figures.durations import Durations
-from asyncpool._core.figures.function_figures import FunctionTotals
-from asyncpool._core.policies.attempts import begun_attempts
-from asyncpool._core.policies.job_options import Keeper
+from asyncpool._core.figures import Durations, FunctionTotals
+from asyncpool._core.policies.job_options import Keeper, begun_attempts
 from asyncpool._core.slots.slots import Slot
 from asyncpool._core.wire.frames import Frame
 from asyncpool._core.wire.messages import with_details
 from asyncpool._runtime.base.pool_hub import Attempt, PoolHub
 from asyncpool._runtime.job.job import Chunk, Job, StreamJob, claim
-from asyncpool._runtime.job.lease_renewals import Holder
+from asyncpool._runtime.job.lease_holder import Holder
 from asyncpool._runtime.job.outcomes import Failed, load_outcome
 from asyncpool._runtime.worker.handle import WorkerHandle
 from asyncpool.enums import CrashKind, Delivery, JobOutcome, TimeLimit

@@ -19,7 +19,7 @@ from types import FunctionType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from asyncpool._core.base.job_traits import LEAST
-from asyncpool._core.figures.function_figures import FunctionTotals
+from asyncpool._core.figures import FunctionTotals
 from asyncpool._core.pickling.calls import unloadable
 from asyncpool._core.pickling.functions import Function, FunctionTable
 from asyncpool._core.pickling.out_of_band import (

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from asyncpool._core.figures.function_figures import FunctionTotals
+from asyncpool._core.figures import FunctionTotals
 from asyncpool._core.pickling.functions import Function, FunctionTable
 from asyncpool._core.pickling.out_of_band import OutOfBandPickle
 from asyncpool._core.pickling.serializers import Serializer
@@ -46,14 +46,16 @@ def _is_light(payload: object) -> bool:
     return False  # it is passed on as it is
 
 
-PACKED = Serializer(
-    pack_job=_pack,
-    load_value=_keep,
-    load_item=_keep,
-    load_error=_error,
-    load_details=_keep,
-    is_heavy=_is_light,
-)
+class PackedSerializer(Serializer):
+    """Leaves all as it is."""
+
+    pack_job = staticmethod(_pack)
+    load_value = load_item = load_details = staticmethod(_keep)
+    load_error: Callable[..., BaseException] = staticmethod(_error)
+    is_heavy = staticmethod(_is_light)
+
+
+PACKED = PackedSerializer()
 
 
 class PackedFunctions(FunctionTable):

@@ -2,31 +2,67 @@
 
 from __future__ import annotations
 
+import encodings
 import os
 import pwd
+import site
+import sys
+import sysconfig
 import tempfile
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 from asyncpool._core.policies.worker_limits import WorkerLimits
-from asyncpool._core.sandbox.checks import check_rlimits, check_together, is_within
+from asyncpool._core.sandbox.filters import MACHINES
 from asyncpool._core.sandbox.plan import (
+    NEW_NETWORK,
+    NEW_USER,
+    UNUSED_USERS,
+    Machine,
+    Missing,
     SandboxPlan,
     Settings,
+    check_rlimits,
+    check_together,
+    is_within,
     make_plan,
+    missing,
     most_tasks,
+    refusal,
 )
-from asyncpool._core.sandbox.requirements import Missing, missing, refusal
-from asyncpool._runtime.preparation.script import main_script
-from asyncpool._runtime.sandbox.machine import (
-    installation,
-    least_library,
-    library,
-    this_machine,
-)
+from asyncpool._runtime.launcher.script import main_script
+from asyncpool._runtime.sandbox.places import delegated_limits
 from asyncpool.errors import UnsupportedPlatformError
 from asyncpool.sandbox import Sandbox, settings_of
+
+# Each allows or forbids namespaces of users, on some systems.
+_SWITCHES = {
+    "/proc/sys/user/max_user_namespaces": "0",
+    "/proc/sys/kernel/unprivileged_userns_clone": "0",
+    "/proc/sys/kernel/apparmor_restrict_unprivileged_userns": "1",
+}
+
+_CAP_SETUID = 1 << 7
+_MOST_PIDS = 1 << 22
+
+# The first version of Landlock whose kernel counts the processes of a user namespace apart.
+_COUNTS_SINCE = 2
+
+# Shared libraries, and data that the standard library and many packages read; none of it tells
+# anything about the service.
+_SYSTEM = (
+    "/lib",
+    "/lib64",
+    "/usr/lib",
+    "/usr/lib64",
+    "/usr/local/lib",
+    "/etc/ld.so.cache",
+    "/etc/localtime",
+    "/usr/share/zoneinfo",
+    "/etc/mime.types",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,63 +93,45 @@ def confine(sandbox: Sandbox, limits: WorkerLimits) -> Confinement:
         ValueError: If a path or the user is not there, or the limits contradict each other.
     """
     settings = settings_of(sandbox, _user_of(sandbox.user))
+    workdir = settings.workdir
     # First, since it may be among the others too.
-    if settings.workdir is not None and not Path(settings.workdir).is_dir():
-        raise ValueError(f"Sandbox(workdir=...): {settings.workdir} is no folder here")
-    _check_paths("read", settings.read)
-    _check_paths("write", settings.write)
-    settings = _resolved(settings)
+    if workdir is not None and not Path(workdir).is_dir():
+        raise ValueError(f"Sandbox(workdir=...): {workdir} is no folder here")
+    for setting, paths in (("read", settings.read), ("write", settings.write)):
+        for path in paths:
+            if not Path(path).exists():
+                raise ValueError(
+                    f"Sandbox({setting}=...): {path} does not exist; make it before the pool, or "
+                    "leave it out"
+                )
+    # From here on they go through no link, before any job can change one.
+    settings = settings._replace(
+        read=tuple(map(os.path.realpath, settings.read)),
+        write=tuple(map(os.path.realpath, settings.write)),
+        workdir=None if workdir is None else os.path.realpath(workdir),
+    )
+    private = os.path.realpath(tempfile.gettempdir())
+    for path in settings.write:
+        if is_within(private, [path]):
+            raise ValueError(
+                f"Sandbox(write=...): {path} holds the private folders of workers, which one "
+                "worker could then replace for the next: name a folder below, or set TMPDIR"
+            )
     check_together(settings)
     check_rlimits(settings, limits.rlimits)
     machine = this_machine()
     lacks = missing(settings, machine)
     if lacks and sandbox.strict:
         raise UnsupportedPlatformError(refusal(lacks))
-    script = _script()
+    script = main_script()
     readable = library() if settings.imports else least_library()
     return Confinement(
         make_plan(settings, machine, readable, limits.rlimits),
         lacks,
         _cgroup_limits(settings, machine.limits),
-        script=script,
+        script=None if script is None else (*script[:2], script[1:2]),
         script_first=script is not None and not is_within(script[1], installation()),
     )
-
-
-def _script() -> tuple[str, str, tuple[str, ...]] | None:
-    script = main_script()
-    return None if script is None else (*script[:2], script[1:2])
-
-
-def _resolved(settings: Settings) -> Settings:
-    """Return the settings with paths that go through no link, before any job can change one.
-
-    Raises:
-        ValueError: If workers could replace the folder of the private folders by a link.
-    """
-    write = tuple(map(os.path.realpath, settings.write))
-    private = os.path.realpath(tempfile.gettempdir())
-    for path in write:
-        if is_within(private, [path]):
-            raise ValueError(
-                f"Sandbox(write=...): {path} holds the private folders of workers, which one "
-                "worker could then replace for the next: name a folder below, or set TMPDIR"
-            )
-    workdir = settings.workdir
-    return settings._replace(
-        read=tuple(map(os.path.realpath, settings.read)),
-        write=write,
-        workdir=None if workdir is None else os.path.realpath(workdir),
-    )
-
-
-def _check_paths(setting: str, paths: Iterable[str]) -> None:
-    for path in paths:
-        if not Path(path).exists():
-            raise ValueError(
-                f"Sandbox({setting}=...): {path} does not exist; make it before the pool, or "
-                "leave it out"
-            )
 
 
 def _user_of(user: str | int | None) -> tuple[int, int] | None:
@@ -160,3 +178,93 @@ def _cgroup_limits(
         for name, value in wanted.items()
         if value is not None and name in offered
     }
+
+
+def this_machine() -> Machine:
+    """Return what this machine can enforce for workers of this process."""
+    system, _, release, _, machine = os.uname()
+    if system != "Linux":
+        return Machine(system, release, machine)
+    from asyncpool._system.confinement import can_filter, landlock_version  # noqa: PLC0415 - Linux
+
+    version, root = landlock_version(), os.geteuid() == 0
+    namespaces = _namespaces(root=root)
+    return Machine(
+        system,
+        release,
+        machine,
+        landlock=version,
+        seccomp=machine in MACHINES and can_filter(),
+        namespaces=namespaces,
+        limits=delegated_limits(),
+        root=root,
+        gives_users=root and _gives_users(),
+        counts_processes=bool(namespaces & NEW_USER) and version >= _COUNTS_SINCE,
+        most_tasks=min(map(_number, ("kernel/pid_max", "kernel/threads-max"))),
+    )
+
+
+def _namespaces(*, root: bool) -> int:
+    if root:  # an attempt that fails does no harm
+        return NEW_NETWORK
+    if any(_read(path) == forbidden for path, forbidden in _SWITCHES.items()):
+        return 0
+    return NEW_USER | NEW_NETWORK
+
+
+def _read(path: str) -> str:
+    try:
+        return Path(path).read_text().strip()
+    except OSError:
+        return ""
+
+
+def _gives_users() -> bool:
+    """Return whether root may have a process of any user: also in containers that rename a few."""
+    rights = _read("/proc/self/status").partition("CapEff:")[2].split()
+    known = (
+        map(int, line.split()) for line in _read("/proc/self/uid_map").splitlines()
+    )
+    return bool(int(rights[0], 16) & _CAP_SETUID if rights else 0) and any(
+        first <= UNUSED_USERS and first + count > UNUSED_USERS + _MOST_PIDS
+        for first, _, count in known
+    )
+
+
+def _number(name: str) -> int:
+    text = _read(f"/proc/sys/{name}")
+    return int(text) if text.isdigit() else 32768
+
+
+@cache
+def installation() -> tuple[str, ...]:
+    """Return the folders of this interpreter: its library, its packages and its commands."""
+    paths = sysconfig.get_paths()
+    names = ("stdlib", "platstdlib", "purelib", "platlib", "scripts")
+    found = {paths[name] for name in names if name in paths}
+    found.update(site.getsitepackages())
+    # Where they are in the end, since a virtual environment links to them.
+    return tuple(sorted({os.path.realpath(path) for path in found} | found))
+
+
+@cache
+def library() -> tuple[str, ...]:
+    """Return what workers may read so that they can import what is installed."""
+    ours = str(Path(__file__).parents[2])
+    base = Path(sys.base_prefix) / "lib"
+    return (
+        *installation(),
+        ours,
+        *([str(base)] if base != Path("/lib") else []),
+        *_SYSTEM,
+    )
+
+
+@cache
+def least_library() -> tuple[str, ...]:
+    """Return what workers read even if they may not import what is installed.
+
+    They find encodings by their names, and import a part of this package when they need it.
+    """
+    ours, library = str(Path(__file__).parents[2]), sysconfig.get_path("platstdlib")
+    return ours, str(Path(encodings.__file__).parent), f"{library}/lib-dynload"

@@ -1,1 +1,1 @@
-"""The pool's side of one worker: its handle, its connections, what it is told, and its stacks."""
+"""The pool's side of one worker: its process, its channels, and what it says."""

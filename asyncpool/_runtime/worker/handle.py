@@ -39,11 +39,10 @@ from asyncpool._core.wire.messages import (
 from asyncpool._runtime.channel.channel import Channel
 from asyncpool._runtime.channel.outbox import Outbox
 from asyncpool._runtime.channel.page import WorkerPage
-from asyncpool._runtime.launcher.launcher_process import LaunchError, Process
-from asyncpool._runtime.output.log_records import LogNotes
-from asyncpool._runtime.output.output import Output
-from asyncpool._system.signals import STACKS
-from asyncpool._system.sockets import socket_pair
+from asyncpool._runtime.launcher.launcher import LaunchError, Process
+from asyncpool._runtime.output import LogNotes, Output
+from asyncpool._system.descriptors import socket_pair
+from asyncpool._system.processes import STACKS
 from asyncpool.errors import ProtocolError
 
 if TYPE_CHECKING:

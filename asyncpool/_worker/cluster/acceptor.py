@@ -9,7 +9,7 @@ import os
 import socket
 
 from asyncpool._core.logs import worker_messages as say
-from asyncpool._worker.job.tracebacks import own_logger
+from asyncpool._worker.control import own_logger
 
 TYPE_CHECKING = False  # see _core/base/records.py
 if TYPE_CHECKING:

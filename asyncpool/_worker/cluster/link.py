@@ -20,7 +20,7 @@ from collections import deque
 
 from asyncpool._core.wire.frames import Frame, FrameKind, header
 from asyncpool._system.descriptors import receive_fds
-from asyncpool._worker.channel.frames_io import decoder
+from asyncpool._worker.channel import decoder
 from asyncpool.errors import ProtocolError
 
 TYPE_CHECKING = False  # see _core/base/records.py

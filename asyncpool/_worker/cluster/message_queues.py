@@ -22,7 +22,7 @@ from asyncpool._system.descriptors import (
     received,
     socket_descriptor,
 )
-from asyncpool._worker.job.tracebacks import own_logger
+from asyncpool._worker.control import own_logger
 
 TYPE_CHECKING = False  # see _core/base/records.py
 if TYPE_CHECKING:

@@ -16,9 +16,8 @@ from asyncpool._core.wire.stacks import COROUTINE
 from asyncpool._worker.cluster.drain_time import DrainTime
 from asyncpool._worker.cluster.server_worker import ServerWorker
 from asyncpool._worker.cluster.worker import Worker
-from asyncpool._worker.job.control import Control
-from asyncpool._worker.job.coroutines import Coroutines
-from asyncpool._worker.job.tracebacks import announce, own_logger, print_error
+from asyncpool._worker.control import Control, own_logger, print_error
+from asyncpool._worker.coroutines import Coroutines
 
 TYPE_CHECKING = False  # see _core/base/records.py
 if TYPE_CHECKING:
@@ -74,7 +73,7 @@ def serve(
             life.run(jobs, config.max_payload, spread, *who)
         )
     except BaseException as error:
-        announce(control, "serve", error)
+        control.announce("serve", error)
         if life is not None and life.was_ready:  # else it is a failed start
             print_error(error)
         raise
@@ -147,7 +146,7 @@ class _Life:
     ) -> int:
         """Run everything, and return the status to leave with."""
         self._loop = asyncio.get_running_loop()
-        self._coroutines.show(partial(_task_stacks, self._loop))
+        self._coroutines.stacks.tell = partial(_task_stacks, self._loop)
         time = DrainTime(*self._drain_timeouts)
         server_worker = self._server_worker = ServerWorker(
             jobs,
@@ -204,7 +203,7 @@ class _Life:
             if not server_worker.is_ready:
                 raise self._error
             print_error(self._error)
-            announce(self._control, "serve", self._error)
+            self._control.announce("serve", self._error)
         elif not server_worker.is_ready and not server_worker.draining.is_set():
             raise RuntimeError("serve() returned before it was ready")
 
@@ -244,4 +243,4 @@ def _task_stacks(loop: asyncio.AbstractEventLoop) -> str:
             for frame in task.get_stack(limit=_DEEPEST)[::-1]
         ]
     text = "\n".join(lines)
-    return f"\n{text[:_LONGEST]}\n"
+    return text[:_LONGEST]

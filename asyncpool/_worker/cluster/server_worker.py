@@ -22,7 +22,7 @@ from asyncpool._worker.cluster.message_queues import (
     MessageQueues,
     SocketTransfers,
 )
-from asyncpool._worker.job.tracebacks import own_logger
+from asyncpool._worker.control import own_logger
 from asyncpool.errors import ProtocolError
 
 TYPE_CHECKING = False  # see _core/base/records.py
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
     from asyncpool._worker.cluster.drain_time import DrainTime
-    from asyncpool._worker.job.control import Control
+    from asyncpool._worker.control import Control
 
 # How many accepted connections wait here for the user's code.  The others wait in the backlog.
 _MOST_WAITING = 16

@@ -7,6 +7,7 @@ happens before the worker has a second thread.
 from __future__ import annotations
 
 import contextlib
+import importlib
 import os
 import resource
 import sys
@@ -14,8 +15,14 @@ from importlib.machinery import PathFinder, all_suffixes
 
 from asyncpool._core.policies.starting import outside
 from asyncpool._core.sandbox.filters import NO_RINGS
-from asyncpool._core.sandbox.landlock import CONNECT_TCP, OF_A_FILE, WRITE
-from asyncpool._core.sandbox.plan import NEW_NETWORK, NEW_USER, UNUSED_USERS
+from asyncpool._core.sandbox.plan import (
+    CONNECT_TCP,
+    NEW_NETWORK,
+    NEW_USER,
+    OF_A_FILE,
+    UNUSED_USERS,
+    WRITE,
+)
 from asyncpool._system.confinement import (
     drop_capabilities,
     filter_calls,
@@ -24,7 +31,6 @@ from asyncpool._system.confinement import (
     new_namespaces,
     restrict,
 )
-from asyncpool._worker.process.preloading import warm_up
 from asyncpool._worker.sandbox.leftovers import check_leftovers
 
 TYPE_CHECKING = False  # see _core/base/records.py
@@ -34,7 +40,22 @@ if TYPE_CHECKING:
     from types import ModuleType
 
     from asyncpool._core.sandbox.plan import SandboxPlan
-    from asyncpool._worker.process.preloading import Preloading
+    from asyncpool._worker.process import Preloading
+
+# What is installed may be out of a sandbox's reach.  The modules of this package are not, and idna
+# is asked for by each connection.
+_NEEDED = (
+    "asyncio",
+    "cloudpickle",
+    "ctypes",
+    "encodings.idna",
+    "json",
+    "logging",
+    "resource",
+    "select",
+    "threading",
+    "typing",
+)
 
 
 def enter(
@@ -59,14 +80,24 @@ def enter(
         OSError: If the kernel refuses a step.
         RuntimeError: If *preload* has left something that would be outside of the sandbox.
     """
-    separate = _enter_namespaces(plan.namespaces)
+    warm_up()
+    _do_without()
+    if os.geteuid() == 0:
+        forbid_capabilities()
+    separate = bool(plan.namespaces) and _separate(plan.namespaces)
     if threads := preloading.left():
         raise RuntimeError(outside(threads))
     check_leftovers(descriptors)
     if cgroup:
         with open(f"{cgroup}/cgroup.procs", "w") as members:  # noqa: PTH123
             members.write("0")
-    _settle(plan, folder)
+    os.environ.clear()
+    os.environ.update({"HOME": folder, "TMPDIR": folder}, **dict(plan.env))
+    tempfile = sys.modules.get("tempfile")
+    if tempfile is not None:
+        vars(tempfile)["tempdir"] = None  # it may have looked already
+    os.chdir(folder if plan.workdir is None else plan.workdir)
+    os.umask(0o077)
     _become(plan, counted=separate or bool(cgroup))
     for name, limits in plan.rlimits:
         _bound(getattr(resource, name), *limits)
@@ -74,20 +105,35 @@ def enter(
         with open("/proc/self/statm") as file:  # noqa: PTH123
             now = int(file.read().split()[0]) * resource.getpagesize()
         _bound(resource.RLIMIT_AS, now + plan.memory, now + plan.memory)
-    _close_doors(plan, folder, open_loop)
+    if plan.files or plan.filter:
+        forbid_new_privileges()
+    if plan.files:
+        restrict(
+            plan.files,
+            plan.network,
+            plan.scopes,
+            (*plan.paths, (folder, WRITE)),
+            plan.ports,
+            of_a_file=OF_A_FILE,
+            connect=CONNECT_TCP,
+        )
+    if plan.filter:
+        if open_loop is not None:
+            filter_calls(NO_RINGS)  # uvloop has one if it can
+            open_loop()
+        filter_calls(plan.filter)
     sys.meta_path.insert(0, ReachableModules())
 
 
-def _enter_namespaces(namespaces: int) -> bool:
-    """Make the namespaces of a worker; return whether the kernel allows them."""
-    warm_up()
-    _do_without()
-    if os.geteuid() == 0:
-        forbid_capabilities()
-    return bool(namespaces) and _separate(namespaces)
+def warm_up() -> None:
+    """Import these modules, which forked workers then share."""
+    for name in set(_NEEDED) - {*sys.modules}:
+        with contextlib.suppress(ImportError):
+            importlib.import_module(name)
 
 
 def _separate(flags: int) -> bool:
+    """Make the namespaces of a worker; return whether the kernel allows them."""
     user, group = os.getuid(), os.getgid()
     try:
         new_namespaces(flags & (NEW_USER | NEW_NETWORK))
@@ -103,17 +149,6 @@ def _separate(flags: int) -> bool:
             with contextlib.suppress(OSError), open(f"/proc/self/{name}", "w") as file:  # noqa: PTH123
                 file.write(text)
     return True
-
-
-def _settle(plan: SandboxPlan, folder: str) -> None:
-    """Take the environment and the folder of the plan."""
-    os.environ.clear()
-    os.environ.update({"HOME": folder, "TMPDIR": folder}, **dict(plan.env))
-    tempfile = sys.modules.get("tempfile")
-    if tempfile is not None:
-        vars(tempfile)["tempdir"] = None  # it may have looked already
-    os.chdir(folder if plan.workdir is None else plan.workdir)
-    os.umask(0o077)
 
 
 def _bound(kind: int, soft: int, hard: int) -> None:
@@ -159,29 +194,6 @@ def _become(plan: SandboxPlan, *, counted: bool) -> None:
         )
     else:
         _bound(resource.RLIMIT_NPROC, plan.share, plan.share)
-
-
-def _close_doors(
-    plan: SandboxPlan, folder: str, open_loop: Callable[[], object] | None
-) -> None:
-    if not (plan.files or plan.filter):
-        return
-    forbid_new_privileges()
-    if plan.files:
-        restrict(
-            plan.files,
-            plan.network,
-            plan.scopes,
-            (*plan.paths, (folder, WRITE)),
-            plan.ports,
-            of_a_file=OF_A_FILE,
-            connect=CONNECT_TCP,
-        )
-    if plan.filter:
-        if open_loop is not None:
-            filter_calls(NO_RINGS)  # uvloop has one if it can
-            open_loop()
-        filter_calls(plan.filter)
 
 
 def _do_without() -> None:

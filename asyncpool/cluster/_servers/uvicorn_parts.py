@@ -24,12 +24,11 @@ from weakref import WeakKeyDictionary, WeakSet
 
 import uvicorn
 
-from asyncpool._core.figures.durations import Durations
-from asyncpool._core.figures.request_figures import RequestFigures, class_of
+from asyncpool._core.figures import Durations, RequestFigures, class_of
 from asyncpool._core.logs import worker_messages as say
 from asyncpool._core.pickling.calls import describe
 from asyncpool._core.policies.worker_limits import WorkerLimits
-from asyncpool._worker.job.coroutines import waiting_frames
+from asyncpool._worker.stacks import waiting_frames
 from asyncpool.cluster._servers.transports import connect
 from asyncpool.cluster._servers.wsgi import CALL
 

@@ -1,1 +1,0 @@
-"""What the classes that users call are made of."""

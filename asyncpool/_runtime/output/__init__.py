@@ -1,1 +1,0 @@
-"""What workers print and what their loggers record, passed on to the loggers of the service."""

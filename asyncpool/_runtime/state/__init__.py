@@ -1,1 +1,0 @@
-"""What a pool knows: its open jobs, its status, which jobs it takes, and how jobs fail."""

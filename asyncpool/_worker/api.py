@@ -1,0 +1,361 @@
+"""What a job can ask of its worker, and what the worker keeps between jobs.
+
+Programs import this module too, for its functions; so it imports little.
+
+*Heartbeats*: the worker writes them to its page, where they outlive it.  A heartbeat needs no
+system call.  Some heartbeats *ring*: they ask the pool to look at the page.  The first heartbeat of
+each job rings, and then one in each interval.  The pool looks once more an interval after a ring,
+so it sees the last heartbeat too, without a thread or a timer in the worker.
+"""
+
+from __future__ import annotations
+
+import importlib
+import pickle
+from _thread import RLock  # threading would do, see _worker/__init__.py
+from contextvars import ContextVar
+from time import monotonic
+from types import SimpleNamespace
+
+from asyncpool._core.base.names import JOB_LOGGER, function_name
+from asyncpool._core.base.records import Record
+from asyncpool._core.pickling.calls import describe, load_job, unpack_variables
+from asyncpool._core.wire.messages import MAX_DETAILS, JobContext
+from asyncpool._core.wire.page import BEAT_INTERVAL, Beat, beat_offset
+from asyncpool.errors import JobNotPicklableError
+
+TYPE_CHECKING = False  # see _core/base/records.py
+if TYPE_CHECKING:
+    import logging
+    from collections.abc import Callable, Sequence
+    from typing import Any
+
+    from asyncpool._worker.interrupts import Interrupts
+    from asyncpool._worker.runner import JobRunner, Lane
+
+_load_details: Callable[[bytes], Any] = pickle.loads
+_slot = 0
+
+
+class CurrentJob(Record):
+    """The job that is running here.
+
+    Attributes:
+        id: Its number in the pool; 0 in an earlier broadcast that a new worker runs.
+        attempt: Which attempt this is, counting from 1.
+        deadline: When, on the clock of ``time.monotonic()``, this attempt must be done;
+            ``None`` for no limit.
+        packed_details: The bytes of :attr:`last_details`.
+        function: The name of its function, such as ``"shop.images.resize"``.
+        slot: The number of this worker, from 0 to one less than the number of workers.  No two
+            workers that take jobs have the same one.  A worker that follows a dead one has its
+            number.  So has one that replaces another: with *max_surge*, which is 1 by default,
+            the two have the same number while the old one finishes its jobs.  Where that must
+            not be, use ``Pool(max_surge=0, max_unavailable=1)``.  Logs and events say the slot of
+            a replacement, which may be another one.
+    """
+
+    id: int
+    attempt: int
+    deadline: float | None = None
+    packed_details: bytes = b""
+    function: str = ""
+    slot: int = 0
+
+    @property
+    def last_details(self) -> Any:
+        """The details of the last heartbeat of an earlier attempt, or ``None``; a new copy.
+
+        Raises:
+            BaseException: If unpickling them raises.
+        """
+        return _load_details(self.packed_details) if self.packed_details else None
+
+    @property
+    def logger(self) -> logging.LoggerAdapter[logging.Logger]:
+        """The logger ``asyncpool.job``, whose records have ``job_id`` and ``attempt``.
+
+        That also holds for threads that the job has started.
+        """
+        import logging  # noqa: PLC0415 - many jobs log nothing
+
+        names = {"job_id": self.id, "attempt": self.attempt}
+        return logging.LoggerAdapter(logging.getLogger(JOB_LOGGER), names)
+
+
+# The job number of calls that are no jobs of the pool, such as an initializer.
+NO_JOB = 0
+
+# The job's number and attempt, its context, if the context needs it, when the job began, and
+# its function.  That is a function which modules have, or a name: the context may outlive the
+# job, and must not keep what belongs to the job.  It is None until the function is unpickled.
+# Most jobs never call current_job(), so the CurrentJob is made only when one does.
+Running = tuple[int, int, JobContext, float, object]
+running: ContextVar[Running | None] = ContextVar("asyncpool_job", default=None)
+
+
+def load_details_by(load: Callable[[bytes], Any]) -> None:
+    """Have *load* read the details of heartbeats, in this process."""
+    global _load_details  # noqa: PLW0603 - there is one worker in a process
+    _load_details = load
+
+
+def know_slot(number: int) -> None:
+    """Record the number by which jobs know this worker."""
+    global _slot  # noqa: PLW0603 - there is one worker in a process
+    _slot = number
+
+
+def current_job() -> CurrentJob:
+    """Return the job that this code runs in.
+
+    Raises:
+        RuntimeError: If it does not run in a job of a pool.
+    """
+    job = running.get()
+    if job is None:
+        raise RuntimeError("current_job() was called outside a job of a pool")
+    number, attempt, context, began, function = job
+    if function is None or type(function) is bytes:
+        name = ""
+    else:
+        name = function if type(function) is str else function_name(function)  # type: ignore[arg-type]
+    end = context.end(began)
+    return CurrentJob(number, attempt, end, context.details, name, _slot)
+
+
+def name_function(function: Callable[..., Any]) -> None:
+    """Let *function* be what the running job calls."""
+    job = running.get()
+    if job is not None:
+        running.set((*job[:4], function_name(function)))
+
+
+def set_variables(packed: bytes) -> None:
+    """Give context variables the values that they had for the caller of ``submit``.
+
+    Raises:
+        BaseException: If importing a variable, or unpickling its value, raises.
+    """
+    for name, value in unpack_variables(packed):
+        module, _, attribute = name.partition(":")
+        getattr(importlib.import_module(module), attribute).set(value)
+
+
+# The state of this process, if it is a worker.
+_states: list[SimpleNamespace] = []
+
+
+def open_state() -> None:
+    """Give this process, which becomes a worker, an empty state."""
+    _states.append(SimpleNamespace())
+
+
+def in_worker() -> bool:
+    """Tell whether this process is a worker, of a pool or a cluster, or a fork of one.
+
+    The launcher is no worker, although it imports the preloaded modules and a script with a
+    guard.
+    """
+    return bool(_states)
+
+
+def worker_state() -> SimpleNamespace:
+    """Return the namespace of this worker, for the initializer to fill and jobs to read.
+
+    Each worker process has one.  It is empty at first, and ends with the process.
+
+    Raises:
+        RuntimeError: If this process is no worker of a pool.
+    """
+    if not _states:
+        raise RuntimeError("worker_state() was called outside a worker of a pool")
+    return _states[0]
+
+
+# In a worker, the function that tells the pool.
+_tell: list[Callable[[], None]] = []
+
+
+def on_retire(tell: Callable[[], None]) -> None:
+    """Have *tell* called by :func:`retire_worker`."""
+    _tell[:] = [tell]
+
+
+def retire_worker() -> None:
+    """Make the running job the last one of its worker.
+
+    Call it when the process can no longer be trusted: a C library has corrupt state, or a
+    device is lost.  Jobs that wait in this worker go to other workers, and the pool starts
+    another worker at once.  Further calls change nothing.
+
+    Raises:
+        RuntimeError: If the caller is no job of a pool, or is an earlier broadcast that a
+            new worker runs: every new worker would end before its first job.
+    """
+    job = running.get()
+    if job is not None and job[0] == NO_JOB:
+        raise RuntimeError(
+            "retire_worker() was called in a broadcast that a new worker makes up for; "
+            "for fresh workers, await the roll() of the pool"
+        )
+    if job is None or not _tell:
+        raise RuntimeError("retire_worker() was called outside a job of a pool")
+    _tell[0]()
+
+
+_installed: HeartbeatWriter | None = None
+
+
+class HeartbeatWriter:
+    """The heartbeats of the jobs of one worker.
+
+    Args:
+        runner: Has the running jobs, and the page.
+        interrupts: Tell whether a job is to end.
+        ring: Asks the pool to look at the page soon.
+        pack: Turns details into bytes.
+    """
+
+    def __init__(
+        self,
+        runner: JobRunner,
+        interrupts: Interrupts,
+        ring: Callable[[], None],
+        pack: Callable[[object], bytes],
+    ) -> None:
+        self.runner = runner
+        self._interrupts = interrupts
+        self._ring = ring
+        self._pack, self._none = pack, pack(None)
+        self._rung_at = 0.0
+        # A job may call heartbeat() in several threads, and in a signal handler.
+        self._lock = RLock()
+
+    def beat(self, details: object) -> None:
+        """See :func:`heartbeat`."""
+        self._interrupts.check(self._find()[1].sequence)
+        packed = self._none if details is None else _pack(details, self._pack)
+        if not self.runner.mute:
+            with self._lock:
+                self._write(packed)
+
+    def _write(self, packed: bytes) -> None:
+        job, lane = self._find()
+        now, runner = monotonic(), self.runner
+        lane.beats += 1
+        record = Beat(lane.beats, *job, now, packed).pack()
+        start = runner.layout.beats(lane.index) + beat_offset(lane.beats)
+        # In one step, between two bytecodes.
+        runner.page[start : start + len(record)] = record
+        first = lane.last_beat is None or lane.last_beat[0] != job
+        lane.last_beat = job, record
+        if first or now - self._rung_at >= BEAT_INTERVAL:
+            self._rung_at = now
+            self._ring()
+
+    def _find(self) -> tuple[tuple[int, int], Lane]:
+        """Return the job that the caller belongs to, and its lane.
+
+        A thread that a job has started may have no context, or may have outlived its job.
+        """
+        mine, lanes = running.get(), self.runner.by_job
+        job = mine[:2] if mine is not None else self.runner.running
+        lane = None if job is None else lanes.get(job)
+        if job is not None and lane is not None:
+            return job, lane
+        if not lanes:
+            raise RuntimeError("heartbeat() was called when no job was running")
+        if job is not None:
+            text = f"heartbeat() was called for job {job[0]}, which is over"
+            raise RuntimeError(text)
+        raise RuntimeError(
+            "heartbeat() was called in a thread that does not know its job, and "
+            "several jobs are running: run it in a copy of the job's context"
+        )
+
+
+def install(beats: HeartbeatWriter) -> None:
+    """Have :func:`heartbeat` use these, in this process."""
+    global _installed  # noqa: PLW0603 - there is one worker in a process
+    _installed = beats
+
+
+def heartbeat(details: object = None) -> None:
+    """Report that the running job is alive, and how far it has come.
+
+    A call takes a few microseconds, so call it as often as you like.  The pool receives the
+    first heartbeat at once, and then the newest one ten times a second.  It always receives
+    the last one, even if the worker dies.
+
+    Args:
+        details: How far the job is.  :meth:`asyncpool.Job.progress` yields it, and the next
+            attempt finds it in ``current_job().last_details``.  It may be any small object
+            that can be pickled.
+
+    Raises:
+        JobCancelled: If the job is to end, and the caller is the thread that it runs in.
+        ValueError: If *details* have more than 32 KB when pickled.
+        JobNotPicklableError: If they cannot be pickled.
+        RuntimeError: If no job of a pool is running, or the caller belongs to another job.
+
+    Concurrency:
+        Any thread of the job may call it.
+    """
+    if _installed is None:
+        raise RuntimeError("heartbeat() was called outside a job of a pool")
+    _installed.beat(details)
+
+
+def _pack(details: object, pack: Callable[[object], bytes]) -> bytes:
+    try:
+        packed = pack(details)
+    except Exception as error:
+        raise JobNotPicklableError(
+            f"the details of a heartbeat cannot be pickled: {describe(error)}",
+            direction="details",
+            name=type(details).__qualname__,
+        ) from error
+    if len(packed) > MAX_DETAILS:
+        raise ValueError(
+            f"the details of a heartbeat have {len(packed)} bytes when pickled, and "
+            f"{MAX_DETAILS} is the most: say how far the job is, and put its results "
+            "elsewhere, for example into a file"
+        )
+    return packed
+
+
+# Functions that a worker calls, and that call the user's function.
+
+_begun = 0
+
+
+def call_chunk(
+    function: Callable[..., Any], chunk: Sequence[tuple[Any, ...]]
+) -> list[Any]:
+    """Call *function* once for each tuple of arguments."""
+    name_function(function)
+    return [function(*args) for args in chunk]
+
+
+def call_counted(
+    limit: int, function: Callable[..., Any], /, *args: Any, **kwargs: Any
+) -> Any:
+    """Call *function*, and retire this worker after its call number *limit*.
+
+    The pool's own limit counts outcomes, and a worker continues until its replacement is
+    ready, so it may run more jobs than the limit.  This limit is exact.
+    """
+    global _begun  # noqa: PLW0603 - one worker is one process
+    name_function(function)
+    _begun += 1
+    if _begun >= limit:
+        retire_worker()
+    return function(*args, **kwargs)
+
+
+def call_packed(payload: bytes) -> Any:
+    """Unpickle the call in *payload*, and make it."""
+    function, args, kwargs = load_job(payload)
+    name_function(function)
+    return function(*args, **kwargs)

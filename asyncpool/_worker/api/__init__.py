@@ -1,1 +1,0 @@
-"""The functions that a job may call about itself and its worker."""

@@ -1,0 +1,279 @@
+"""The worker's ends of the channels: whole frames, and the large buffers that travel beside them.
+
+Large buffers travel in segments, the shared memory that the pool has made for this worker, or in
+frames of their own.  Descriptors arrive on the control channel, so the control thread receives the
+segments.  The main thread uses them, and waits for a segment that is still on its way.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import mmap
+import os
+import socket
+from _queue import SimpleQueue  # queue would do, see _worker/__init__.py
+from collections import deque
+from functools import partial
+
+from asyncpool._core.pickling.out_of_band import (
+    OutOfBandPickle,
+    ReceivedPickle,
+    cut,
+    lay_out,
+)
+from asyncpool._core.wire.frames import Frame, FrameDecoder, FrameKind, header
+from asyncpool._core.wire.messages import pack_numbers, unpack_numbers
+
+TYPE_CHECKING = False  # see _core/base/records.py
+if TYPE_CHECKING:
+    from asyncpool._system.memory import Memory
+
+
+def decoder(max_payload: int) -> FrameDecoder:
+    """Return a decoder for :func:`receive`."""
+    # The kernel gives this memory real pages only where it is written to, and none is kept.
+    return FrameDecoder(
+        max_payload=max_payload, allocate=lambda size: mmap.mmap(-1, size)
+    )
+
+
+def receive(sock: socket.socket, decoder: FrameDecoder) -> list[Frame]:
+    """Wait for whole frames; an empty list means that the channel has ended."""
+    while True:
+        if decoder.target is not None:
+            size = sock.recv_into(decoder.target)
+            frames = decoder.fill(size)
+        else:
+            data = sock.recv(65536)
+            size = len(data)
+            frames = decoder.feed(data) if data else []
+        if frames or not size:
+            return frames
+
+
+def receive_some(sock: socket.socket, decoder: FrameDecoder) -> list[Frame] | None:
+    """Read without waiting, and return the whole frames; ``None`` means the end."""
+    if decoder.target is not None:
+        size = sock.recv_into(decoder.target)
+        return decoder.fill(size) if size else None
+    data = sock.recv(65536)
+    return decoder.feed(data) if data else None
+
+
+# Up to here one system call and a copy are cheaper than two system calls.
+SMALL = 65_536
+
+
+def send(sock: socket.socket, head: bytes, payload: bytes) -> None:
+    """Send a frame."""
+    if len(payload) <= SMALL:
+        sock.sendall(head + payload)
+    else:
+        sock.sendall(head)
+        sock.sendall(payload)
+
+
+class Segments:
+    """The segments of a worker, by number.
+
+    Attributes:
+        returned: Segments without any view left; the main thread tells the pool of them.
+    """
+
+    def __init__(self) -> None:
+        self.returned: deque[int] = deque()
+        # The control thread rings after it has changed an attribute below.  Each change is
+        # one step under the GIL, so no lock is needed.  A ring too many does no harm.
+        self._bell: SimpleQueue[None] = SimpleQueue()
+        self._arrived: dict[int, tuple[int | None, int]] = {}
+        self._grants: deque[int] = deque()
+        self._mapped: dict[int, Memory] = {}
+        self._viewed: set[int] = set()
+        self._copied: set[int] = set()
+
+    # The control thread.
+
+    def arrive(self, number: int, fd: int | None, size: int) -> None:
+        """Take a new segment, whose descriptor may have been lost on its way."""
+        self._arrived[number] = fd, size
+        self._bell.put(None)
+
+    def grant(self, number: int) -> None:
+        """Note which segment the pool has granted for an outcome; 0 for none."""
+        self._grants.append(number)
+        self._bell.put(None)
+
+    def drop(self, number: int) -> None:
+        """Forget segment *number*, which the main thread has no view of."""
+        self._mapped.pop(number, None)
+        fd, _ = self._arrived.pop(number, (None, 0))
+        if fd is not None:
+            os.close(fd)
+
+    # The main thread.
+
+    def wait_for_grant(self) -> int:
+        """Wait for the segment that an outcome may go to; return its number, 0 for none."""
+        while not self._grants:
+            self._bell.get()
+        return self._grants.popleft()
+
+    def memory(self, number: int) -> Memory:
+        """Return segment *number*.
+
+        Raises:
+            OSError: If this process may open no more descriptors, or has no room.
+        """
+        memory = self._mapped.get(number)
+        if memory is not None:
+            return memory
+        while number not in self._arrived:
+            self._bell.get()
+        fd, size = self._arrived.pop(number)
+        if fd is None:
+            text = "the shared memory of a job cannot be received"
+            raise OSError(errno.EMFILE, f"{os.strerror(errno.EMFILE)}: {text}")
+        from asyncpool._system.memory import Memory  # noqa: PLC0415 - few jobs need ctypes
+
+        try:
+            memory = self._mapped[number] = Memory(fd, size)
+        finally:
+            os.close(fd)
+        return memory
+
+    def view(self, number: int) -> memoryview:
+        """Return a view of segment *number*, whose end is noted in ``returned``.
+
+        Raises:
+            OSError: If it cannot be mapped.
+        """
+        # Of the main thread, at any moment, or another one's: it must not do more.
+        view = self.memory(number).lend(partial(self.returned.append, number))
+        self._viewed.add(number)
+        return view
+
+    def after_fork(self) -> None:
+        """Take note that a job has forked: its copy has views of its own."""
+        self._copied |= self._viewed
+
+    def take_back(self, number: int) -> bool:
+        """Tell whether a segment that was returned may be used again."""
+        self._viewed.discard(number)
+        if number not in self._copied:
+            return True
+        self._copied.discard(number)
+        self._mapped.pop(number, None)
+        return False
+
+
+class LargeBuffers:
+    """The large objects of one worker's jobs.
+
+    Args:
+        jobs: The job channel.
+        segments: The shared memory.
+
+    Attributes:
+        in_use: Whether there was a large buffer.  If not, small outcomes need no look here.
+    """
+
+    def __init__(self, jobs: socket.socket, segments: Segments) -> None:
+        self._jobs = jobs
+        self._segments = segments
+        self._lent: Frame | None = None
+        self._areas: list[memoryview] = []
+        self._lost: list[int] = []
+        self.in_use = False
+
+    def take(self, frame: Frame) -> None:
+        """Keep a buffer that comes before the job that it belongs to."""
+        self.in_use = True
+        if frame.kind is FrameKind.AREA:
+            data = frame.payload
+            # A job may change its arguments, wherever they come from.
+            area = memoryview(bytearray(data)) if type(data) is bytes else data
+            self._areas.append(area)
+        else:
+            self._lent = frame
+
+    def complete(
+        self, payload: bytes | memoryview
+    ) -> bytes | memoryview | ReceivedPickle:
+        """Return the payload of the next job together with the buffers that came before it.
+
+        Raises:
+            OSError: If this process cannot get at the memory.
+        """
+        if self._lent is None and not self._areas:
+            return payload
+        areas, self._areas = self._areas, []
+        lent, self._lent = self._lent, None
+        if lent is not None:
+            areas = self._view(lent.number, unpack_numbers(lent.payload))
+        return ReceivedPickle(payload, areas)
+
+    def discard(self) -> None:
+        """Drop the buffers of a job that will not begin."""
+        self._areas = []
+        if self._lent is not None:
+            self._segments.returned.append(self._lent.number)
+            self._lent = None
+            self._jobs.sendall(self._news())
+
+    def put(self, outcome: bytes | OutOfBandPickle) -> tuple[bytes, bytes]:
+        """Send the buffers of an outcome, or copy them into shared memory.
+
+        Returns:
+            The bytes to send before its frame, and the payload of the frame.
+        """
+        if type(outcome) is bytes:
+            return self._news(), outcome
+        assert isinstance(outcome, OutOfBandPickle)
+        self.in_use = True
+        payload, ahead = outcome.payload, self._put(outcome)
+        outcome.buffers.clear()  # it may be all that keeps a view of the arguments
+        return self._news() + ahead, payload
+
+    def _put(self, pickled: OutOfBandPickle) -> bytes:
+        areas, sizes = pickled.areas, pickled.sizes
+        offsets, total = lay_out(sizes)
+        self._jobs.sendall(header(FrameKind.WANT, 0, total))
+        number = self._segments.wait_for_grant()
+        if number:
+            with contextlib.suppress(OSError):
+                self._segments.memory(number).fill(offsets, areas)
+                numbers = pack_numbers(sizes)
+                head = header(FrameKind.LENT, len(numbers), tag=number)
+                return head + numbers
+            self._lost.append(number)
+        for size, pieces in zip(sizes, areas, strict=True):
+            self._jobs.sendall(header(FrameKind.AREA, size))
+            for piece in pieces:
+                self._jobs.sendall(piece)
+        return b""
+
+    def _news(self) -> bytes:
+        """Return the frames that tell the pool which segments are free again."""
+        frames = [header(FrameKind.LOST, 0, tag=number) for number in self._lost]
+        self._lost.clear()
+        returned = self._segments.returned
+        while returned:
+            number = returned.popleft()
+            again = self._segments.take_back(number)
+            frames.append(
+                header(
+                    FrameKind.SEGMENT_RETURNED if again else FrameKind.LOST,
+                    0,
+                    tag=number,
+                )
+            )
+        return b"".join(frames)
+
+    def _view(self, number: int, sizes: tuple[int, ...]) -> list[memoryview]:
+        try:
+            whole = self._segments.view(number)
+        except OSError:
+            self._lost.append(number)
+            raise
+        return cut(whole, sizes)

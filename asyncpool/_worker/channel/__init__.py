@@ -1,1 +1,0 @@
-"""The worker's ends of the channels and of the shared memory."""

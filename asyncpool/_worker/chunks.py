@@ -1,0 +1,237 @@
+"""Run the items of a chunk, one by one, and note the outcome of each.
+
+See ``_core/map/chunks.py`` for the log.
+"""
+
+from __future__ import annotations
+
+import pickle
+from contextlib import suppress
+from contextvars import copy_context
+from functools import partial
+from itertools import starmap
+from mmap import ALLOCATIONGRANULARITY, mmap
+from time import perf_counter_ns
+from types import CoroutineType
+
+from asyncpool._core.base.names import function_name
+from asyncpool._core.map.chunks import (
+    FLAT,
+    LOG_HEAD,
+    ChunkResult,
+    note,
+)
+from asyncpool._core.pickling.calls import pack_value
+from asyncpool._core.pickling.errors import pack_error
+from asyncpool._core.pickling.out_of_band import OutOfBandPickle
+from asyncpool._core.wire.page import LOG_SIZE
+from asyncpool._worker.api import running
+from asyncpool._worker.coroutines import InContext
+from asyncpool._worker.runner import ours
+from asyncpool.errors import JobCancelled
+
+TYPE_CHECKING = False  # see _core/base/records.py
+if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine, Generator, Iterator
+    from typing import Any, NoReturn
+
+    from asyncpool._worker.hooks import Hook
+    from asyncpool._worker.runner import JobRunner, Lane
+
+
+# How many functions of maps a worker remembers.
+_MEMORY = 32
+
+_functions: dict[bytes, Callable[..., Any]] = {}
+
+
+class ChunkLog:
+    """The outcomes of the items of a chunk; the same log serves one chunk after the other.
+
+    Args:
+        page: The descriptor of the worker page.
+        start: The offset of the log on the page.
+
+    Attributes:
+        words: The head of the log, see ``_core/map/chunks.py``.
+        write: Writes behind what was written before.
+        count: How many items there are.
+    """
+
+    def __init__(self, page: int, start: int) -> None:
+        # A map of its own, which ends with the log: so it has a position, and fails at the end.
+        before = start % ALLOCATIONGRANULARITY
+        log = mmap(page, before + LOG_SIZE, offset=start - before)
+        self._first = before + LOG_HEAD.size
+        self.words = memoryview(log)[before : self._first].cast("Q")
+        self.write: Callable[[bytes], object] = log.write
+        self.count = 0
+        self._seek: Callable[[int], object] = log.seek
+
+    def begin(self, job: int, attempt: int, count: int) -> None:
+        """Begin a new log for *count* items."""
+        words, self.count = self.words, count
+        words[0] = words[1] = 0
+        words[2], words[3] = job, attempt
+        self._seek(self._first)
+
+
+def run_chunk(
+    runner: JobRunner, packed: bytes, items: list[Any], **how: Any
+) -> ChunkResult | Coroutine[Any, Any, ChunkResult]:
+    """Call a function for each of *items*, until all are done or the chunk is told to stop.
+
+    The items of a plain function run one after the other, without a break.  If the function is
+    async, what is returned is a coroutine that awaits its coroutines one after the other.
+
+    Args:
+        runner: Runs the job that this is.
+        packed: As for :class:`Chunk`, like the rest.
+        items: The arguments.
+        how: The rest.
+    """
+    job = running.get()
+    assert job is not None
+    lane = runner.by_job[job[:2]]
+    if lane.log is None:
+        lane.log = ChunkLog(runner.page_fd, runner.layout.log(lane.index))
+    chunk = Chunk(lane.log, packed, items, hook=runner.hook, **how)
+    coroutine = chunk.go_on()
+    return chunk.result if coroutine is None else _await_items(lane, chunk, coroutine)
+
+
+async def _await_items(
+    lane: Lane, chunk: Chunk, coroutine: Coroutine[Any, Any, Any] | None
+) -> ChunkResult:
+    steps = lane.steps
+    assert steps is not None
+    while coroutine is not None:
+        steps.shown = coroutine
+        try:
+            value = await InContext(coroutine, copy_context())
+        except BaseException as error:
+            # Leave two frames out that are asyncpool's: the await, and the step.
+            tb = error.__traceback__
+            for _ in range(2):
+                tb = tb and tb.tb_next
+            error.__traceback__ = tb
+            coroutine = chunk.go_on(error=steps.seen(error))
+        else:
+            coroutine = chunk.go_on(value)
+    return chunk.result
+
+
+class Chunk:
+    """A chunk that runs, up to the next coroutine that its function returns.
+
+    Args:
+        log: Where the outcomes are noted.
+        packed: The function, pickled.
+        items: The arguments.
+        star: Whether each item is a tuple of several arguments.
+        named: Whether the function travels by name, so that it may be remembered.
+        max_payload: The most bytes that a result may have.
+        hook: What is entered around each item.
+    """
+
+    def __init__(
+        self,
+        log: ChunkLog,
+        packed: bytes,
+        items: list[Any],
+        *,
+        star: bool,
+        named: bool,
+        max_payload: int,
+        hook: Hook | None = None,
+    ) -> None:
+        job = running.get()
+        assert job is not None
+        self._began = perf_counter_ns()
+        self._log = log
+        log.begin(job[0], job[1], len(items))
+        function = _recall(packed, keep=named)
+        running.set((*job[:4], function if named else function_name(function)))
+        if hook is not None:
+            function = hook.around_items(function)
+        calls = starmap(function, items) if star else map(function, items)
+        self._result = ChunkResult([], [])
+        pack = partial(_pack, max_payload)
+        self._steps = _run(calls, log, self._result, pack)
+
+    def go_on(
+        self, value: Any = None, error: BaseException | None = None
+    ) -> Coroutine[Any, Any, Any] | None:
+        """Continue with the outcome of a coroutine; return the next coroutine, if there is one."""
+        try:
+            # Between two items: those that are done keep their outcomes.
+            with suppress(StopIteration, JobCancelled):
+                if error is None:
+                    return self._steps.send(value)
+                return self._steps.throw(error)
+        except Exception as broken:  # it is not an item's: the log is broken
+            # The item that was not noted has run, and must not count as one that has not begun.
+            self._result.outcomes.append((pack_error(broken, skip=ours(broken)), True))
+        return None
+
+    @property
+    def result(self) -> ChunkResult:
+        """The outcomes of the chunk."""
+        microseconds = (perf_counter_ns() - self._began) / 1000
+        return self._result._replace(microseconds=microseconds)
+
+
+def _run(
+    calls: Iterator[Any], log: ChunkLog, result: ChunkResult, pack: Callable[[Any], Any]
+) -> Generator[Coroutine[Any, Any, Any], Any, None]:
+    """Note the outcomes of items; yield the coroutines of those that are async."""
+    # A call of a function for each item would take a fifth more time.
+    write, words, add = log.write, log.words, result.outcomes.append
+    for done in range(log.count):
+        try:
+            outcome = value = copy_context().run(next, calls)
+            if type(value) is CoroutineType:
+                outcome = value = yield value
+            if type(value) not in FLAT:
+                outcome = pack(value)
+                if isinstance(outcome, OutOfBandPickle):  # it is too large for the log
+                    result.tail.append(value)
+                    return
+            entry = note(outcome)
+        except BaseException as error:
+            value, outcome = None, (pack_error(error, skip=ours(error)), True)
+            entry = note(outcome)
+            words[1] |= isinstance(error, JobCancelled)
+        try:
+            write(entry)
+        except ValueError:  # the log is full, so no other item may begin
+            add(outcome)
+            return
+        add(outcome)
+        words[0] = done + 1  # the outcome counts as noted from here on
+        if words[1]:
+            return
+
+
+def _recall(packed: bytes, *, keep: bool) -> Callable[..., Any]:
+    function = _functions.get(packed)
+    if function is not None:
+        return function
+    try:
+        loaded: Callable[..., Any] = pickle.loads(packed)
+    except BaseException as error:
+        return partial(_fail, error)  # so that each item fails with it
+    if keep:
+        if len(_functions) >= _MEMORY:
+            del _functions[next(iter(_functions))]
+        _functions[packed] = loaded
+    return loaded
+
+
+def _fail(error: BaseException, *_: object) -> NoReturn:
+    raise error
+
+
+def _pack(max_payload: int, value: object) -> Any:
+    data = pack_value(value, max_payload)
+    return data if isinstance(data, OutOfBandPickle) else (data,)

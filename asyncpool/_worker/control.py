@@ -1,0 +1,413 @@
+"""The worker's end of the control channel, and the thread that reads it.
+
+This thread does no other work, so it can react while the main thread computes or sleeps.  It
+notices that the pool wants a job back, and that the pool is gone.  Then the control channel
+ends, and the thread ends the worker, with its whole process group.
+"""
+
+from __future__ import annotations
+
+import _thread  # threading would do, see _worker/__init__.py
+import contextlib
+import json
+import os
+import signal
+import socket
+import sys
+import traceback
+from collections import deque
+
+# Nothing is imported later, when it is needed: beside a job that computes, each of the hundred
+# system calls of an import may cost this thread 20 ms until it has the GIL again, and it is late
+# by two seconds then.
+from asyncpool._core.base.text import in_units
+from asyncpool._core.pickling.calls import text_of
+from asyncpool._core.pickling.errors import format_error
+from asyncpool._core.policies.starting import cannot_succeed
+from asyncpool._core.profile.profile_messages import ProfileRequest
+from asyncpool._core.wire.frames import Frame, FrameKind, header
+from asyncpool._core.wire.messages import (
+    MAX_CONFIG,
+    Failure,
+    Identity,
+    pack_numbers,
+    unpack_moment,
+    unpack_numbers,
+)
+from asyncpool._system.descriptors import HANDED, receive_fds
+from asyncpool._system.processes import memory_at_most, private_memory
+from asyncpool._worker.channel import Segments, decoder, receive
+from asyncpool._worker.interrupts import Interrupts, JobClaims, LeaseFences
+from asyncpool._worker.process import start_thread
+from asyncpool._worker.profile import Sampler
+from asyncpool._worker.stacks import Stacks
+from asyncpool.errors import ProtocolError
+
+TYPE_CHECKING = False  # see _core/base/records.py
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from logging import Logger
+    from threading import ExceptHookArgs
+    from types import TracebackType
+
+    from asyncpool._worker.runner import JobRunner
+
+# Seconds after which a job is signalled again if it has not begun to end.
+_AGAIN = 0.02
+
+# The packages that call the user's code: their frames are left out of tracebacks.
+_CALLERS = frozenset(("asyncio", "asyncpool", "importlib", "uvloop"))
+
+
+class Control:
+    """The worker's end of the control channel.
+
+    Args:
+        sock: The socket.
+        claims: Decides whether a job can still be revoked.
+        segments: Receive shared memory.
+        interrupts: End a job that has begun.
+        stacks: Tell where the jobs are.
+
+    Attributes:
+        on_thread_death: Called in a thread that ends with an error, once the pool was told.
+        on_end_of_all: Called when a draining worker learns that the whole cluster ends.
+        call_soon: Makes the event loop call a function, in a worker of a cluster.
+        identity: The name and the parent of this worker, if the pool has sent them.
+        announced: Whether the worker has told the pool which error ends it.
+        memory: How much memory is too much before the first job, and the text of that limit.
+        interrupts: As above.
+        runner: Runs the jobs.
+    """
+
+    def __init__(
+        self,
+        sock: socket.socket,
+        claims: JobClaims,
+        segments: Segments,
+        interrupts: Interrupts,
+        stacks: Stacks,
+    ) -> None:
+        self._socket = sock
+        self.runner: JobRunner | None = None
+        self.interrupts = interrupts
+        self._claims = claims
+        self._segments = segments
+        self._stacks = stacks
+        self._lock = _thread.RLock()
+        self._records: deque[bytes] = deque()
+        self.on_thread_death: Callable[[], None] | None = None
+        self.on_end_of_all: Callable[[], None] | None = None
+        self.call_soon: Callable[..., object] | None = None
+        self.identity: Identity | None = None
+        self.announced = False
+        self.memory: tuple[int, str] | None = None
+        self._sampler: Sampler | None = None
+        self._tracker: int | None = None
+        self._tracker_asked = False
+        self._tracker_came = _thread.allocate_lock()
+        self._thread = 0
+        self._show_thread = _thread._excepthook  # noqa: SLF001 - see start()
+        self._decoder = decoder(MAX_CONFIG)
+
+    def receive_config(self) -> Frame:
+        """Wait for the configuration, and for the frames before it.
+
+        Raises:
+            SystemExit: If the pool is gone before the configuration comes.
+        """
+        while True:
+            fds: list[int] = []
+            if self._decoder.target is not None:
+                frames = receive(self._socket, self._decoder)
+                gone = not frames
+            else:
+                data, fds, _ = receive_fds(self._socket, 65536, 1)
+                frames = self._decoder.feed(data)
+                gone = not data
+            if gone:
+                raise SystemExit(0)
+            for frame in frames:
+                if frame.kind is FrameKind.HANDED:
+                    HANDED.append(fds.pop() if fds else None)
+                elif frame.kind is FrameKind.IDENTITY:
+                    self.identity = Identity.unpack(frame.payload)
+                else:
+                    return frame
+
+    def fileno(self) -> int:
+        """Return the descriptor of the channel."""
+        return self._socket.fileno()
+
+    def start(self) -> None:
+        """Start to watch the channel, and the other threads of this process."""
+        # It becomes threading.excepthook when that is imported, or has been.
+        _thread._excepthook = self._report_thread  # noqa: SLF001
+        if "threading" in sys.modules:
+            vars(sys.modules["threading"])["excepthook"] = self._report_thread
+        start_thread(self._watch)
+
+    def greet(self) -> None:
+        """Tell the pool that the worker is ready.
+
+        Raises:
+            RuntimeError: If it has more memory now than it may have.
+        """
+        if self.memory is not None:
+            bound, text = self.memory
+            most = memory_at_most(os.getpid())
+            if most >= bound and (had := private_memory(os.getpid())) >= bound:
+                raise RuntimeError(
+                    f"it has {in_units(had)} of memory before its first job, and {text}: "
+                    "raise the limit, or have workers import and initialize less"
+                )
+        self.send(FrameKind.HELLO)
+
+    def announce(
+        self, stage: str, error: BaseException, *, fixed: bool = False
+    ) -> None:
+        """Tell the pool of *error*, which ends the worker; see :func:`cannot_succeed`."""
+        text = format_error(error, _users_own(error))
+        summary = f"{type(error).__qualname__}: {text_of(error)}"
+        final = cannot_succeed(error, fixed=fixed)
+        failure = Failure(stage, summary, text)._replace(final=final)
+        self.send(FrameKind.FAILED, failure.pack())
+        self.announced = True
+
+    def borrow_tracker(self) -> int | None:
+        """Return the descriptor of the service's resource tracker; wait until it comes.
+
+        It is ``None`` if the service has none, and in the thread that would have to receive it.
+        """
+        if _thread.get_ident() == self._thread:
+            return None
+        if not self._tracker_asked:
+            self._tracker_asked = True
+            self._tracker_came.acquire()
+            self.send(FrameKind.TRACKER)
+        # No exception comes between what a job has made and its entry at the tracker.
+        self.interrupts.hold()
+        try:
+            with self._tracker_came:
+                return self._tracker
+        finally:
+            self.interrupts.release(soon=True)
+
+    def send(self, kind: FrameKind, payload: bytes = b"", *fields: int) -> None:
+        """Send a frame; if the pool is gone, the watching thread acts on that."""
+        with self._lock, contextlib.suppress(OSError):
+            self._socket.sendall(header(kind, len(payload), *fields) + payload)
+        if self._records:  # of a finalizer that ran meanwhile
+            self._send_records()
+
+    def ring(self) -> None:
+        """Ask the pool to look at the page, unless the socket is full."""
+        if self._lock._is_owned():  # type: ignore[attr-defined] # noqa: SLF001
+            return  # in the middle of a frame
+        with self._lock, contextlib.suppress(OSError):
+            self._socket.send(header(FrameKind.HEARTBEAT, 0), socket.MSG_DONTWAIT)
+        if self._records:  # of a finalizer that ran meanwhile
+            self._send_records()
+
+    def report(self, payload: bytes) -> None:
+        """Send a log record.  In the middle of a frame it waits, and is sent after the frame.
+
+        A signal handler or a finalizer may log in the middle of a frame.  The handler that
+        interrupts a job may raise in this method.  A record is too small to be sent in part
+        (see ``MAX_ENTRY``), so at worst one record is lost.
+        """
+        self._records.append(header(FrameKind.RECORD, len(payload)) + payload)
+        self._send_records()
+
+    def close(self) -> None:
+        """Close the descriptor, in a process that is not the worker."""
+        self._socket.close()
+        # Another thread may have held it at the fork.
+        self._lock = _thread.RLock()
+
+    def _send_records(self) -> None:
+        # Look again when the lock is free: a late caller has left a record there.
+        while self._records and not self._lock._is_owned():  # type: ignore[attr-defined] # noqa: SLF001
+            with self._lock, contextlib.suppress(OSError, IndexError):
+                while True:
+                    self._socket.sendall(self._records.popleft())
+
+    def _watch(self) -> None:
+        try:
+            with contextlib.suppress(OSError, ProtocolError):
+                self._listen()
+        except BaseException:  # such as a lack of memory
+            traceback.print_exc()
+        # Without this thread nobody reads what the pool sends, or notices its end.
+        if self._socket.fileno() >= 0:
+            end_group()
+
+    def _listen(self) -> None:
+        self._thread = _thread.get_ident()
+        while True:
+            self._insist()
+            # Of several frames in one read, only the last can bring a descriptor.
+            data, fds, _ = receive_fds(self._socket, 65536, 1)
+            if not data:
+                return
+            for frame in self._decoder.feed(data):
+                self._answer(frame, fds)
+
+    def _insist(self) -> None:
+        """Signal a job that is to end again and again, until the pool sends a frame.
+
+        ``interrupts.py`` says why the first signal may have had no effect.
+        """
+        if not self.interrupts.pending():
+            return
+        from select import POLLIN, poll  # noqa: PLC0415 - few jobs are interrupted
+
+        channel = poll()
+        channel.register(self._socket, POLLIN)
+        while self.interrupts.pending() and not channel.poll(_AGAIN * 1000):
+            self.interrupts.ask_again()
+
+    def _answer(self, frame: Frame, fds: list[int]) -> None:
+        kind = frame.kind
+        if kind is FrameKind.REVOKE:
+            won = self._claims.revoke(unpack_numbers(frame.payload))
+            self.send(FrameKind.REVOKED, pack_numbers(won))
+        elif kind is FrameKind.INTERRUPT:
+            for sequence in unpack_numbers(frame.payload):
+                self.interrupts.ask(sequence)
+        elif kind is FrameKind.FENCE:
+            self._fence(frame.job, unpack_moment(frame.payload))
+        elif kind is FrameKind.CREDIT:
+            if self.runner is not None:
+                self.runner.grant(frame.job, frame.attempt, frame.number)
+        elif kind is FrameKind.PING:
+            self._answer_ping()
+        elif kind is FrameKind.STACKS:
+            self._stacks.write(frame.job, frame.attempt)
+            self.send(FrameKind.STACKS, b"", frame.job, frame.attempt)
+        elif kind is FrameKind.WHERE:
+            try:
+                text = self._stacks.live(frame.job)
+            except Exception as error:
+                # What is read here belongs to other threads, which may do anything to it.
+                text = f"The stacks cannot be read: {error!r}".encode(errors="replace")
+            self.send(FrameKind.WHERE, text, frame.job)
+        elif kind is FrameKind.PROFILE:
+            self._profile(frame)
+        elif kind is FrameKind.CLOSING:
+            self._hear_of_end()
+        elif kind is FrameKind.TRACKER:
+            self._tracker = fds.pop() if fds else None
+            self._tracker_came.release()
+        elif kind is FrameKind.SEGMENT:
+            self._segments.arrive(frame.number, fds.pop() if fds else None, frame.job)
+        elif kind is FrameKind.GRANT:
+            self._segments.grant(frame.number)
+        elif kind is FrameKind.DROP:
+            self._segments.drop(frame.number)
+        else:
+            raise ProtocolError(f"the pool sent {kind.name}")
+
+    def _fence(self, sequence: int, until: float) -> None:
+        interrupts = self.interrupts
+        if interrupts.fences is None:
+            assert self.runner is not None
+            interrupts.fences = LeaseFences(
+                self._claims, self.runner.runs, self._end_lapsed
+            )
+        interrupts.fences.put(sequence, until)
+
+    def _end_lapsed(self) -> None:
+        """End this process and all that it has started, without waiting for the pool.
+
+        The pool may be stopped, and then it reads nothing.
+        """
+        summary = "it has lapsed, and its job was still running"
+        payload = Failure("lease", summary).pack()
+        with contextlib.suppress(OSError):
+            if self._lock.acquire(blocking=False):
+                frame = header(FrameKind.FAILED, len(payload)) + payload
+                self._socket.send(frame, socket.MSG_DONTWAIT)
+        os.killpg(0, signal.SIGKILL)
+
+    def _profile(self, frame: Frame) -> None:
+        """Begin to sample what this worker does, or end that."""
+        if self._sampler is not None:
+            self._sampler.stop()
+            self._sampler = None
+        if not frame.payload:
+            return
+
+        def send(payload: bytes, last: bool) -> None:  # noqa: FBT001 - of its own callback
+            self.send(FrameKind.SAMPLES, payload, frame.job, 0, int(last))
+
+        try:
+            request = ProfileRequest.unpack(frame.payload)
+            sampler = Sampler(request, self.interrupts.main, send)
+            sampler.start()
+            self._sampler = sampler
+        except Exception as error:
+            # A job may have taken away what it takes, such as threads.
+            send(json.dumps([[], [], [0, 0, 0], repr(error)[:500]]).encode(), last=True)
+
+    def _answer_ping(self) -> None:
+        """Answer a ping; in a worker of a cluster the event loop answers."""
+        call_soon = self.call_soon
+        if call_soon is not None:
+            with contextlib.suppress(RuntimeError):  # it was closed at this moment
+                call_soon(self.send, FrameKind.PONG)
+                return
+        self.send(FrameKind.PONG)
+
+    def _hear_of_end(self) -> None:
+        call_soon, on_end = self.call_soon, self.on_end_of_all
+        if call_soon is not None and on_end is not None:
+            with contextlib.suppress(RuntimeError):  # it was closed at this moment
+                call_soon(on_end)
+
+    def _report_thread(self, args: ExceptHookArgs) -> None:
+        if args.exc_type is SystemExit:
+            return
+        self._show_thread(args)
+        name = args.thread.name if args.thread is not None else "a thread"
+        summary = f"{args.exc_type.__qualname__} in thread {name!r}: {args.exc_value}"
+        self.send(FrameKind.FAILED, Failure("thread", summary, _format(args)).pack())
+        on_thread_death = self.on_thread_death
+        if on_thread_death is not None:
+            on_thread_death()
+
+
+def _format(args: ExceptHookArgs) -> str:
+    tb: TracebackType | None = args.exc_traceback
+    return "".join(traceback.format_exception(args.exc_type, args.exc_value, tb))
+
+
+def print_error(error: BaseException) -> None:
+    """Print the traceback to stderr, as it is in what :meth:`Control.announce` sends."""
+    sys.stderr.write(format_error(error, _users_own(error)))
+
+
+def _users_own(error: BaseException) -> TracebackType | None:
+    """Return the traceback from the user's first frame on; all of it, if no frame is the user's."""
+    tb = error.__traceback__
+    while tb is not None:
+        module = str(tb.tb_frame.f_globals.get("__name__"))
+        if module.partition(".")[0] not in _CALLERS:
+            return tb
+        tb = tb.tb_next
+    return error.__traceback__
+
+
+def end_group() -> None:
+    """End this process and all that it has started, at once."""
+    with contextlib.suppress(Exception):
+        sys.stderr.flush()
+    # The worker has a process group of its own, so this ends no other process.
+    os.killpg(0, signal.SIGKILL)
+
+
+def own_logger() -> Logger:
+    """Return the logger of asyncpool, in a worker: most workers need none."""
+    import logging  # noqa: PLC0415 - see the docstring
+
+    return logging.getLogger("asyncpool")

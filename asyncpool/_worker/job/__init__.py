@@ -1,1 +1,0 @@
-"""How a job runs, one at a time, and what its worker tells meanwhile."""

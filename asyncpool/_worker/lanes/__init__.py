@@ -1,1 +1,0 @@
-"""How several jobs run at once, each in a lane."""

@@ -1,0 +1,535 @@
+"""The launcher's process: it starts workers, reports their ends, cleans up.
+
+Pools of one event loop share a launcher if they preload the same modules.  It imports once what
+all workers need, so a worker costs a millisecond.  It never runs user code, except preloaded
+modules and a script that it imports.  It has one thread, so it can fork, or only threads that a
+fork does not lose (``_core/policies/starting.py``).  With
+``launcher="spawn"`` a fresh interpreter replaces each fork, and everything else is the same.
+
+When its channel or its parent ends, it kills all workers and all of their descendants, even
+in the middle of a job that holds the GIL.
+
+The launcher is the parent of all workers, and adopts their descendants that lose their own
+parents.  So it collects those too when they end, and no worker gathers zombies, or has to tell the
+children of its jobs from the orphans.
+
+Each worker has a mark, which its descendants inherit, whatever they do: the soft limit of
+RLIMIT_LOCKS, which Linux has kept for each process since version 2.4 and has heeded in none.
+An adopted process with the mark of a living worker is left alone.  One with the mark of a dead
+worker is killed.  One that has taken off its mark (``su`` may) may be any worker's, and is
+killed when the next worker ends.
+
+The launcher kills a worker's process group before it collects the worker, because until then
+the kernel cannot give the pid to another process.  Where there are no marks, each worker adopts
+its orphans itself, and what becomes the launcher's was left by a dead worker.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import gc
+import importlib
+import json
+import os
+import resource
+import select
+import signal
+import socket
+import sys
+import time
+import traceback
+
+from asyncpool._core.policies.starting import SCRIPT, cannot_succeed
+from asyncpool._core.wire.frames import Frame, FrameDecoder, FrameKind, header
+from asyncpool._core.wire.messages import (
+    Failure,
+    LauncherConfig,
+    pack_exit,
+    pack_pid,
+    unpack_environment,
+)
+from asyncpool._system.descriptors import receive_fds, socket_of
+from asyncpool._system.processes import MARK, STACKS, command_line
+from asyncpool._worker.identity import install_script, load_script
+from asyncpool._worker.loop import work
+from asyncpool._worker.process import Preloading, forking, load_titles, prctl, show
+
+TYPE_CHECKING = False  # see _core/base/records.py
+if TYPE_CHECKING:
+    import signal as _signal
+    from collections.abc import Callable, Iterator, Mapping
+    from typing import NoReturn
+else:
+    import _signal  # the C part of signal, see _worker/__init__.py
+
+# Job channel, control channel, page, stdout, stderr.
+FDS_PER_WORKER = 5
+
+_MAX_REQUEST = 1 << 20
+
+# The longest wait for a process, in seconds: one in an uninterruptible sleep does not end.
+_PATIENCE = 5.0
+
+_RLIMIT_LOCKS = 10
+
+# The marks of one launcher follow on a random number, so that those of a launcher in a job differ.
+_MOST_MARKS = 1 << 24
+
+_PR_SET_PDEATHSIG = 1
+_PR_SET_CHILD_SUBREAPER = 36
+
+_PROC = "/proc"
+
+
+def main(file: int, channel_fd: int) -> NoReturn:
+    """Serve the pool at the other end of *channel_fd* until it is gone.
+
+    Args:
+        file: It begins with the configuration.  What this process imports, and its stacks if it
+            dies of that, come after it.
+        channel_fd: The channel.
+    """
+    reaper = Reaper()
+    show("pool-launcher", "launcher")
+    # Keep the socket to the end: collecting an open one would cause a warning.
+    channel = socket_of(channel_fd)
+    try:
+        LauncherProcess(channel, file, reaper).run()
+    except _Forked as forked:
+        worker = forked.args
+    except (OSError, SystemExit):  # the pool's process is gone, or this one must go
+        reaper.end_all()
+        os._exit(0)
+    except BaseException:
+        traceback.print_exc()
+        reaper.end_all()
+        os._exit(1)
+    else:
+        reaper.end_all()
+        os._exit(0)
+    # After everything of the launcher is freed, which takes up to 0.9 ms.
+    work(*_become_worker(*worker))
+
+
+class _Forked(BaseException):
+    """Raised in a forked process, to leave the launcher's loop and its objects."""
+
+
+class LauncherProcess:
+    """The loop of the launcher's process."""
+
+    def __init__(self, channel: socket.socket, file: int, reaper: Reaper) -> None:
+        self._channel = channel
+        self._file = file
+        self._reaper = reaper
+        self._decoder = FrameDecoder(max_payload=_MAX_REQUEST)
+        self._config = LauncherConfig.unpack(os.pread(file, os.fstat(file).st_size, 0))
+        self._wake_out, self._wake_in = os.pipe()
+        self._serving = True
+        self._parent = os.getppid()
+
+    def run(self) -> None:
+        """Import what workers share, answer requests and report ends, until the pool is gone."""
+        self._arrange_signals()
+        adopt_orphans()
+        # The end of the channel says the same, unless somebody has forked the pool's process:
+        # then the fork keeps the channel open.  It is the end of the thread that started this.
+        prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+        try:
+            self._send(*self._import())
+            poll = select.poll()
+            poll.register(self._channel, select.POLLIN)
+            poll.register(self._wake_out, select.POLLIN)
+            while True:
+                for fd, _ in poll.poll():
+                    if fd == self._wake_out:
+                        os.read(self._wake_out, 4096)
+                        for ended in self._reaper.reap():
+                            self._report_end(*ended)
+                    elif not self._answer():
+                        return
+        finally:
+            # A SIGTERM may come with the end of the channel, and must not break off
+            # the clean-up.
+            self._serving = False
+
+    def _arrange_signals(self) -> None:
+        for fd in (self._wake_out, self._wake_in):
+            os.set_blocking(fd, False)
+        signal.set_wakeup_fd(self._wake_in, warn_on_full_buffer=False)
+        signal.signal(signal.SIGCHLD, lambda _number, _frame: None)
+        # Out of the main loop, and into the clean-up.
+        signal.signal(signal.SIGTERM, self._on_sigterm)
+        for number in (signal.SIGINT, signal.SIGHUP):
+            signal.signal(number, signal.SIG_IGN)
+        # The service may block signals in the thread that started the pool.
+        signal.pthread_sigmask(signal.SIG_SETMASK, ())
+
+    def _on_sigterm(self, *_: object) -> None:
+        # A service manager sends SIGTERM to all processes of the service.  The launcher
+        # ignores it: the service finishes its jobs first, and then closes the channel.
+        if self._serving and os.getppid() != self._parent:
+            sys.exit(0)
+
+    def _import(self) -> tuple[FrameKind, bytes]:
+        """Import what workers share; return what to tell the pool."""
+        config = self._config
+        sys.path[:] = config.sys_path
+        sys.argv[:] = [""]
+        load_titles()
+        show("pool-launcher", "launcher")
+        faulthandler.enable(self._file)
+        # If this takes too long, the pool asks where it is, and reads nothing else any more.
+        faulthandler.register(STACKS, self._channel)
+        preloading = Preloading()
+        for name in config.preload:
+            try:
+                self._note(name)
+                with preloading.step(name):
+                    importlib.import_module(name)
+            except BaseException as error:
+                summary = f"{name!r} cannot be preloaded: {error!r}"
+                final = cannot_succeed(error, fixed=True)
+                failure = Failure("preload", summary, traceback.format_exc(), final)
+                return FrameKind.FAILED, failure.pack()
+        if config.namespaces is not None:
+            from asyncpool._worker.sandbox.entering import warm_up  # noqa: PLC0415 - few need it
+
+            warm_up()
+        if config.script is not None:
+            install_script(config.script)
+            self._note(SCRIPT)
+            with preloading.step(SCRIPT):
+                failed = load_script()
+            if failed:  # the next launcher leaves it to the workers
+                return FrameKind.FAILED, Failure("script", failed).pack()
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(Exception):  # it may be anything by now
+                stream.flush()  # else every worker would print what is left in it
+        if "logging" in sys.modules:  # workers will need it, and can share it
+            importlib.import_module("asyncpool._worker.log_handler")
+        self._note("")
+        with contextlib.suppress(RuntimeError, OSError):  # there may be no stderr
+            faulthandler.enable()
+        os.close(self._file)
+        faulthandler.unregister(STACKS)
+        signal.signal(STACKS, signal.SIG_IGN)  # in a worker too, until it has a handler
+        shared = ""
+        if config.fork and config.namespaces is None:
+            # It is missing where this is no Linux.
+            with contextlib.suppress(OSError), open("/proc/self/maps", "rb") as maps:  # noqa: PTH123
+                if b"w-s " in maps.read():
+                    from asyncpool._worker.sandbox.leftovers import shared_memory  # noqa: PLC0415 - few need it
+
+                    shared = shared_memory()
+        gc.collect()
+        gc.freeze()  # else the first collection of each worker copies every page
+        lost = preloading.left(whole=True) if config.fork else []
+        return FrameKind.HELLO, json.dumps([lost, shared]).encode()
+
+    def _note(self, name: str) -> None:
+        """Note what is imported now: the process may die of it."""
+        os.write(self._file, f"\0{name}\n".encode())
+
+    def _answer(self) -> bool:
+        data, fds, truncated = receive_fds(self._channel, 65536, FDS_PER_WORKER)
+        for frame in self._decoder.feed(data):
+            if frame.kind is FrameKind.SWEEP:
+                self._reaper.sweep(self._report_end)
+                self._send(FrameKind.SWEPT, job=frame.job)
+            else:
+                # The kernel ends a read after bytes that came with descriptors, so
+                # these descriptors belong to this request.
+                self._launch(frame, fds, truncated=truncated)
+                fds = []
+        return bool(data)
+
+    def _launch(self, frame: Frame, fds: list[int], *, truncated: bool) -> None:
+        try:
+            if truncated or len(fds) != FDS_PER_WORKER:
+                raise OSError("the launcher may open no more descriptors")  # noqa: TRY301 - as if it may not fork
+            pid = self._fork(fds, unpack_environment(frame.payload))
+            # Open the pidfd here: this process is the parent, so the pid cannot be reused yet.
+            handles: list[int] = []
+            with contextlib.suppress(AttributeError, OSError):
+                handles.append(os.pidfd_open(pid))
+            payload = pack_pid(pid, held=bool(handles))
+            self._send(FrameKind.LAUNCHED, payload, frame.job, handles)
+            fds += handles
+        except OSError as error:
+            failure = Failure("fork", str(error))
+            self._send(FrameKind.FAILED, failure.pack(), frame.job)
+        for fd in fds:
+            os.close(fd)
+
+    def _fork(self, fds: list[int], variables: Mapping[str, str]) -> int:
+        """Fork a worker that gets *fds*.
+
+        With *variables* in its environment, if it becomes a fresh interpreter.
+        """
+        # A SIGTERM meant for the new worker must not run the launcher's handler in it;
+        # it waits until the worker has let go of that.
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGTERM,))
+        try:
+            with forking():
+                pid = self._reaper.fork()
+                if pid == 0:
+                    self._let_go()
+                    raise _Forked(self._config, fds, variables)
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        return pid
+
+    def _let_go(self) -> None:
+        """Leave the launcher's life behind; this is the forked process."""
+        try:
+            os.setsid()
+            # As in a fresh interpreter.
+            _signal.set_wakeup_fd(-1)
+            for number in (_signal.SIGCHLD, _signal.SIGTERM, _signal.SIGHUP):
+                _signal.signal(number, _signal.SIG_DFL)
+            _signal.signal(_signal.SIGINT, _signal.default_int_handler)
+            _signal.pthread_sigmask(_signal.SIG_SETMASK, ())
+            self._channel.close()
+            os.close(self._wake_out)
+            os.close(self._wake_in)
+        except BaseException:
+            traceback.print_exc()
+            os._exit(1)
+
+    def _report_end(self, pid: int, status: int, cpu: int) -> None:
+        self._send(FrameKind.EXITED, pack_exit(pid, status, cpu))
+
+    def _send(
+        self,
+        kind: FrameKind,
+        payload: bytes = b"",
+        job: int = 0,
+        fds: list[int] | None = None,
+    ) -> None:
+        data = header(kind, len(payload), job) + payload
+        if fds:
+            # Alone with its first byte in a read of the other side's.
+            sent = socket.send_fds(self._channel, [data], fds)
+            data = data[sent:]
+        self._channel.sendall(data)
+
+
+def _become_worker(
+    config: LauncherConfig, fds: list[int], variables: Mapping[str, str]
+) -> list[int]:
+    """Return the descriptors that a worker works with."""
+    try:
+        *channels, out, err = fds
+        null = os.open(os.devnull, os.O_RDONLY)
+        for number, fd in enumerate((null, out, err)):
+            os.dup2(fd, number)
+        for fd in {null, out, err} - {0, 1, 2}:
+            os.close(fd)
+        if not config.fork:
+            _exec(config, variables, channels)
+        sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
+        numpy_random = sys.modules.get("numpy.random")
+        if numpy_random is not None:
+            numpy_random.seed()  # random does so itself; see docs/inside-a-job.md for others
+    except BaseException:
+        traceback.print_exc()
+        os._exit(1)
+    return channels
+
+
+def _exec(
+    config: LauncherConfig, variables: Mapping[str, str], fds: list[int]
+) -> NoReturn:
+    for fd in fds:
+        os.set_inheritable(fd, True)
+    os.execvpe(  # noqa: S606 - no shell is wanted
+        config.command[0],
+        command_line(config.command, "worker", tuple(fds)),
+        {**os.environ, **variables, MARK: str(fds[0])},
+    )
+
+
+class Reaper:
+    """The children of this process: workers, and those that it has adopted."""
+
+    def __init__(self) -> None:
+        self._workers: dict[int, int] = {}  # the mark of each
+        self._adopted: dict[int, int] = {}
+        self._first = int.from_bytes(os.urandom(4), "big") * _MOST_MARKS
+        self._last = self._first
+        self._marks = _can_mark(self._first)
+
+    def fork(self) -> int:
+        """Fork a worker, and return as :func:`os.fork` does.
+
+        Raises:
+            OSError: If the process cannot be made.
+        """
+        self._last += 1
+        pid = os.fork()
+        if pid:
+            self._workers[pid] = self._last
+        elif self._marks:
+            with contextlib.suppress(OSError, ValueError):  # no launcher any more
+                _mark_self(self._last)
+        else:
+            adopt_orphans()
+        return pid
+
+    def reap(self) -> Iterator[tuple[int, int, int]]:
+        """Yield pid, exit status and microseconds of CPU of every worker that has ended."""
+        ended = False
+        can_look = hasattr(os, "waitid")  # not in macOS before Python 3.13
+        with contextlib.suppress(ChildProcessError):  # there are no children
+            while True:
+                if (pid := _next_zombie() if can_look else -1) in self._workers:
+                    _kill_group(pid)
+                pid, status, usage = os.wait4(pid, os.WNOHANG)
+                if not pid:
+                    break
+                if not self._workers.pop(pid, 0):
+                    self._adopted.pop(pid, 0)
+                    continue
+                ended = True
+                if not can_look:
+                    _kill_group(pid)
+                cpu = int((usage.ru_utime + usage.ru_stime) * 1e6)
+                yield pid, os.waitstatus_to_exitcode(status), cpu
+        _kill(self._left_behind(unmarked=ended))
+
+    def sweep(self, report: Callable[[int, int, int], None]) -> None:
+        """Kill the processes that dead workers have left behind, and wait for their end.
+
+        Args:
+            report: Called with each worker that ends meanwhile, as :meth:`reap` yields it.
+        """
+        self._clear(lambda: self._left_behind(unmarked=True), report)
+
+    def end_all(self) -> None:
+        """Kill all workers, all adopted processes and their descendants, and wait."""
+        for pid in self._workers:
+            _kill_group(pid)
+        self._clear(
+            lambda: children() | self._workers.keys(), lambda _pid, _end, _cpu: None
+        )
+
+    def _clear(
+        self,
+        left: Callable[[], set[int]],
+        report: Callable[[int, int, int], None],
+    ) -> None:
+        give_up_at = time.monotonic() + _PATIENCE
+        while time.monotonic() < give_up_at:
+            for ended in self.reap():
+                report(*ended)
+            if not (pids := left()):
+                return
+            _kill(pids)
+            time.sleep(0.001)
+
+    def _left_behind(self, *, unmarked: bool) -> set[int]:
+        """Return the adopted processes that dead workers have left.
+
+        Args:
+            unmarked: Whether to return those too that have no mark of this launcher's.
+        """
+        adopted = children() - self._workers.keys()
+        if not self._marks:
+            return adopted
+        before, self._adopted = self._adopted, {}
+        for pid in adopted:
+            self._adopted[pid] = before.get(pid) or _mark_of(pid)
+        living = {*self._workers.values()}
+        return {
+            pid
+            for pid, mark in self._adopted.items()
+            if mark not in living and (unmarked or self._first < mark <= self._last)
+        }
+
+
+def _next_zombie() -> int:
+    """Return the pid of a child that has ended, and is not collected yet.
+
+    Raises:
+        ChildProcessError: If there is none.
+    """
+    found = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    if found is None:
+        raise ChildProcessError
+    return found.si_pid
+
+
+def _mark_self(mark: int) -> None:
+    _, hard = resource.getrlimit(_RLIMIT_LOCKS)
+    resource.setrlimit(_RLIMIT_LOCKS, (mark, hard))
+
+
+def _mark_of(pid: int) -> int:
+    """Return the mark of a process; 0 if it has none, or is gone."""
+    with contextlib.suppress(OSError, ValueError):
+        # Not prlimit(), which tells nothing of other users' processes.
+        with open(f"/proc/{pid}/limits", "rb") as limits:  # noqa: PTH123 - no pathlib here
+            _, _, locks = limits.read().partition(b"Max file locks")
+        return int(locks.split(None, 1)[0])
+    return 0
+
+
+def _can_mark(mark: int) -> bool:
+    """Return whether this system keeps marks, and shows them."""
+    with contextlib.suppress(Exception):  # a kernel or a sandbox may refuse anything
+        before = resource.getrlimit(_RLIMIT_LOCKS)
+        try:
+            _mark_self(mark)
+            return _mark_of(os.getpid()) == mark
+        finally:
+            resource.setrlimit(_RLIMIT_LOCKS, before)
+    return False
+
+
+def _kill(pids: set[int]) -> None:
+    for pid in pids:
+        with contextlib.suppress(OSError):
+            os.kill(pid, signal.SIGKILL)
+
+
+def _kill_group(worker: int) -> None:
+    with contextlib.suppress(OSError):
+        os.killpg(worker, signal.SIGKILL)
+
+
+def adopt_orphans() -> None:
+    """Become the parent of every descendant that loses its own parent.
+
+    Not if the system does not list children: then they could only be waited for, not killed.
+    """
+    if os.path.exists(f"{_PROC}/{os.getpid()}/stat"):  # noqa: PTH110 - no pathlib here
+        prctl(_PR_SET_CHILD_SUBREAPER, 1)
+
+
+def children() -> set[int]:
+    """Return the pids of this process's children, zombies included; none if unknown."""
+    pid = os.getpid()
+    try:
+        with open(f"{_PROC}/{pid}/task/{pid}/children") as listing:  # noqa: PTH123
+            return {int(child) for child in listing.read().split()}
+    except OSError:  # as in gVisor, and in a kernel without CONFIG_PROC_CHILDREN
+        return _whose_parent_is(pid)
+
+
+def _whose_parent_is(parent: int) -> set[int]:
+    try:
+        pids = [int(name) for name in os.listdir(_PROC) if name.isdigit()]  # noqa: PTH208
+    except OSError:
+        return set()
+    return {pid for pid in pids if _parent(pid) == parent}
+
+
+def _parent(pid: int) -> int:
+    try:
+        with open(f"{_PROC}/{pid}/stat", "rb") as stat:  # noqa: PTH123
+            # After the process's name, which may contain anything, come its state and its parent.
+            return int(stat.read().rpartition(b") ")[2].split()[1])
+    except (OSError, IndexError, ValueError):  # the process is gone by now
+        return 0

@@ -1,1 +1,0 @@
-"""The launcher's process, which forks workers and reaps them."""

@@ -1,1 +1,0 @@
-"""Log records of jobs, on their way to the pool."""

@@ -1,0 +1,296 @@
+"""What each process of a pool does with itself, whether it is a launcher or a worker.
+
+It begins here if it is a fresh interpreter (``_system/processes.py`` has its command line).  It
+shows a name in ``ps``, sets its own environment and limits, starts threads, and finds out which
+threads came with its imports, and what a fork would make of them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import os
+import select
+import signal
+import sys
+import time
+from _thread import allocate_lock, start_new_thread
+
+from asyncpool._core.base.text import printable
+from asyncpool._core.policies.starting import (
+    BEFORE_IMPORTS,
+    QUIET,
+    Thread,
+    lost_at_fork,
+)
+from asyncpool._system.processes import MARK, greeting
+
+TYPE_CHECKING = False  # see _core/base/records.py
+if TYPE_CHECKING:
+    from collections.abc import Callable, Generator, Iterable
+    from typing import NoReturn
+
+    from asyncpool._core.wire.messages import KernelLimit, Variables
+
+_PR_SET_NAME = 15
+_LONGEST_NAME = 15  # bytes
+
+# Seconds between looks whether a thread has ended; each is twice the last.
+_FIRST_LOOK = 0.001
+_LAST_LOOK = 1.0
+
+# Seconds for what a library does in the copy of a process, right after the fork.
+_COPY_GRACE = 5.0
+
+
+def main() -> NoReturn:
+    """Run the role that the command line names, in a fresh interpreter.
+
+    ``argv`` is ``-c ROOT ROLE FD...``.  *ROOT* is the folder in which the service has found this
+    package, because the new interpreter may not find it, or may find another one.  It is at the
+    front of the path while the package is imported, and then at its end, so that other modules in
+    that folder shadow nothing.
+    """
+    role, *numbers = sys.argv[2:]
+    _begin(role, [int(number) for number in numbers])
+
+
+class Start:
+    """What a frozen program unpickles: for ``spawn_main`` the process that it is to be.
+
+    Args:
+        role: As in :func:`main`.
+        fds: The descriptors.
+    """
+
+    def __init__(self, role: str, *fds: int) -> None:
+        self._role, self._fds = role, list(fds)
+
+    def _bootstrap(self, parent_sentinel: int) -> NoReturn:
+        os.close(parent_sentinel)
+        if self._role == "launcher":
+            os.write(self._fds[-1], greeting())
+        _begin(self._role, self._fds)
+
+
+def _begin(role: str, fds: list[int]) -> NoReturn:
+    os.environ.pop(MARK, None)
+    for fd in fds:
+        os.set_inheritable(fd, False)
+    if role == "launcher":
+        from asyncpool._worker.launcher import main as serve  # noqa: PLC0415
+
+        serve(*fds)
+    sys.argv[:] = [""]
+    faulthandler.enable()
+    sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
+    from asyncpool._worker.loop import work  # noqa: PLC0415
+
+    load_titles()
+    work(*fds)
+
+
+def prctl(option: int, value: int | bytes) -> None:
+    """Ask the kernel of Linux for something; without it a precaution is missing, no more."""
+    if sys.platform != "linux":
+        return
+    with contextlib.suppress(Exception):
+        import _ctypes  # noqa: PLC0415 - not where there is no prctl
+
+        # Not ctypes itself, which imports more, see _worker/__init__.py.
+        program = _ctypes.dlopen(None, 0)  # type: ignore[arg-type] # this one
+        function = _ctypes.dlsym(program, "prctl")
+        _ctypes.call_cdeclfunction(function, (option, value, 0, 0, 0))
+
+
+# Linux keeps a short name for each process, which costs a system call.  A whole command line can
+# only be changed by setproctitle, an extra, which imports logging: 2 MB for each launcher.
+def load_titles() -> None:
+    """Import ``setproctitle`` if it is installed; workers that are forked later have it too."""
+    with contextlib.suppress(Exception):  # it may be anything that has this name
+        __import__("setproctitle")
+
+
+def show(name: str, title: str) -> None:
+    """Have this process called *name*, and *title* where there is room for a command line."""
+    module = sys.modules.get("setproctitle")
+    if module is not None:
+        with contextlib.suppress(Exception):
+            module.setproctitle(f"asyncpool: {printable(title)}")
+    # After that, since it sets the name too.
+    prctl(_PR_SET_NAME, name.encode()[:_LONGEST_NAME])
+
+
+def set_environment(variables: Variables) -> None:
+    """Set the environment variables that this process alone has."""
+    os.environ.update(variables)
+    if "TZ" in dict(variables):
+        time.tzset()  # the launcher has read the other one
+
+
+def apply_bounds(
+    nice: int,
+    cpus: tuple[int, ...] | None,
+    rlimits: Iterable[tuple[str, KernelLimit]],
+) -> None:
+    """Set the limits of this process; see :class:`asyncpool.WorkerLimits`.
+
+    Raises:
+        OSError, ValueError: If the kernel does not allow a limit.
+    """
+    if nice:
+        os.nice(nice)
+    if cpus is not None:
+        os.sched_setaffinity(0, cpus)
+    for name, limit in rlimits:
+        import resource  # noqa: PLC0415 - few workers need it
+
+        kind = getattr(resource, name)
+        both = (limit, resource.getrlimit(kind)[1]) if isinstance(limit, int) else limit
+        try:
+            resource.setrlimit(kind, both)
+        except (OSError, ValueError) as error:
+            raise type(error)(f"{name} cannot be set to {both}: {error}") from error
+
+
+def start_thread(run: Callable[[], object]) -> None:
+    """Start a thread that calls *run*, and return as soon as it runs.
+
+    A thread that has no number yet would be the first in the list of threads.  Of such a
+    list, ``faulthandler`` writes no stack at all since Python 3.15, not even that of the
+    thread that crashed.  ``threading.Thread`` waits, too; to import it takes a while.
+
+    Raises:
+        RuntimeError: If no thread can be started.
+    """
+    running = allocate_lock()
+    running.acquire()
+
+    def begin() -> None:
+        running.release()
+        run()
+
+    start_new_thread(begin, ())
+    running.acquire()
+
+
+class Preloading:
+    """Knows which threads came with which import; those that are there already with none.
+
+    What follows from that is in ``_core/policies/starting.py``.
+    """
+
+    def __init__(self) -> None:
+        self._threads: dict[int, Thread] = {}
+        self._origin, self._seconds = BEFORE_IMPORTS, 0.0
+        self._look()
+
+    @contextlib.contextmanager
+    def step(self, origin: str) -> Generator[None]:
+        """Import *origin* in this context."""
+        for name, value in QUIET.items():
+            os.environ.setdefault(name, value)
+        began = time.monotonic()
+        yield
+        self._origin, self._seconds = origin, time.monotonic() - began
+        self._look()
+
+    def left(self, *, whole: bool = False) -> list[Thread]:
+        """Return the threads of this process that a fork does not end, as a trial fork shows.
+
+        Args:
+            whole: Leave out those that the copy can do without, or has again.
+        """
+        if not (before := self._look()):
+            return []
+        copy, wait = _fork_in_vain(), _FIRST_LOOK
+        while True:
+            after = self._look()
+            left = lost_at_fork(before, after, copy) if whole else after
+            # The kernel does not let go at once of a thread that somebody has joined.  But one
+            # that sleeps has not ended.
+            if wait > _LAST_LOOK or all(map(_sleeps, left)):
+                return list(left.values())
+            time.sleep(wait)
+            wait *= 2
+
+    def _look(self) -> dict[int, Thread]:
+        """Return the threads that there are; the new ones came with the last import."""
+        return {
+            number: self._threads.setdefault(
+                number, Thread(name, native, self._origin, self._seconds)
+            )
+            for number, (name, native) in _threads().items()
+        }
+
+
+def _fork_in_vain() -> list[str]:
+    """Return the names of the threads that the copy of this process has right after a fork."""
+    out, into = os.pipe()
+    with forking():
+        pid = os.fork()
+    if pid == 0:
+        try:
+            names = [name for name, _ in _threads().values()]
+            os.write(into, "\0".join(names).encode())
+        finally:
+            os._exit(0)
+    os.close(into)
+    if not select.select([out], [], [], _COPY_GRACE)[0]:
+        os.kill(pid, signal.SIGKILL)  # it hangs in what its libraries do there
+    told = os.read(out, 65536).decode(errors="replace")
+    os.close(out)
+    os.waitpid(pid, 0)
+    return told.split("\0")
+
+
+@contextlib.contextmanager
+def forking() -> Generator[None]:
+    """Fork in this context, also beside threads.
+
+    From Python 3.12 on each such fork is warned of, and the warning may be an error.
+    """
+    if not _threads():
+        yield
+        return
+    import warnings  # noqa: PLC0415 - few get here
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        yield
+
+
+def _threads() -> dict[int, tuple[str, bool]]:
+    """Return the other threads of this process, each with its name and whether it is native.
+
+    Python knows only the threads of ``threading``; only Linux lists all of them.
+    """
+    found: dict[int, tuple[str, bool]] = {}
+    with contextlib.suppress(OSError):  # no Linux
+        for task in os.listdir(f"/proc/{os.getpid()}/task"):  # noqa: PTH208 - see _worker/__init__.py
+            name = _read(int(task), "comm").strip()
+            found[int(task)] = name, True
+    # Most have no name but that of their process, or that which it had.
+    program = os.path.basename(sys.executable)[:15]  # noqa: PTH119
+    unnamed = {found.pop(os.getpid(), None), (program, True)}
+    for number in [number for number in found if found[number] in unnamed]:
+        found[number] = "native", True
+    if "threading" in sys.modules:
+        import threading  # noqa: PLC0415 - see _worker/__init__.py
+
+        for thread in threading.enumerate():
+            if thread is not threading.main_thread():
+                found[thread.native_id or id(thread)] = thread.name, False
+    return found
+
+
+def _sleeps(number: int) -> bool:
+    return _read(number, "stat").rpartition(")")[2].split()[:1] in (["S"], ["T"])
+
+
+def _read(number: int, what: str) -> str:
+    try:
+        with open(f"/proc/{os.getpid()}/task/{number}/{what}") as file:  # noqa: PTH123
+            return file.read()
+    except OSError:  # it has just ended
+        return ""

@@ -1,1 +1,0 @@
-"""The setup of a worker process: its limits, identity, ``__main__`` and descriptors."""

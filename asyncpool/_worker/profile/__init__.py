@@ -1,1 +1,0 @@
-"""Sample where a worker spends its time: imported only while the pool asks for a profile."""

@@ -1,0 +1,202 @@
+"""Tell where the jobs of this worker are: while they go on, and before one is ended.
+
+The control thread calls this, and reads the frames of the other threads.  That takes some 50 us,
+in which no job runs, and changes nothing.  If C code holds the GIL, this thread cannot run, and
+the pool gets no answer.  The signal that makes a handler in C write the stacks is for workers that
+are about to be killed: it may come while Python runs, and what it reads then may not be whole.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import os
+import sys
+from _thread import get_ident
+from itertools import islice
+
+from asyncpool._core.wire.page import BEGUN, LANE_STACK_SIZE
+from asyncpool._core.wire.stacks import COROUTINE
+from asyncpool._system.processes import STACKS
+
+TYPE_CHECKING = False  # see _core/base/records.py
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from types import FrameType
+    from typing import Any
+
+    from asyncpool._worker.runner import JobRunner, Lane
+
+_OURS = "asyncpool/_worker/"
+
+# A job that calls what is there is inside of our calls, and yet not at its end.
+_CALLED = "asyncpool/_worker/api.py"
+
+# The most calls of a stack, the most threads, and the most characters: of a coroutine, and in all.
+_DEEPEST = 100
+_MOST_THREADS = 50
+_LONGEST_COROUTINE = 16_384
+_LONGEST = 60_000
+
+_ORDER = "(most recent call first):"
+
+# Where something waits, and what it waits for.
+_NAMES = (
+    ("cr_frame", "cr_await"),
+    ("ag_frame", "ag_await"),
+    ("gi_frame", "gi_yieldfrom"),
+)
+
+
+class Stacks:
+    """The stacks of the threads and the coroutines of one worker.
+
+    Args:
+        file: The descriptor of the file that stacks are written to: the worker page.
+        start: Where in it they begin.
+
+    Attributes:
+        shown: The coroutine that runs, if it is no job's.
+        tell: Tells instead where that waits.
+        runner: Has the running jobs.
+    """
+
+    def __init__(self, file: int, start: int) -> None:
+        self.shown: Any = None
+        self.tell: Callable[[], str] | None = None
+        self.runner: JobRunner | None = None
+        self._main = get_ident()
+        self._file, self._start = file, start
+        os.lseek(file, start, os.SEEK_SET)
+        # This handler is in C, so it works even if code never releases the GIL.
+        faulthandler.register(STACKS, file)
+
+    def write(self, job: int, attempt: int) -> None:
+        """Write the stacks of all threads, and where *job* is if several may run."""
+        os.lseek(self._file, self._start, os.SEEK_SET)
+        faulthandler.dump_traceback(self._file)
+        runner = self.runner
+        several = runner is not None and runner.layout.width > 1
+        lane = runner.by_job.get((job, attempt)) if runner is not None else None
+        if runner is not None and several and lane is not None:
+            self._write_lane(runner, lane, job, attempt)
+            return
+        if self.tell is not None:
+            text = self.tell()
+        else:
+            lanes = [] if runner is None or several else [*runner.by_job.values()]
+            shown = self._shown(lanes[0]) if lanes else self.shown
+            text = tell_waiting(shown)[:_LONGEST_COROUTINE]
+        if text:
+            os.write(self._file, f"\n{text}\n".encode(errors="replace"))
+
+    def _shown(self, lane: Lane) -> Any:
+        """Return the coroutine of a lane: its job's, or that of a broadcast."""
+        steps = lane.steps
+        return self.shown if steps is None else steps.shown
+
+    def _write_lane(
+        self, runner: JobRunner, lane: Lane, job: int, attempt: int
+    ) -> None:
+        """Write where a job is.
+
+        The dump of all threads shows one that computes, too.  But if several jobs end at once,
+        the pool shows the dump with the first of them only.
+        """
+        text = tell_waiting(self._shown(lane))
+        if not text and (main := self._of_main(sys._current_frames())):  # noqa: SLF001 - public
+            text = f"Main thread {_ORDER}\n{main}"
+        told = text.encode(errors="replace")[: LANE_STACK_SIZE - BEGUN.size]
+        note = BEGUN.pack(job, attempt) + told
+        start = runner.layout.stack(lane.index)
+        runner.page[start : start + LANE_STACK_SIZE] = note.ljust(
+            LANE_STACK_SIZE, b"\0"
+        )
+
+    def live(self, wanted: int) -> bytes:
+        """Return the stacks as text: of the jobs, and of threads that are not the worker's own.
+
+        Args:
+            wanted: The only job that is wanted; 0 for all that is there.
+        """
+        frames = sys._current_frames()  # noqa: SLF001 - public
+        main = self._of_main(frames)
+        frames.pop(self._main, None)
+        lanes = {} if self.runner is None else self.runner.by_job.copy()
+        parts: list[str] = []
+        for (job, attempt), lane in lanes.items():
+            if wanted in {0, job}:
+                _, _, text = tell_waiting(self._shown(lane)).partition("\n")
+                parts.append(f"Job {job}, attempt {attempt} {_ORDER}\n{text or main}")
+        if not wanted:
+            if not lanes and self.tell is not None:  # a server's tasks
+                parts.append(self.tell().strip())
+            if not lanes and main:  # its initializer, say
+                parts.append(f"Main thread {_ORDER}\n{main}")
+            parts += _threads(frames)
+        return "\n".join(parts).encode(errors="replace")[:_LONGEST]
+
+    def _of_main(self, frames: dict[int, FrameType]) -> str:
+        """Return the calls of the job in the main thread; empty if there is none."""
+        return _outside(_lines(frames.get(self._main)))
+
+
+def tell_waiting(awaited: Any) -> str:
+    """Tell where a coroutine waits, the innermost call first; nothing if it computes."""
+    lines = [
+        f'  File "{frame.f_code.co_filename}", line {frame.f_lineno} in '
+        f"{frame.f_code.co_name}"
+        for frame in islice(waiting_frames(awaited), _DEEPEST)
+    ]
+    return "\n".join([COROUTINE, *lines[::-1]]) if lines else ""
+
+
+def waiting_frames(awaited: Any) -> Iterator[FrameType]:
+    """Yield the frames in which *awaited* waits, if it does, the outermost first."""
+    while awaited is not None:
+        for frame_name, inner_name in _NAMES:
+            frame = getattr(awaited, frame_name, None)
+            if frame is not None and frame.f_back is None:  # or else it is running
+                yield frame
+                awaited = getattr(awaited, inner_name)
+                break
+        else:
+            return
+
+
+def _threads(frames: dict[int, FrameType]) -> list[str]:
+    """Return the stacks of threads that somebody else than the worker has begun."""
+    found: list[str] = []
+    known = getattr(sys.modules.get("threading"), "_active", {})
+    for ident, frame in islice(frames.items(), _MOST_THREADS):
+        lines = _lines(frame)
+        if not _is_ours(lines[-1]):
+            name = getattr(known.get(ident), "name", f"0x{ident:x}")
+            found.append(f"Thread {name} {_ORDER}\n" + "\n".join(lines[:_DEEPEST]))
+    return found
+
+
+def _lines(frame: FrameType | None) -> list[str]:
+    """Return a line for each call, the innermost first."""
+    lines: list[str] = []
+    while frame is not None:
+        code = frame.f_code
+        lines.append(
+            f'  File "{code.co_filename}", line {frame.f_lineno} in {code.co_name}'
+        )
+        frame = frame.f_back
+    return lines
+
+
+def _outside(lines: list[str]) -> str:
+    """Return the calls of the main thread that are inside of our calls: the innermost ones."""
+    shown: list[str] = []
+    for line in lines:
+        if not _is_ours(line):
+            shown.append(line)
+        elif shown and _CALLED not in line:
+            return "\n".join(shown[:_DEEPEST])
+    return ""  # whatever is left has called us
+
+
+def _is_ours(line: str) -> bool:
+    return _OURS in line
