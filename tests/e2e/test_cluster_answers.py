@@ -266,6 +266,16 @@ async def test_threads_that_are_quiet_streams_cost_their_worker(
         await get(cluster, "/told")
 
 
+async def test_a_response_is_whole_though_its_application_hangs_behind_it() -> None:
+    count = 20
+    async with serving("raw_wsgi", request_timeout=0.5, threads=count) as cluster:
+        async with Caller(cluster) as caller:
+            for _ in range(count):
+                caller.say(GET.format("/lingering"))
+                await caller.reader.readuntil(b"\r\n\r\n5\r\nwhole\r\n0\r\n\r\n")
+        await come_true(lambda: cluster.stats().spawned == 2)
+
+
 async def test_a_body_that_stops_coming_is_the_clients_fault() -> None:
     async with (
         serving("raw_wsgi", request_timeout=0.5) as cluster,

@@ -1001,13 +1001,12 @@ class _Request:
 
     def leave(self) -> None:
         """Note that the client is gone, of which uvicorn tells the last request alone."""
-        cycle = self.cycle
+        cycle, call = self.cycle, self.scope.get(CALL)
         if not cycle.response_complete:
             cycle.disconnected = True
+            if call is not None:
+                call.leave()
         cycle.message_event.set()
-        call: Call | None = self.scope.get(CALL)
-        if call is not None:
-            call.leave()
 
     def refuse_soon(self, status: int) -> None:
         """End the application, and answer in its place; without a status cut the connection."""
