@@ -251,26 +251,34 @@ async def test_a_worker_with_what_cannot_be_ended_is_replaced(
     assert reason.endswith("which were given up after 0.5 s (request_timeout)")
 
 
-@pytest.mark.parametrize("leaves", [True, False])
+@pytest.mark.parametrize("way", ["they leave", "all are quiet", "one is not"])
 async def test_threads_that_are_quiet_streams_cost_their_worker(
-    *, leaves: bool
+    way: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async with serving("raw_wsgi", request_timeout=0.5) as cluster:
-        async with contextlib.AsyncExitStack() as stack:
-            for _ in range(THREADS):
-                caller = await stack.enter_async_context(Caller(cluster))
-                caller.say(GET.format("/silence"))
-                await caller.head()
-            await come_true(lambda: leaves or cluster.stats().spawned == 2)
+    async with serving("raw_wsgi", request_timeout=0.5, drain=0.5) as cluster:
+        async with Caller(cluster) as first, Caller(cluster) as quiet:
+            first.say(GET.format("/stream" if way == "one is not" else "/silence"))
+            quiet.say(GET.format("/silence"))
+            await asyncio.gather(first.head(), quiet.head())
+            if way == "one is not":
+                assert await get(cluster, "/told") == (503, b"Service Unavailable")
+            while way != "they leave" and not quiet.reader.at_eof():
+                with contextlib.suppress(ConnectionError):  # to its worker's end
+                    await quiet.reader.read(1000)
         await come_true(lambda: cluster.stats().spawned == 2)
         await get(cluster, "/told")
+    late = [it for it in records(caplog, "request-timed-out") if it.path != "/told"]
+    assert {it.path for it in late} == {"/silence"}
+    left = "sent nothing more for 0.5 s, and is left until its worker has drained, "
+    assert way == "they leave" or left in late[-1].getMessage()
+    assert "in silence" in late[-1].stack_info
+    assert errors(caplog) == []
 
 
 async def test_a_response_is_whole_though_its_application_hangs_behind_it() -> None:
-    count = 20
-    async with serving("raw_wsgi", request_timeout=0.5, threads=count) as cluster:
+    async with serving("raw_wsgi", request_timeout=0.5, threads=20) as cluster:
         async with Caller(cluster) as caller:
-            for _ in range(count):
+            for _ in range(20):
                 caller.say(GET.format("/lingering"))
                 await caller.reader.readuntil(b"\r\n\r\n5\r\nwhole\r\n0\r\n\r\n")
         await come_true(lambda: cluster.stats().spawned == 2)

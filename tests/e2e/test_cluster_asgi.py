@@ -271,9 +271,7 @@ async def test_tls(spread: str, tmp_path: Path) -> None:
 async def test_django_serves_each_kind_of_view_and_outlives_reloads(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    cluster = cluster_of(
-        asgi("tests.helpers.django_app:app"), workers=1, drain_timeout=PATIENCE
-    )
+    cluster = cluster_with(web("tests.helpers.django_app:app"), workers=1)
     async with patience(3), cluster, Browser(cluster) as browser:
         first = await browser.get()
         assert (first.status, first.size) == (200, 42)

@@ -80,11 +80,10 @@ class Threads:
             return 0.0
         return now - max(self._changed_at, self.waiting[0].since)
 
-    def stuck_for(self, now: float) -> float:
-        """Return for how many seconds all threads are held by requests that do nothing."""
-        if len(self.running) < self.count:
-            return 0.0
-        return now - max(call.moved_at for call in self.running)
+    def stuck(self, now: float, seconds: float) -> list[Call]:
+        """Return the calls that have done nothing for so long, though their clients wait for it."""
+        wanted = (call for call in self.running if not call.over and call.room is None)
+        return [call for call in wanted if now - call.moved_at > seconds]
 
     def submit(self, call: Call) -> None:
         """Have a thread run a call, now or when one is free."""
