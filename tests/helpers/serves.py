@@ -137,18 +137,13 @@ class Talker:
         return "continued"
 
     async def block(self, gate: str) -> str:
-        """Hold up the loop at the gate, beside a thread that logs."""
-        released = threading.Event()
-
-        def log() -> None:
-            while not released.wait(0.05):
-                logging.getLogger("tests").warning("the loop is blocked")
-
-        threading.Thread(target=log).start()
-        try:
-            return jobs.wait_at(gate, "blocked")
-        finally:
-            released.set()
+        """Hold up the loop as long as a thread is held at the gate, and log meanwhile."""
+        thread = threading.Thread(target=jobs.wait_at, args=(gate, "blocked"))
+        thread.start()
+        while thread.is_alive():
+            thread.join(0.05)
+            logging.getLogger("tests").warning("the loop is blocked")
+        return "released"
 
     async def send(self, count: str) -> str:
         for n in range(int(count)):
