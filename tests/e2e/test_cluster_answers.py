@@ -54,7 +54,6 @@ class Caller(Connection):
         return (await self.reader.readuntil(b"\r\n\r\n")).decode()
 
     async def ask(self, path: str) -> tuple[int, bytes]:
-        """Return status and body of a response whose length is known."""
         self.say(GET.format(path))
         return await self.response()
 
@@ -461,11 +460,10 @@ async def test_a_lifespan_that_raises_is_warned_of(
 ) -> None:
     async with serving("no_lifespan") as cluster:
         assert await get(cluster, "/") == (200, b"")
-    text = (
+    assert (
         "the application goes on without a lifespan, which has raised in its beginning: "
         "RuntimeError: no database"
-    )
-    assert text in caplog.messages
+    ) in caplog.messages
 
 
 # What a WSGI application is given, and what clients may send.
