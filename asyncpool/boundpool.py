@@ -371,7 +371,7 @@ class Caller(ABC):
         Entering the context waits for an idle worker: first come, first served, and before
         the jobs of the queue.  Until the context is left, that worker runs only the calls of the
         session (and broadcasts), so the calls may keep state between them.
-        Rolls, resizes, :meth:`Pool.retire` and limits of workers, exact ones too, wait for the
+        Rolls, resizes, :meth:`Pool.retire` and limits of workers wait for the
         end of the session, and so does a pool that closes and finishes all jobs.  *Jobs of the
         pool wait while all workers belong to sessions*, and a task that asks for a second worker
         while it has one may wait for ever.

@@ -26,6 +26,7 @@ from typing import (
 
 from asyncpool._core.base.validation import ArgumentType, check_type, or_none
 from asyncpool._core.policies.restart import RestartPolicy
+from asyncpool._core.policies.worker_limits import WorkerLimits
 from asyncpool._futures.engine import Engine
 from asyncpool._runtime.base.arguments import not_picklable
 from asyncpool._runtime.base.machine import DEFAULT_LAUNCHER, usable_cpus
@@ -36,7 +37,7 @@ from asyncpool._runtime.options import (
     anything,
     checked,
 )
-from asyncpool._worker.api import call_chunk, call_counted
+from asyncpool._worker.api import call_chunk
 from asyncpool.pool import Pool
 
 if TYPE_CHECKING:
@@ -276,7 +277,6 @@ class ProcessPoolExecutor(concurrent.futures.Executor):
                     )
         # dask reads this name to learn how many calls to submit at a time.
         self._max_workers: int = options["max_workers"]
-        self._limit: int | None = options["max_tasks_per_child"]
         self._pool: Pool | SharedPool = options["pool"] or self._own_pool(options)
         self._engine: Engine | None = None
         self._shut_down = False
@@ -284,10 +284,12 @@ class ProcessPoolExecutor(concurrent.futures.Executor):
     def _own_pool(self, options: dict[str, Any]) -> Pool:
         # A worker that has made its calls ends before its replacement starts, so that there are
         # never more calls at once than workers.  No worker waits for another one's replacement.
-        surge, unavailable = (1, 0) if self._limit is None else (0, self._max_workers)
+        limit = options["max_tasks_per_child"]
+        surge, unavailable = (1, 0) if limit is None else (0, self._max_workers)
         return Pool(
             self._max_workers,
             restart_policy=_RESTART,
+            worker_limits=WorkerLimits(max_jobs=limit, jitter=0),
             max_surge=surge,
             max_unavailable=unavailable,
             initializer=options["initializer"],
@@ -320,10 +322,7 @@ class ProcessPoolExecutor(concurrent.futures.Executor):
             PoolBrokenError: If no worker could be started; it is a ``BrokenProcessPool``
                 too.
         """
-        engine = self._engine or self._start()
-        if self._limit is None:
-            return engine.put(fn, args, kwargs)
-        return engine.put(partial(call_counted, self._limit, fn), args, kwargs)
+        return (self._engine or self._start()).put(fn, args, kwargs)
 
     def map(
         self,

@@ -314,13 +314,6 @@ ADDRESSES = (
             ),
         ),
         (
-            {"worker_limits": WorkerLimits(max_jobs=1, exact=True)},
-            (
-                "ValueError: worker_limits of a cluster cannot be exact: a worker serves until "
-                "there is another"
-            ),
-        ),
-        (
             {"spread": "all"},
             "ValueError: spread must be one of handoff, shared, not 'all'",
         ),

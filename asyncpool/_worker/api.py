@@ -33,8 +33,32 @@ if TYPE_CHECKING:
     from asyncpool._worker.interrupts import Interrupts
     from asyncpool._worker.runner import JobRunner, Lane
 
+# What become_worker() is given.
+_installed: HeartbeatWriter | None = None
+_retire: Callable[[], None] | None = None
 _load_details: Callable[[bytes], Any] = pickle.loads
 _slot = 0
+# The state of this process, if it is a worker.
+_state: SimpleNamespace | None = None
+
+
+def become_worker(
+    beats: HeartbeatWriter,
+    retire: Callable[[], None],
+    load_details: Callable[[bytes], Any],
+    slot: int,
+) -> None:
+    """Have the functions here serve the jobs of this process, which becomes a worker.
+
+    Args:
+        beats: Writes the heartbeats.
+        retire: Tells the pool that the running job is the last one.
+        load_details: Reads the details of heartbeats.
+        slot: The number by which jobs know this worker.
+    """
+    global _installed, _retire, _load_details, _slot, _state  # noqa: PLW0603 - a process is one worker
+    _installed, _retire, _load_details, _slot = beats, retire, load_details, slot
+    _state = SimpleNamespace()
 
 
 class CurrentJob(Record):
@@ -94,18 +118,6 @@ Running = tuple[int, int, JobContext, float, object]
 running: ContextVar[Running | None] = ContextVar("asyncpool_job", default=None)
 
 
-def load_details_by(load: Callable[[bytes], Any]) -> None:
-    """Have *load* read the details of heartbeats, in this process."""
-    global _load_details  # noqa: PLW0603 - there is one worker in a process
-    _load_details = load
-
-
-def know_slot(number: int) -> None:
-    """Record the number by which jobs know this worker."""
-    global _slot  # noqa: PLW0603 - there is one worker in a process
-    _slot = number
-
-
 def current_job() -> CurrentJob:
     """Return the job that this code runs in.
 
@@ -142,22 +154,13 @@ def set_variables(packed: bytes) -> None:
         getattr(importlib.import_module(module), attribute).set(value)
 
 
-# The state of this process, if it is a worker.
-_states: list[SimpleNamespace] = []
-
-
-def open_state() -> None:
-    """Give this process, which becomes a worker, an empty state."""
-    _states.append(SimpleNamespace())
-
-
 def in_worker() -> bool:
     """Tell whether this process is a worker, of a pool or a cluster, or a fork of one.
 
     The launcher is no worker, although it imports the preloaded modules and a script with a
     guard.
     """
-    return bool(_states)
+    return _state is not None
 
 
 def worker_state() -> SimpleNamespace:
@@ -168,18 +171,9 @@ def worker_state() -> SimpleNamespace:
     Raises:
         RuntimeError: If this process is no worker of a pool.
     """
-    if not _states:
+    if _state is None:
         raise RuntimeError("worker_state() was called outside a worker of a pool")
-    return _states[0]
-
-
-# In a worker, the function that tells the pool.
-_tell: list[Callable[[], None]] = []
-
-
-def on_retire(tell: Callable[[], None]) -> None:
-    """Have *tell* called by :func:`retire_worker`."""
-    _tell[:] = [tell]
+    return _state
 
 
 def retire_worker() -> None:
@@ -199,12 +193,9 @@ def retire_worker() -> None:
             "retire_worker() was called in a broadcast that a new worker makes up for; "
             "for fresh workers, await the roll() of the pool"
         )
-    if job is None or not _tell:
+    if job is None or _retire is None:
         raise RuntimeError("retire_worker() was called outside a job of a pool")
-    _tell[0]()
-
-
-_installed: HeartbeatWriter | None = None
+    _retire()
 
 
 class HeartbeatWriter:
@@ -275,12 +266,6 @@ class HeartbeatWriter:
         )
 
 
-def install(beats: HeartbeatWriter) -> None:
-    """Have :func:`heartbeat` use these, in this process."""
-    global _installed  # noqa: PLW0603 - there is one worker in a process
-    _installed = beats
-
-
 def heartbeat(details: object = None) -> None:
     """Report that the running job is alive, and how far it has come.
 
@@ -327,8 +312,6 @@ def _pack(details: object, pack: Callable[[object], bytes]) -> bytes:
 
 # Functions that a worker calls, and that call the user's function.
 
-_begun = 0
-
 
 def call_chunk(
     function: Callable[..., Any], chunk: Sequence[tuple[Any, ...]]
@@ -336,22 +319,6 @@ def call_chunk(
     """Call *function* once for each tuple of arguments."""
     name_function(function)
     return [function(*args) for args in chunk]
-
-
-def call_counted(
-    limit: int, function: Callable[..., Any], /, *args: Any, **kwargs: Any
-) -> Any:
-    """Call *function*, and retire this worker after its call number *limit*.
-
-    The pool's own limit counts outcomes, and a worker continues until its replacement is
-    ready, so it may run more jobs than the limit.  This limit is exact.
-    """
-    global _begun  # noqa: PLW0603 - one worker is one process
-    name_function(function)
-    _begun += 1
-    if _begun >= limit:
-        retire_worker()
-    return function(*args, **kwargs)
 
 
 def call_packed(payload: bytes) -> Any:

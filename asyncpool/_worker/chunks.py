@@ -26,7 +26,7 @@ from asyncpool._core.pickling.errors import pack_error
 from asyncpool._core.pickling.out_of_band import OutOfBandPickle
 from asyncpool._core.wire.page import LOG_SIZE
 from asyncpool._worker.api import running
-from asyncpool._worker.coroutines import InContext
+from asyncpool._worker.coroutines import InContext, Pause
 from asyncpool._worker.runner import ours
 from asyncpool.errors import JobCancelled
 
@@ -38,6 +38,9 @@ if TYPE_CHECKING:
     from asyncpool._worker.hooks import Hook
     from asyncpool._worker.runner import JobRunner, Lane
 
+
+# Nanoseconds after which the loop has a turn between two items that do not wait.
+_TURN = 10_000_000
 
 # How many functions of maps a worker remembers.
 _MEMORY = 32
@@ -105,11 +108,16 @@ async def _await_items(
 ) -> ChunkResult:
     steps = lane.steps
     assert steps is not None
+    turn = perf_counter_ns()
     while coroutine is not None:
         steps.shown = coroutine
         try:
+            if perf_counter_ns() - turn > _TURN:
+                await Pause()
+                turn = perf_counter_ns()
             value = await InContext(coroutine, copy_context())
         except BaseException as error:
+            coroutine.close()  # it may not have begun
             # Leave two frames out that are asyncpool's: the await, and the step.
             tb = error.__traceback__
             for _ in range(2):

@@ -281,7 +281,8 @@ class Control:
             if self.runner is not None:
                 self.runner.grant(frame.job, frame.attempt, frame.number)
         elif kind is FrameKind.PING:
-            self._answer_ping()
+            if not self._in_loop(self.send, FrameKind.PONG):
+                self.send(FrameKind.PONG)
         elif kind is FrameKind.STACKS:
             self._stacks.write(frame.job, frame.attempt)
             self.send(FrameKind.STACKS, b"", frame.job, frame.attempt)
@@ -295,7 +296,8 @@ class Control:
         elif kind is FrameKind.PROFILE:
             self._profile(frame)
         elif kind is FrameKind.CLOSING:
-            self._hear_of_end()
+            if self.on_end_of_all is not None:
+                self._in_loop(self.on_end_of_all)
         elif kind is FrameKind.TRACKER:
             self._tracker = fds.pop() if fds else None
             self._tracker_came.release()
@@ -350,20 +352,14 @@ class Control:
             # A job may have taken away what it takes, such as threads.
             send(json.dumps([[], [], [0, 0, 0], repr(error)[:500]]).encode(), last=True)
 
-    def _answer_ping(self) -> None:
-        """Answer a ping; in a worker of a cluster the event loop answers."""
+    def _in_loop(self, call: Callable[..., object], *args: object) -> bool:
+        """Have the event loop of a worker of a cluster make a call; return whether it will."""
         call_soon = self.call_soon
         if call_soon is not None:
             with contextlib.suppress(RuntimeError):  # it was closed at this moment
-                call_soon(self.send, FrameKind.PONG)
-                return
-        self.send(FrameKind.PONG)
-
-    def _hear_of_end(self) -> None:
-        call_soon, on_end = self.call_soon, self.on_end_of_all
-        if call_soon is not None and on_end is not None:
-            with contextlib.suppress(RuntimeError):  # it was closed at this moment
-                call_soon(on_end)
+                call_soon(call, *args)
+                return True
+        return False
 
     def _report_thread(self, args: ExceptHookArgs) -> None:
         if args.exc_type is SystemExit:

@@ -17,7 +17,7 @@ from asyncpool._worker.stacks import Stacks, waiting_frames
 TYPE_CHECKING = False  # see _core/base/records.py
 if TYPE_CHECKING:
     import asyncio
-    from collections.abc import Callable, Coroutine, Iterator
+    from collections.abc import Callable, Coroutine, Generator, Iterator
     from contextvars import Context
     from types import FrameType, TracebackType
     from typing import Any
@@ -149,6 +149,13 @@ class CoroutineSteps:
             before = f", before line {frame.f_lineno} of {frame.f_code.co_filename}"
         hint = ": submit code that computes as a plain function"
         warn(who, seconds, f"in {where}{before}", hint)
+
+
+class Pause:
+    """Is awaited once: the loop has a turn."""
+
+    def __await__(self) -> Generator[None]:
+        yield
 
 
 class InContext:

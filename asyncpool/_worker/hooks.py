@@ -12,17 +12,17 @@ import os
 import pickle
 from contextlib import suppress
 from contextvars import copy_context
-from functools import partial, reduce
+from functools import reduce
 from types import CoroutineType
 
 from asyncpool._core.pickling.calls import describe
 from asyncpool._worker.api import current_job
-from asyncpool._worker.coroutines import InContext
+from asyncpool._worker.coroutines import InContext, Pause
 from asyncpool.errors import HookError, JobCancelled
 
 TYPE_CHECKING = False  # see _core/base/records.py
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Generator
+    from collections.abc import Callable, Coroutine
     from contextlib import AbstractContextManager
     from contextvars import Context
     from typing import Any, Literal
@@ -78,12 +78,13 @@ class Hook:
 
     def around_items(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """Return what calls *function* for one item of a map, inside the hook."""
-        return partial(self._in_own_context, function)
 
-    def _in_own_context(self, function: Callable[..., Any], *args: Any) -> Any:
-        # A coroutine goes on elsewhere, and the hook exits where it has entered.
-        context = copy_context()
-        return context.run(self._call_item, context, function, args)
+        def call(*args: Any) -> Any:
+            # A coroutine goes on elsewhere, and the hook exits where it has entered.
+            context = copy_context()
+            return context.run(self._call_item, context, function, args)
+
+        return call
 
     def _call_item(
         self, context: Context, function: Callable[..., Any], args: tuple[Any, ...]
@@ -166,13 +167,6 @@ class Entered:
                     )
 
 
-class _Pause:
-    """Is awaited once."""
-
-    def __await__(self) -> Generator[None]:
-        yield
-
-
 async def _go_on(
     context: Context, entered: Entered, coroutine: Coroutine[Any, Any, Any]
 ) -> Any:
@@ -180,7 +174,7 @@ async def _go_on(
     try:
         # The first step is taken at once, up to here.  So even what is cancelled before its
         # next step leaves the hook.
-        await _Pause()
+        await Pause()
         value = await InContext(coroutine, context)
         context.run(entered.leave, None)
     except BaseException as error:

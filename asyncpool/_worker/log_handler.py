@@ -1,11 +1,13 @@
 """The logging handler of a worker, which sends records to the service.
 
-This module is imported together with ``logging``, and not before: see ``log_forwarding.py``.
+This module is imported when a job imports ``logging``, which costs 2 MB, and not before.
 """
 
 from __future__ import annotations
 
 import logging
+import sys
+from functools import partial
 
 from asyncpool._core.base.names import JOB_LOGGER
 from asyncpool._core.wire.log_records import LogEntry, plain_fields
@@ -14,6 +16,9 @@ from asyncpool._worker.api import running
 TYPE_CHECKING = False  # see _core/base/records.py
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from typing import Any
+
+    from asyncpool._core.wire.messages import WorkerConfig
 
 _FORMATTER = logging.Formatter()
 
@@ -22,21 +27,37 @@ _USUAL = {*vars(logging.makeLogRecord({})), "message", "asctime", "taskName"}
 
 
 class RecordHandler(logging.Handler):
-    """Sends records to the service.
+    """The handler of the root logger, which sends records to the service.
 
     Args:
         send: Sends the payload of a ``RECORD`` frame.
-        whose: Returns the running job, for threads outside of its context.
+        whose: Returns the running job and its attempt, if any, for threads outside of its
+            context.
+        config: Has the levels of the service's loggers.
+        process_name: The ``processName`` of records.
     """
 
     def __init__(
         self,
         send: Callable[[bytes], None],
         whose: Callable[[], tuple[int, int] | None],
+        config: WorkerConfig,
+        process_name: str,
     ) -> None:
         super().__init__()
         self._send = send
         self._whose = whose
+        for name, level in config.levels:
+            logging.getLogger(name).setLevel(level)
+        logging.disable(config.disabled)
+        logging.getLogger().addHandler(self)
+        if process_name:
+            make = logging.getLogRecordFactory()
+            logging.setLogRecordFactory(partial(_named, make, process_name))
+
+    def leave(self) -> None:
+        """Leave all loggers alone, in a process that is not the worker."""
+        logging.getLogger().removeHandler(self)
 
     def createLock(self) -> None:  # noqa: N802 - logging's name
         """Use no lock: an interrupted job might never release it."""
@@ -92,3 +113,13 @@ class RecordHandler(logging.Handler):
         known = running.get()
         found = known[:2] if known is not None else self._whose()
         return found if found is not None else (None, 0)
+
+
+def _named(
+    make: Callable[..., logging.LogRecord], process_name: str, *args: Any, **kwargs: Any
+) -> logging.LogRecord:
+    """Make a record, which knows the name of its process from ``multiprocessing`` alone."""
+    record = make(*args, **kwargs)
+    if record.processName and "multiprocessing" not in sys.modules:
+        record.processName = process_name
+    return record

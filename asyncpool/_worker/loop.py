@@ -18,29 +18,27 @@ from asyncpool._core.wire.frames import FrameKind
 from asyncpool._core.wire.messages import WorkerConfig
 from asyncpool._core.wire.page import STACKS_SIZE
 from asyncpool._system.descriptors import HANDED, socket_of
-from asyncpool._worker.api import (
-    HeartbeatWriter,
-    install,
-    know_slot,
-    load_details_by,
-    on_retire,
-    open_state,
-)
+from asyncpool._worker.api import HeartbeatWriter, become_worker
 from asyncpool._worker.channel import SMALL, LargeBuffers, Segments
 from asyncpool._worker.chunks import run_chunk
 from asyncpool._worker.control import Control
 from asyncpool._worker.coroutines import Coroutines
-from asyncpool._worker.identity import assume, install_script, load_script
+from asyncpool._worker.identity import (
+    ImportWatch,
+    assume,
+    install_script,
+    load_script,
+)
 from asyncpool._worker.interrupts import Interrupts, JobClaims
-from asyncpool._worker.log_forwarding import LogForwarding
 from asyncpool._worker.process import Preloading, apply_bounds, set_environment, show
 from asyncpool._worker.runner import JobRunner
 from asyncpool._worker.stacks import Stacks
 
 TYPE_CHECKING = False  # see _core/base/records.py
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from typing import NoReturn
+
+    from asyncpool._worker.log_handler import RecordHandler
 
 
 def work(job_fd: int, control_fd: int, page_fd: int) -> NoReturn:
@@ -53,7 +51,6 @@ def work(job_fd: int, control_fd: int, page_fd: int) -> NoReturn:
             heartbeats of its jobs, and its stacks.  It is shared memory: a note costs no
             system call, and outlives the worker.
     """
-    open_state()
     jobs = socket_of(job_fd)
     claims, segments = JobClaims(), Segments()
     interrupts = Interrupts()
@@ -68,11 +65,38 @@ def work(job_fd: int, control_fd: int, page_fd: int) -> NoReturn:
             config, serializer, jobs, page_fd, claims, buffers, interrupts, coroutines
         )
         control.runner = interrupts.runner = stacks.runner = runner
-        install(
-            HeartbeatWriter(runner, interrupts, control.ring, serializer.pack_details)
+        beats = HeartbeatWriter(
+            runner, interrupts, control.ring, serializer.pack_details
         )
+
+        def retire() -> None:
+            if not claims.closed:
+                claims.closed = True
+                control.send(FrameKind.RETIRE)
+
+        rank = 0 if control.identity is None else control.identity.rank
+        become_worker(beats, retire, serializer.load_details, rank)
         chunks.install(partial(run_chunk, runner))
-        journal = LogForwarding(control.report, lambda: runner.running)
+        identity = control.identity
+        if identity is not None:
+            set_environment(identity.environment)  # before any import
+            lends = config.sandbox is None and not config.codec
+            assume(identity, control.borrow_tracker if lends else _nothing)
+            slot = identity.number - 1
+            pool = identity.name.removesuffix(f"-worker-{slot}")
+            show(f"pool-worker-{slot}", f"worker {slot} of {pool}")
+        name = "" if identity is None else identity.name
+        handlers: list[RecordHandler] = []
+
+        def forward_logs() -> None:
+            from asyncpool._worker.log_handler import RecordHandler  # noqa: PLC0415 - with logging
+
+            handler = RecordHandler(
+                control.report, lambda: runner.running, config, name
+            )
+            handlers.append(handler)
+
+        import_watch = ImportWatch("logging", forward_logs)
 
         def become_nobody() -> None:
             # A job forked.  The copy must not answer in the worker's place, and must
@@ -80,57 +104,22 @@ def work(job_fd: int, control_fd: int, page_fd: int) -> NoReturn:
             runner.mute = True
             jobs.close()
             control.close()
-            journal.leave()
+            import_watch.end()
+            for handler in handlers:
+                handler.leave()
 
         os.register_at_fork(
             after_in_child=become_nobody, after_in_parent=segments.after_fork
         )
-        identity = control.identity
-        if identity is not None:
-            set_environment(identity.environment)  # before any import
-            know_slot(identity.rank)
-            lends = config.sandbox is None and not config.codec
-            assume(identity, control.borrow_tracker if lends else _nothing)
-            slot = identity.number - 1
-            pool = identity.name.removesuffix(f"-worker-{slot}")
-            show(f"pool-worker-{slot}", f"worker {slot} of {pool}")
-        name = "" if identity is None else identity.name
-        journal.open(config.levels, config.disabled, name)
         coroutines.kind = config.loop
         control.memory = config.memory
-
-        def shut_in(preloading: Preloading) -> None:
-            from asyncpool._worker.sandbox.entering import enter  # noqa: PLC0415 - most are in none
-
-            assert config.sandbox is not None
-            assert identity is not None
-            handed = [fd for fd in HANDED if fd is not None]
-            env = (*config.sandbox.env, *identity.environment)
-            plan = config.sandbox._replace(env=env)
-            open_loop = coroutines.loop if config.loop == "uvloop" else None
-            needed = (jobs.fileno(), control.fileno(), page_fd, *handed)
-            enter(
-                plan,
-                identity.folder,
-                identity.cgroup,
-                needed,
-                preloading,
-                open_loop,
-            )
-
-        _initialize(config, control, coroutines, runner, shut_in)
+        _initialize(config, control, coroutines, runner)
         if config.main is not None:
             module = config.main[0]
             __import__(module)  # this imports asyncio
             serve = sys.modules[module].serve
             leave(serve(jobs, control, coroutines, config), coroutines)
 
-        def retire() -> None:
-            if not claims.closed:
-                claims.closed = True
-                control.send(FrameKind.RETIRE)
-
-        on_retire(retire)
         runner.serve()
         # The last job has been run: whatever else comes goes back to the pool.
         while claims.closed and jobs.recv(SMALL):
@@ -149,9 +138,7 @@ def _serializer(config: WorkerConfig) -> WorkerSerializer:
         return PICKLE_WORKER
     from asyncpool._worker.data import DataWorkerSerializer  # noqa: PLC0415 - most need none
 
-    serializer = DataWorkerSerializer(config.codec)
-    load_details_by(serializer.load_details)
-    return serializer
+    return DataWorkerSerializer(config.codec)
 
 
 def _nothing() -> None:
@@ -163,7 +150,6 @@ def _initialize(
     control: Control,
     coroutines: Coroutines,
     runner: JobRunner,
-    shut_in: Callable[[Preloading], None],
 ) -> None:
     """Do what comes before the first job, and tell the pool that this worker is ready.
 
@@ -187,7 +173,17 @@ def _initialize(
                 load_script()
         if config.sandbox is not None:
             stage = "sandbox"
-            shut_in(preloading)
+            from asyncpool._worker.sandbox.entering import enter  # noqa: PLC0415 - most are in none
+
+            identity = control.identity
+            assert identity is not None
+            env = (*config.sandbox.env, *identity.environment)
+            plan = config.sandbox._replace(env=env)
+            channels = (runner.jobs.fileno(), control.fileno(), runner.page_fd)
+            needed = (*channels, *(fd for fd in HANDED if fd is not None))
+            open_loop = coroutines.loop if config.loop == "uvloop" else None
+            place = identity.folder, identity.cgroup
+            enter(plan, *place, needed, preloading, open_loop)
             control.start()  # its thread is in the sandbox too
         if config.around is not None:
             name, payload = config.around

@@ -47,7 +47,7 @@ from asyncpool._core.wire.page import (
 from asyncpool._worker.api import NO_JOB, running, set_variables
 from asyncpool._worker.channel import decoder, receive, receive_some, send
 from asyncpool._worker.coroutines import CoroutineSteps, inner, warn
-from asyncpool._worker.streams import AwaitedCredit, Credit, StreamClosed, pump
+from asyncpool._worker.streams import Credit, StreamClosed, pump
 from asyncpool.errors import JobCancelled, JobNotPicklableError
 
 TYPE_CHECKING = False  # see _core/base/records.py
@@ -95,7 +95,7 @@ class Lane:
     def __init__(self, index: int, begun: int) -> None:
         self.index = index
         self.begun = begun
-        self.whose = NO_JOB, 1
+        self.whose: tuple[int, int] = (NO_JOB, 1)
         self.sequence = self.began = self.beats = 0
         self.entered: Entered | None = None
         self.steps: LaneSteps | None = None
@@ -185,6 +185,7 @@ class JobRunner:
         by_job: The lanes of the running jobs, by job and attempt.
         page: The worker page, up to the stacks of threads.
         page_fd: As above.
+        jobs: As above.
         layout: The layout of the page.
         mute: Whether this process is a copy of the worker, which a job has forked, or makes up
             for a broadcast, so that heartbeats have no effect.
@@ -215,7 +216,7 @@ class JobRunner:
         self._options = config.options
         self._max_payload = config.max_payload
         self._serializer = serializer
-        self._jobs = jobs
+        self.jobs = jobs
         self._claims = claims
         self._large_buffers = large_buffers
         self._interrupts = interrupts
@@ -223,12 +224,12 @@ class JobRunner:
         self._functions = FunctionCache()
         self._context = PLAIN  # of the jobs to come
         self._first_credit = 0  # of the next stream
-        self._credits: dict[tuple[int, int], Credit | AwaitedCredit] = {}
+        self._credits: dict[tuple[int, int], Credit] = {}
         self._incoming = decoder(max(config.max_payload, MAX_CONTEXT))
         self._pending: deque[Frame] = deque()
         self._outcomes: list[bytes] = []
         self._worker = os.getpid()
-        self._loop: asyncio.AbstractEventLoop | None = None  # once there is a coroutine
+        self._loop: Any = None  # once there is a coroutine
         self._looping = self._ended = self._coming = False
         self._failure: BaseException | None = None
 
@@ -246,7 +247,7 @@ class JobRunner:
                 return
             elif self._pending:
                 self._begin()
-            elif frames := receive(self._jobs, self._incoming):
+            elif frames := receive(self.jobs, self._incoming):
                 self._pending += frames
             else:
                 return
@@ -280,8 +281,7 @@ class JobRunner:
 
     def _run_loop(self) -> None:
         """Run the event loop while coroutines of jobs run."""
-        loop, channel = self._loop, self._jobs.fileno()
-        assert loop is not None
+        loop, channel = self._loop, self.jobs.fileno()
         watches = self._several and not self._ended
         if watches:
             loop.add_reader(channel, self._on_readable)
@@ -306,11 +306,10 @@ class JobRunner:
     def _on_readable(self) -> None:
         """Take what has come on the job channel, while coroutines run."""
         try:
-            frames = receive_some(self._jobs, self._incoming)
+            frames = receive_some(self.jobs, self._incoming)
             if frames is None:
                 self._ended = True
-                assert self._loop is not None
-                self._loop.remove_reader(self._jobs.fileno())
+                self._loop.remove_reader(self.jobs.fileno())
             else:
                 self._pending += frames
                 self._begin()
@@ -320,7 +319,6 @@ class JobRunner:
     def _begin_soon(self) -> None:
         if not self._coming:
             self._coming = True
-            assert self._loop is not None
             # In the worker's context, and not in that of the job that has just ended.
             self._loop.call_soon(self._begin_now, context=self._between_jobs)
 
@@ -328,6 +326,8 @@ class JobRunner:
         self._coming = False
         try:
             self._begin()
+            if self._looping and not self.by_job:
+                self._loop.stop()
         except BaseException as error:
             self._fail(error)
 
@@ -348,13 +348,21 @@ class JobRunner:
         # Each job has its own context: the next job does not see what it sets.  A sampler
         # finds the context by this name, see profile.py.
         context = copy_context()
+        outcome: Any
         try:
             try:
                 outcome = context.run(self._outcome, lane, frame)
             finally:
                 self._interrupts.running = None
             if type(outcome) is CoroutineType:
-                self._go(lane, frame, outcome, context)
+                loop = self._loop
+                steps = LaneSteps(outcome, loop, self, lane, frame, context)
+                lane.steps = steps
+                steps.task = loop.create_task(
+                    steps, name="asyncpool job", context=context
+                )
+                if self._interrupts.forget(lane.sequence):  # it was asked to end before
+                    steps.cancel(JobCancelled())
                 return False
         except BaseException as error:  # an interrupt at the very end
             outcome = context.run(self._pack_error, lane, error)
@@ -422,22 +430,6 @@ class JobRunner:
             ):
                 error.add_note(note)
             raise
-
-    def _go(
-        self,
-        lane: Lane,
-        frame: Frame,
-        coroutine: Coroutine[Any, Any, Any],
-        context: Context,
-    ) -> None:
-        """Have the loop run *coroutine* to its end."""
-        loop = self._loop
-        assert loop is not None
-        lane.steps = steps = LaneSteps(coroutine, loop, self, lane, frame, context)
-        taken: Any = steps  # what passes for a coroutine
-        steps.task = loop.create_task(taken, name="asyncpool job", context=context)
-        if self._interrupts.forget(lane.sequence):  # it was asked to end before that
-            steps.cancel(JobCancelled())
 
     def settle(
         self,
@@ -534,14 +526,11 @@ class JobRunner:
         computes an item, all other jobs wait.  While the stream waits for credit, they go on.
         """
         loops = type(source) is CoroutineType or hasattr(type(source), "__aiter__")
-        credit: Credit | AwaitedCredit
-        if loops or self._several:
-            credit = AwaitedCredit(self._first_credit, self._coroutines.loop())
-        else:
-            credit = Credit(self._first_credit)
+        loop = self._coroutines.loop() if loops or self._several else None
+        credit = Credit(self._first_credit, loop)
         self._credits[frame.job, frame.attempt] = credit
         coroutine = self._stream(lane, frame, source, credit)
-        if isinstance(credit, AwaitedCredit):
+        if loop is not None:
             return coroutine
         try:
             coroutine.send(None)  # this credit blocks, so there is no second step
@@ -549,7 +538,7 @@ class JobRunner:
             return end.value
 
     async def _stream(
-        self, lane: Lane, frame: Frame, source: Any, credit: Credit | AwaitedCredit
+        self, lane: Lane, frame: Frame, source: Any, credit: Credit
     ) -> Any:
         if type(source) is CoroutineType:
             source = await source
@@ -578,7 +567,7 @@ class JobRunner:
                 if type(payload) is not bytes or self._large_buffers.in_use:
                     ahead, payload = self._large_buffers.put(payload)
                 head = header(FrameKind.ITEM, len(payload), frame.job, frame.attempt)
-                send(self._jobs, ahead + head, payload)
+                send(self.jobs, ahead + head, payload)
             finally:
                 self._interrupts.release()
 
@@ -630,7 +619,7 @@ class JobRunner:
             ):
                 self._send_soon(head + payload)
             else:
-                send(self._jobs, ahead + head, payload)
+                send(self.jobs, ahead + head, payload)
         except BaseException as error:
             self._fail(error)
         if frame.kind is _STREAM:
@@ -641,11 +630,10 @@ class JobRunner:
             lane.steps = None
         self._free.append(lane)
         if self._looping:
-            assert self._loop is not None
-            if not self.by_job:
+            if self._several and self._pending:
+                self._begin_soon()  # in the loop: to leave it and come back costs more
+            elif not self.by_job:
                 self._loop.stop()
-            elif self._pending:
-                self._begin_soon()
 
     def _note(
         self, lane: Lane, frame: Frame, kind: FrameKind, payload: bytes, duration: int
@@ -668,7 +656,6 @@ class JobRunner:
         """Send a noted outcome together with others of this turn of the loop."""
         self._outcomes.append(outcome)
         if len(self._outcomes) == 1:
-            assert self._loop is not None
             self._loop.call_soon(self._flush)
 
     def _flush(self) -> None:
@@ -676,7 +663,7 @@ class JobRunner:
             data = b"".join(self._outcomes)
             self._outcomes.clear()
             try:
-                self._jobs.sendall(data)
+                self.jobs.sendall(data)
             except BaseException as error:
                 self._fail(error)
 
@@ -685,7 +672,6 @@ class JobRunner:
         if self._failure is None:
             self._failure = error
             if self._looping:
-                assert self._loop is not None
                 self._loop.stop()
 
     # For other threads.

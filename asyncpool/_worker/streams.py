@@ -28,52 +28,37 @@ class StreamClosed(JobCancelled, GeneratorExit):
 
 
 class Credit:
-    """How many items the pool takes of a stream that waits in its thread.
+    """How many items the pool takes of a stream.
 
     Args:
         limit: So many.
+        loop: The event loop that the stream waits in; without one it blocks its thread.
     """
 
-    def __init__(self, limit: int) -> None:
-        self.limit = limit
-        # The control thread rings when there is more; a ring too many does no harm.
-        self._bell: SimpleQueue[None] = SimpleQueue()
-
-    def raise_to(self, limit: int) -> None:
-        """Hear, in any thread, how many there may be."""
-        self.limit = limit
-        if self._bell.empty():
-            self._bell.put(None)
-
-    async def wait(self, number: int) -> None:
-        """Wait until the item of that number, counted from 0, may be sent; block meanwhile."""
-        while number >= self.limit:
-            self._bell.get()
-
-
-class AwaitedCredit:
-    """How many items the pool takes of a stream that waits in the event loop.
-
-    Args:
-        limit: So many.
-        loop: The loop.
-    """
-
-    def __init__(self, limit: int, loop: AbstractEventLoop) -> None:
-        from asyncio import Event  # noqa: PLC0415 - few jobs need it
-
+    def __init__(self, limit: int, loop: AbstractEventLoop | None) -> None:
         self.limit = limit
         self._loop = loop
-        self._more = Event()
+        # The control thread rings when there is more; a ring too many does no harm.
+        self._bell: SimpleQueue[None] = SimpleQueue()
+        if loop is not None:
+            from asyncio import Event  # noqa: PLC0415 - few jobs need it
+
+            self._more = Event()
 
     def raise_to(self, limit: int) -> None:
         """Hear, in any thread, how many there may be."""
         self.limit = limit
-        self._loop.call_soon_threadsafe(self._more.set)
+        if self._loop is not None:
+            self._loop.call_soon_threadsafe(self._more.set)
+        elif self._bell.empty():
+            self._bell.put(None)
 
     async def wait(self, number: int) -> None:
         """Wait until the item of that number, counted from 0, may be sent."""
         while number >= self.limit:
+            if self._loop is None:
+                self._bell.get()
+                continue
             self._more.clear()
             if number >= self.limit:
                 await self._more.wait()
@@ -81,7 +66,7 @@ class AwaitedCredit:
 
 async def pump(
     source: Any,
-    credit: Credit | AwaitedCredit,
+    credit: Credit,
     advance: Callable[[Iterator[Any]], Any],
     send: Callable[[object, int], None],
 ) -> Any:

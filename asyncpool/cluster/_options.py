@@ -56,10 +56,6 @@ def _limits(name: str, value: object) -> WorkerLimits:
         raise ValueError(
             "worker_limits of a cluster take no drain_timeout: give it to the cluster itself"
         )
-    if limits.exact:
-        raise ValueError(
-            "worker_limits of a cluster cannot be exact: a worker serves until there is another"
-        )
     return limits
 
 

@@ -32,7 +32,7 @@ from asyncpool._core.pickling.functions import (
     FunctionTable,
 )
 from asyncpool._core.remote.remote_functions import RemoteFunctionTable
-from asyncpool._worker.api import call_chunk, call_counted
+from asyncpool._worker.api import call_chunk
 from tests.core.specimens import LOCK, Counter, add
 from tests.helpers import jobs, values
 
@@ -459,13 +459,8 @@ def with_name(name: Any, module: Any = "shop") -> Callable[[], None]:
         (values.Point(1, 2).scaled, "tests.helpers.values.Point.scaled"),
         (values.Point.origin, "tests.helpers.values.Point.origin"),
         (values.Point(1, 2), "tests.helpers.values.Point"),
-        (
-            functools.partial(
-                call_counted, 3, functools.partial(call_chunk, jobs.square)
-            ),
-            SQUARE,
-        ),
-        (functools.partial(call_counted), "asyncpool._worker.api.call_counted"),
+        (functools.partial(call_chunk, jobs.square), SQUARE),
+        (functools.partial(call_chunk), "asyncpool._worker.api.call_chunk"),
         (with_name(Sly("sly")), "shop.sly"),
         (with_name("work", None), "work"),
         (with_name("work", 3), "work"),

@@ -168,7 +168,7 @@ def test_who_is_held_back_in_vain_gets_jobs_again() -> None:
 
 
 def test_a_worker_with_an_exact_limit_stays_until_its_session_is_over() -> None:
-    core = pool(1, limits=WorkerLimits(max_jobs=2, exact=True, jitter=0.0))
+    core = pool(1, limits=WorkerLimits(max_jobs=2, jitter=0.0))
     core.want_worker()
     for job in (1, 2, 3):
         assert core.call(job, SessionTraits(1)) == [cmd.Assign(0, (job,))]

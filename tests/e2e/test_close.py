@@ -624,11 +624,10 @@ async def test_it_replaces_workers_and_grows() -> None:
         assert len({visitor.pid for visitor in visitors}) == 3
         for visitor in visitors:
             visitor.release()
-        # Each worker may go on until its replacement is ready, which then takes the seventh.
-        visitors = [await gate.visitor(nth=nth) for nth in range(1, 8)]
-        assert len({visitor.pid for visitor in visitors}) > 3
-        for visitor in visitors[3:]:
-            visitor.release()
+        for nth in range(4, 8):
+            visitors.append(await gate.visitor(nth=nth))
+            visitors[-1].release()
+        assert len({visitor.pid for visitor in visitors}) == 7
         assert await asyncio.gather(*work) == ["go"] * 7
         assert (await close).finished == 7
     assert pool.stats().crashes == 0

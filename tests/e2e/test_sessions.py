@@ -460,9 +460,8 @@ async def test_a_roll_waits_for_it() -> None:
         await assert_serves(pool)
 
 
-@pytest.mark.parametrize("exact", [False, True])
-async def test_worn_workers_are_replaced_when_it_is_over(*, exact: bool) -> None:
-    limits = WorkerLimits(max_jobs=2, jitter=0, exact=exact)
+async def test_worn_workers_are_replaced_when_it_is_over() -> None:
+    limits = WorkerLimits(max_jobs=2, jitter=0)
     async with patience(), Pool(1, worker_limits=limits) as pool:
         async with pool.worker(fresh=False) as worker:
             for _ in range(5):

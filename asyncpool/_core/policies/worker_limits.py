@@ -20,7 +20,6 @@ from asyncpool._core.base.validation import (
     INT,
     NUMBER,
     SECONDS,
-    SWITCH,
     check_types,
     or_none,
 )
@@ -41,7 +40,6 @@ _TYPES = _POSITIVE | {
     "nice": INT,
     "jitter": NUMBER,
     "rlimits": ((Mapping,), "a mapping"),
-    "exact": SWITCH,
 }
 
 # More jobs than any worker ever runs.
@@ -70,10 +68,9 @@ class WorkerLimits:
 
     The pool *retires* a worker that reaches ``max_jobs``, ``max_age`` or
     ``max_memory``.  It starts another worker first.  When that is ready, the old worker
-    gets no more jobs, finishes what it has, and ends.  Until then it works on, so it
-    may run a few jobs more than ``max_jobs``, unless ``exact`` is set.  The pool kills
-    a worker that reaches ``kill_memory``, and its job fails with
-    :exc:`asyncpool.WorkerOutOfMemoryError`.
+    gets no more jobs, finishes what it has, and ends.  Until then it works on, unless it
+    has had ``max_jobs``.  The pool kills a worker that reaches ``kill_memory``, and its
+    job fails with :exc:`asyncpool.WorkerOutOfMemoryError`.
 
     The memory of a worker is what it has to itself.  What it shares with other
     processes, such as libraries, the large arrays of its arguments, and what ``preload``
@@ -82,13 +79,11 @@ class WorkerLimits:
     worker that has reached a limit before its first job does not start.
 
     Args:
-        max_jobs: After how many jobs a worker is retired.
-        exact: Whether no worker begins more than ``max_jobs`` jobs.  The worker
-            ends when they are done.  Its replacement starts while the last ones run,
-            and takes over those that have not begun; if its start takes longer than
-            they do, a worker is missing meanwhile.  This does
-            not end a session (:meth:`asyncpool.Pool.worker`) early: its worker ends
-            when the session is over.
+        max_jobs: How many jobs a worker may begin.  It ends when they are done.  Its
+            replacement starts while the last ones run, and takes over those that have not
+            begun; if its start takes longer than they do, a worker is missing meanwhile.
+            This does not end a session (:meth:`asyncpool.Pool.worker`) early: its worker
+            ends when the session is over.
         max_age: After how many seconds a worker is retired.
         max_memory: At how many bytes of memory a worker is retired.
         kill_memory: At how many bytes of memory a worker is killed.
@@ -111,7 +106,6 @@ class WorkerLimits:
     """
 
     max_jobs: int | None = None
-    exact: bool = False
     max_age: float | None = None
     max_memory: int | None = None
     kill_memory: int | None = None
@@ -127,8 +121,6 @@ class WorkerLimits:
             value = getattr(self, name)
             if value is not None and not value > 0:
                 raise ValueError(f"{name} must be > 0 or None, not {value}")
-        if self.exact and self.max_jobs is None:
-            raise ValueError("exact is about max_jobs, and there is none")
         if not 0 <= self.jitter < 1:
             raise ValueError(
                 f"jitter must be at least 0 and below 1, not {self.jitter}"

@@ -227,7 +227,7 @@ class Core:
                 # It may run no more jobs, so it goes even before its replacement is
                 # ready.
                 self.exits.retire(slot, "max_jobs", now, unsent=None)
-            elif exhausted or in_flight.ended >= slot.recycle_limits.jobs:
+            elif exhausted:
                 self.exits.replace(slot, "max_jobs", now)
         if self.closing.finish is not None:
             self.settle(now)
@@ -436,7 +436,7 @@ class Core:
         elif old is not None:
             aftermath = self.exits.failed(slot, old, now, jitter)
         else:
-            by_jobs = slot.faulty and slot.in_flight.ended > 0 and not self.serving
+            by_jobs = slot.faulty and in_flight.ended > 0 and not self.serving
             blamed = started or by_jobs
             aftermath = self._follow_death(
                 slot, now, needed=needed, blamed=blamed, jitter=jitter

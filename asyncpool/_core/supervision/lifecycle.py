@@ -155,8 +155,7 @@ class Lifecycle:
         slot.rank = rank_of(slot, self.slots, self.most)
         self._announced.pop(slot.index, None)
         slot.recycle_limits = self._limits.recycle_limits(slot.index, slot.generation)
-        if self._limits.exact:
-            slot.in_flight.most = slot.recycle_limits.jobs
+        slot.in_flight.most = slot.recycle_limits.jobs
         slot.began_at = now
         # Set before the fork, so that the pool notices a start that hangs anywhere.
         slot.due = now + self._start_timeout

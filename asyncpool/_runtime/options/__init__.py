@@ -336,7 +336,7 @@ def pool_options(given: Mapping[str, Any]) -> dict[str, Any]:
             raise ValueError(
                 f"{each}, and max_jobs of worker_limits is {limits.max_jobs}"
             )
-        options["worker_limits"] = replace(limits, max_jobs=1, exact=True)
+        options["worker_limits"] = replace(limits, max_jobs=1)
     if not options["max_surge"] and not options["max_unavailable"]:
         raise ValueError("max_surge and max_unavailable cannot both be 0")
     check_codec(

@@ -308,7 +308,8 @@ class Engine:
         self.core = _core_of(config)
         self.concurrency = config.worker.concurrency
         self.max_payload = config.worker.max_payload
-        self.counts_jobs, self.fresh = config.worker_limits.exact, config.fresh
+        self.fresh = config.fresh
+        self.counts_jobs = config.worker_limits.max_jobs is not None
         self.log = LifeLog(loop, config)
         self.registry = JobRegistry(JobWatch(hub))
         self.leases, self.figures = self.registry.leases, self.registry.figures

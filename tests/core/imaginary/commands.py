@@ -223,8 +223,7 @@ class Commands(Books):
         new = self.core.slots[slot]
         old = None if new.replaces is None else self.core.slots[new.replaces]
         assert old is None or old.rank in {new.rank, *range(self.most, 99)}
-        if self.limits.exact:
-            process.most = self.limits.recycle_limits(slot, generation).jobs
+        process.most = self.limits.recycle_limits(slot, generation).jobs
         self.processes[slot] = process
 
     def _fail(self, jobs: tuple[int, ...], why: str) -> None:
