@@ -80,7 +80,7 @@ class Master:
     # What a link asks of its service.
 
     def note_requests(self, link: WorkerLink) -> None:
-        assert link.figures
+        assert link.figures.open >= 0
 
     def begin_drain(self, link: WorkerLink) -> None:
         self.balancer.left(link)
