@@ -46,6 +46,7 @@ from asyncpool.errors import ProtocolError
 TYPE_CHECKING = False  # see _core/base/records.py
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from logging import Logger
     from threading import ExceptHookArgs
     from types import TracebackType
 
@@ -399,3 +400,10 @@ def end_group() -> None:
         sys.stderr.flush()
     # The worker has a process group of its own, so this ends no other process.
     os.killpg(0, signal.SIGKILL)
+
+
+def own_logger() -> Logger:
+    """Return the logger of asyncpool, in a worker: most workers need none."""
+    import logging  # noqa: PLC0415 - see the docstring
+
+    return logging.getLogger("asyncpool")

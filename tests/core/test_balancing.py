@@ -221,7 +221,7 @@ class SpreadingMachine(RuleBasedStateMachine):
     def one_can_take_no_request_or_can_again(self, data: st.DataObject) -> None:
         worker = data.draw(st.sampled_from(sorted(self.ready)))
         self.full ^= {worker}
-        self.spreading.set_busy(worker, busy=worker in self.full)
+        self.spreading.set_requests(worker, 10**6, busy=worker in self.full)
 
     def is_slow(self, worker: int) -> bool:
         sent = self.sent[worker]

@@ -22,6 +22,7 @@ from tests.helpers.clusters import Connection, all_ready, cluster_of, come_true
 from tests.helpers.loops import BOTH_LOOPS
 from tests.helpers.patience import PATIENCE, patience
 from tests.helpers.pools import case, next_of
+from tests.helpers.tls import client_context, write_certificate
 
 pytestmark = BOTH_LOOPS
 
@@ -43,20 +44,6 @@ TRAILER = (
 THREADS, CLIENTS, MOST = 2, 5, 6
 
 
-def web(name: str, **options: Any) -> Cluster:
-    """Return a cluster with one worker; a WSGI application has two threads."""
-    workers = options.pop("workers", 1)
-    spread = options.pop("spread", "handoff")
-    drain = options.pop("drain_timeout", PATIENCE)
-    if name in {"raw_wsgi", "flask_app", "django_app"}:
-        make: Any = wsgi
-        options.setdefault("threads", THREADS)
-    else:
-        make = asgi
-    target = make(f"tests.helpers.leaving:{name}", **options)
-    return cluster_of(target, workers=workers, spread=spread, drain_timeout=drain)
-
-
 class Caller(Connection):
     """A client without manners."""
 
@@ -67,7 +54,6 @@ class Caller(Connection):
         return (await self.reader.readuntil(b"\r\n\r\n")).decode()
 
     async def ask(self, path: str) -> tuple[int, bytes]:
-        """Return status and body of a response whose length is known."""
         self.say(GET.format(path))
         return await self.response()
 
@@ -98,16 +84,30 @@ async def told(cluster: Cluster, **wanted: int) -> dict[str, int]:
 
 
 @contextlib.asynccontextmanager
-async def serving(name: str, **options: Any) -> AsyncGenerator[Cluster]:
-    """Serve with what hangs in the end released."""
-    async with patience(), web(name, **options) as cluster:
+async def serving(
+    name: str, spread: str = "handoff", drain: float = PATIENCE, **options: Any
+) -> AsyncGenerator[Cluster]:
+    """Serve, a WSGI application with two threads; in the end what hangs is released."""
+    make: Any = asgi
+    if name in {"raw_wsgi", "flask_app", "django_app"}:
+        make, options = wsgi, {"threads": THREADS, **options}
+    target = make(f"tests.helpers.leaving:{name}", **options)
+    cluster = cluster_of(target, workers=1, spread=spread, drain_timeout=drain)
+    async with patience(), cluster:
         await all_ready(cluster)
         yield cluster
         await cluster.close(timeout=0)
 
 
-# Clients that leave.
+def records(caplog: pytest.LogCaptureFixture, name: str) -> list[Any]:
+    return [it for it in caplog.records if getattr(it, "message_id", "") == name]
 
+
+def errors(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [it.getMessage() for it in caplog.records if it.levelno >= logging.ERROR]
+
+
+# Clients that leave.
 
 WAYS = ["closes", "resets", "leaves a pipeline", "half-closes before"]
 
@@ -133,9 +133,16 @@ async def test_who_leaves_a_stream_gives_back_what_it_held(
         if path == "/stream" and name == "raw_wsgi":
             await told(cluster, **{"close()": CLIENTS * len(WAYS)})
         await come_true(lambda: cluster.stats().requests.open == 0)
-    assert [
-        it.getMessage() for it in caplog.records if it.levelno >= logging.ERROR
-    ] == []
+    assert errors(caplog) == []
+
+
+async def test_who_leaves_a_torrent_behind_tls_blocks_no_loop(tmp_path: Path) -> None:
+    async with serving("raw_asgi", ssl_certfile=write_certificate(tmp_path)) as cluster:
+        for _ in range(2 * CLIENTS):
+            async with Caller(cluster, tls=client_context()) as caller:
+                caller.say(GET.format("/torrent"))
+                assert "200 OK" in await caller.head()
+                caller.reset()
 
 
 @pytest.mark.parametrize(
@@ -191,8 +198,11 @@ async def test_who_sends_no_more_gets_an_answer_from_a_thread() -> None:
 # Requests that take too long.
 
 
-def records(caplog: pytest.LogCaptureFixture, name: str) -> list[Any]:
-    return [it for it in caplog.records if getattr(it, "message_id", "") == name]
+async def looks(cluster: Cluster, count: int) -> None:
+    """Have a worker look at its requests some times."""
+    before = cluster.stats().worker_loop_lag.count
+    while cluster.stats().worker_loop_lag.count < before + count:
+        await get(cluster, "/told")
 
 
 @pytest.mark.logs("request-timed-out")
@@ -213,9 +223,7 @@ async def test_a_request_without_a_response_is_given_up(
     assert (record.method, record.path, record.status) == ("GET", "/wait", 503)
     assert "has no response after 0.5 s, and is answered 503" in record.getMessage()
     assert record.stack_info.endswith("in raw_asgi")
-    assert [
-        it.getMessage() for it in caplog.records if it.levelno >= logging.ERROR
-    ] == []
+    assert errors(caplog) == []
 
 
 @pytest.mark.parametrize(
@@ -242,19 +250,37 @@ async def test_a_worker_with_what_cannot_be_ended_is_replaced(
     assert reason.endswith("which were given up after 0.5 s (request_timeout)")
 
 
-@pytest.mark.parametrize("leaves", [True, False])
+@pytest.mark.parametrize("way", ["they leave", "all are quiet", "one is not"])
 async def test_threads_that_are_quiet_streams_cost_their_worker(
-    *, leaves: bool
+    way: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async with serving("raw_wsgi", request_timeout=0.5) as cluster:
-        async with contextlib.AsyncExitStack() as stack:
-            for _ in range(THREADS):
-                caller = await stack.enter_async_context(Caller(cluster))
-                caller.say(GET.format("/silence"))
-                await caller.head()
-            await come_true(lambda: leaves or cluster.stats().spawned == 2)
+    async with serving("raw_wsgi", request_timeout=0.5, drain=0.5) as cluster:
+        async with Caller(cluster) as first, Caller(cluster) as quiet:
+            first.say(GET.format("/stream" if way == "one is not" else "/silence"))
+            quiet.say(GET.format("/silence"))
+            await asyncio.gather(first.head(), quiet.head())
+            if way == "one is not":
+                assert await get(cluster, "/told") == (503, b"Service Unavailable")
+            while way != "they leave" and not quiet.reader.at_eof():
+                with contextlib.suppress(ConnectionError):  # to its worker's end
+                    await quiet.reader.read(1000)
         await come_true(lambda: cluster.stats().spawned == 2)
         await get(cluster, "/told")
+    late = [it for it in records(caplog, "request-timed-out") if it.path != "/told"]
+    assert {it.path for it in late} == {"/silence"}
+    left = "sent nothing more for 0.5 s, and is left until its worker has drained, "
+    assert way == "they leave" or left in late[-1].getMessage()
+    assert "in silence" in late[-1].stack_info
+    assert errors(caplog) == []
+
+
+async def test_a_response_is_whole_though_its_application_hangs_behind_it() -> None:
+    async with serving("raw_wsgi", request_timeout=0.5, threads=20) as cluster:
+        async with Caller(cluster) as caller:
+            for _ in range(20):
+                caller.say(GET.format("/lingering"))
+                await caller.reader.readuntil(b"\r\n\r\n5\r\nwhole\r\n0\r\n\r\n")
+        await come_true(lambda: cluster.stats().spawned == 2)
 
 
 async def test_a_body_that_stops_coming_is_the_clients_fault() -> None:
@@ -294,6 +320,8 @@ async def test_who_reads_nothing_is_cut_off(
             await told(cluster, closed=1)
         await come_true(lambda: cluster.stats().requests.timed_out == 1)
         await come_true(lambda: cluster.stats().slots[0].connections == 0)
+        await looks(cluster, 2)
+        assert cluster.stats().spawned == 1  # nobody else loses his connection
     [record] = records(caplog, "request-timed-out")
     assert "has read nothing of its response for 0.5 s" in record.getMessage()
 
@@ -307,7 +335,6 @@ async def test_who_reads_slowly_is_not_cut_off() -> None:
             loop = asyncio.get_running_loop()
             await loop.sock_connect(sock, (host, int(port)))
             await loop.sock_sendall(sock, GET.format("/flood").encode())
-            # Each look of the worker at its requests is one of these.
             while cluster.stats().worker_loop_lag.count < 5:
                 assert await loop.sock_recv(sock, 1000)
                 await get(cluster, "/told")
@@ -316,7 +343,7 @@ async def test_who_reads_slowly_is_not_cut_off() -> None:
 
 async def test_who_waits_for_a_thread_when_all_ends_is_told_so() -> None:
     async with (
-        serving("raw_wsgi", threads=1, drain_timeout=0.5) as cluster,
+        serving("raw_wsgi", threads=1, drain=0.5) as cluster,
         Caller(cluster) as first,
         Caller(cluster) as second,
     ):
@@ -390,6 +417,16 @@ async def test_no_connection_goes_where_nothing_is_free(
             await come_true(lambda: all(it.ready for it in cluster.stats().slots))
 
 
+async def test_who_hangs_is_busier_than_who_has_idle_connections() -> None:
+    async with serving("raw_wsgi", threads=1) as it, Caller(it), Caller(it):
+        await looks(it, 2)
+        await it.resize(2)
+        async with Caller(it) as hanging:
+            hanging.say(GET.format("/hang"))
+            await come_true(lambda: it.stats().slots[1].connections == 1)
+            assert await get(it, "/told") == (200, b"{}")
+
+
 UPGRADE = (
     "GET / HTTP/1.1\r\nhost: x\r\nupgrade: websocket\r\nconnection: upgrade\r\n"
     "sec-websocket-version: 13\r\nsec-websocket-key: dGhlIHNhbXBsZSBub25jZQ==\r\n"
@@ -423,11 +460,10 @@ async def test_a_lifespan_that_raises_is_warned_of(
 ) -> None:
     async with serving("no_lifespan") as cluster:
         assert await get(cluster, "/") == (200, b"")
-    text = (
+    assert (
         "the application goes on without a lifespan, which has raised in its beginning: "
         "RuntimeError: no database"
-    )
-    assert text in caplog.messages
+    ) in caplog.messages
 
 
 # What a WSGI application is given, and what clients may send.
@@ -439,10 +475,8 @@ async def test_wsgi_as_its_specification_has_it() -> None:
         Caller(cluster) as caller,
     ):
         caller.say(
-            "GET /a%20b%FF HTTP/1.1\r\nhost: x\r\nX_Remote_User: root\r\n"
-            "X-Remote-User: me\r\ncookie: a=1\r\ncookie: b=2\r\n\r\n".replace(
-                "/a", "/headers?/a"
-            )
+            "GET /headers?/a%20b%FF HTTP/1.1\r\nhost: x\r\nX_Remote_User: root\r\n"
+            "X-Remote-User: me\r\ncookie: a=1\r\ncookie: b=2\r\n\r\n"
         )
         status, body = await caller.response()
         assert status == 200
@@ -473,9 +507,7 @@ async def test_requests_of_any_kind_are_read_as_they_are_meant(
         for send in (send_large_heads, send_trailer, offer_protocol, send_pipeline):
             with case(send):
                 await send(cluster)
-    assert [
-        it.getMessage() for it in caplog.records if it.levelno >= logging.ERROR
-    ] == []
+    assert errors(caplog) == []
 
 
 async def send_large_heads(cluster: Cluster) -> None:
@@ -544,9 +576,8 @@ async def test_a_pipeline_takes_no_memory_that_grows_with_it(http: str) -> None:
         sent = refused = 0
         most = 16_000_000  # more than the kernel holds for both sides
         while sent < most and refused < 20:
-            if (
-                transport.get_write_buffer_size()
-            ):  # the worker takes no more, or not yet
+            # The worker takes no more, or not yet.
+            if transport.get_write_buffer_size():
                 refused += 1
                 await get(cluster, "/told")
                 continue

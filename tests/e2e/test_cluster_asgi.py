@@ -208,8 +208,7 @@ async def test_a_slow_upload_ends_where_it_has_begun() -> None:
         browser.writer.write(b"12345")
         events = cluster.events()
         reloading = asyncio.create_task(cluster.reload())
-        while not isinstance(await anext(events), Retiring):
-            pass
+        await next_of(events, Retiring)
         browser.writer.write(b"67890")
         response = await browser.response()
         assert (response.pid, response.size) == (old, 10)
@@ -260,8 +259,7 @@ async def test_tls(spread: str, tmp_path: Path) -> None:
         old = (await browser.get()).pid
         events = cluster.events()
         reloading = asyncio.create_task(cluster.reload())
-        while not isinstance(await anext(events), Ready):
-            pass
+        await next_of(events, Ready)
         # What is encrypted cannot move: some response is the last one.
         while not (response := await browser.get()).last:
             assert response.pid == old
@@ -273,9 +271,7 @@ async def test_tls(spread: str, tmp_path: Path) -> None:
 async def test_django_serves_each_kind_of_view_and_outlives_reloads(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    cluster = cluster_of(
-        asgi("tests.helpers.django_app:app"), workers=1, drain_timeout=PATIENCE
-    )
+    cluster = cluster_with(web("tests.helpers.django_app:app"), workers=1)
     async with patience(3), cluster, Browser(cluster) as browser:
         first = await browser.get()
         assert (first.status, first.size) == (200, 42)
@@ -362,8 +358,7 @@ async def test_conversations_end_where_they_have_begun(
         old = await ask(browser, b"hello")
         events = cluster.events()
         reloading = asyncio.create_task(cluster.reload())
-        while not isinstance(await anext(events), Ready):
-            pass
+        await next_of(events, Ready)
         async with Browser(cluster) as other:
             assert await ask(other, b"hello") != old
         assert await ask(browser, b"still here") == old

@@ -25,7 +25,7 @@ from tests.helpers.faults import by_name
 from tests.helpers.gate import Gate
 from tests.helpers.loops import BOTH_LOOPS
 from tests.helpers.patience import patience
-from tests.helpers.pools import assert_serves, crash_of, idle, until
+from tests.helpers.pools import assert_serves, crash_of, idle, next_of, until
 
 pytestmark = BOTH_LOOPS
 
@@ -115,13 +115,11 @@ async def test_a_worker_that_dies_while_others_start_is_waited_for_again() -> No
         start = asyncio.create_task(pool.start())
         first, second = [await gate.visitor(nth=nth) for nth in (1, 2)]
         first.release()
-        while not isinstance(await anext(events), Ready):
-            pass
+        await next_of(events, Ready)
         os.kill(first.pid, signal.SIGKILL)
         third = await gate.visitor(nth=3)
         second.release()
-        while not isinstance(await anext(events), Ready):
-            pass
+        await next_of(events, Ready)
         assert not start.done()
         third.release()
         await start

@@ -25,6 +25,7 @@ from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, StreamingResponse
 from starlette.routing import Route
+from werkzeug.wsgi import ClosingIterator
 
 Message = dict[str, Any]
 
@@ -89,6 +90,9 @@ def raw_wsgi(environ: Message, start_response: Callable[..., Any]) -> Any:
     if where == "/flood":
         start_response("200 OK", [("content-type", "text/plain")])
         return flood()
+    if where == "/lingering":
+        start_response("200 OK", [])
+        return ClosingIterator([b"whole"], hang)
     if where == "/silence":  # a stream whose next piece never comes
         start_response("200 OK", [("content-type", "text/plain")])
         return silence()

@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import ctypes
 import functools
+import logging
 import os
 import resource
 import signal
 import socket
 import sys
+import threading
 from typing import Any
 
 from asyncpool.cluster import Connection, Worker
@@ -135,8 +137,13 @@ class Talker:
         return "continued"
 
     async def block(self, gate: str) -> str:
-        """Hold up the loop at the gate."""
-        return jobs.wait_at(gate, "blocked")
+        """Hold up the loop as long as a thread is held at the gate, and log meanwhile."""
+        thread = threading.Thread(target=jobs.wait_at, args=(gate, "blocked"))
+        thread.start()
+        while thread.is_alive():
+            thread.join(0.05)
+            logging.getLogger("tests").warning("the loop is blocked")
+        return "released"
 
     async def send(self, count: str) -> str:
         for n in range(int(count)):

@@ -79,6 +79,9 @@ class Master:
 
     # What a link asks of its service.
 
+    def note_requests(self, link: WorkerLink) -> None:
+        assert link.figures.open >= 0
+
     def begin_drain(self, link: WorkerLink) -> None:
         self.balancer.left(link)
 
@@ -87,7 +90,6 @@ class Master:
 
     @property
     def waiting(self) -> int:
-        """How many connections have come back and wait."""
         return len(self.balancer.core.waiting)
 
     async def __aenter__(self) -> Self:

@@ -64,6 +64,7 @@ class _Share(Generic[H]):
         handed: How many connections it got, without those that it gave back.
         opened: How many it has had, as it says itself.
         closed: How many of them are closed.
+        idle: How many of the rest had no request, when it last told of its requests.
         cut: How many of those that it had were cut off, since its time was over.
         returned: How many it has given back after it had taken them.
         refused: How many handles it could not take, since it had no descriptors
@@ -81,6 +82,7 @@ class _Share(Generic[H]):
     handed: int = 0
     opened: int = 0
     closed: int = 0
+    idle: int = 0
     cut: int = 0
     returned: int = 0
     refused: int = 0
@@ -95,6 +97,11 @@ class _Share(Generic[H]):
     def connections(self) -> int:
         """How many connections it has."""
         return max(self.handed, self.opened) - self.closed
+
+    @property
+    def rank(self) -> tuple[int, int, int]:
+        """How busy it is: by connections with requests, by all, and by its last turn."""
+        return self.connections - self.idle, self.connections, self.turn
 
     @property
     def finished(self) -> int:
@@ -152,9 +159,10 @@ class ConnectionBalancing(Generic[H]):
         """Give nothing more to a worker; it may still take what was handed to it."""
         self._shares[worker].open = False
 
-    def set_busy(self, worker: int, *, busy: bool) -> None:
-        """Note whether a worker can take no request."""
-        self._shares[worker].busy = busy
+    def set_requests(self, worker: int, requests: int, *, busy: bool) -> None:
+        """Note how many requests a worker has, and whether it can take no more."""
+        share = self._shares[worker]
+        share.busy, share.idle = busy, max(0, share.connections - requests)
 
     def late(self, now: float) -> set[int]:
         """Return the workers that leave lying what they got."""
@@ -191,8 +199,7 @@ class ConnectionBalancing(Generic[H]):
             (
                 share.busy or share.is_late(now),
                 bool(share.pending),
-                share.connections,
-                share.turn,
+                share.rank,
                 worker,
                 share.full_since,
             )
@@ -207,13 +214,9 @@ class ConnectionBalancing(Generic[H]):
         return None
 
     def least_busy(self) -> int | None:
-        """Return which worker has the fewest connections, even if it is slow; ``None`` if none is open."""
-        able = [
-            (share.connections, share.turn, worker)
-            for worker, share in self._shares.items()
-            if share.open
-        ]
-        return min(able)[2] if able else None
+        """Return which worker is the least busy, even if it is slow; ``None`` if none is open."""
+        able = [(it.rank, worker) for worker, it in self._shares.items() if it.open]
+        return min(able)[1] if able else None
 
     def hand(
         self, worker: int, handle: H, now: float, *, connection: bool = True
@@ -300,6 +303,7 @@ class ConnectionBalancing(Generic[H]):
                 f"closed, after {share.cut} of {share.opened}"
             )
         share.opened, share.closed, share.cut = opened, closed, cut
+        share.idle = min(share.idle, share.connections)
 
     def next_check(self, now: float) -> float | None:
         """When :meth:`choose` may return something else even though nothing happens."""

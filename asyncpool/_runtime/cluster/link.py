@@ -206,10 +206,9 @@ class WorkerLink:
     def _on_figures(self, frame: Frame) -> None:
         if len(frame.payload) > _MOST_FIGURES:
             raise ProtocolError(f"its figures have {len(frame.payload)} bytes")
-        before = self.figures
-        self.figures = RequestFigures.unpack(unpack_numbers(frame.payload), before)
-        if self.figures.busy != before.busy:
-            self._service.note_busy(self)
+        numbers = unpack_numbers(frame.payload)
+        self.figures = RequestFigures.unpack(numbers, self.figures)
+        self._service.note_requests(self)
 
     def _on_message(self, frame: Frame) -> None:
         self._credit.receive()

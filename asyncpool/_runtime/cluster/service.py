@@ -263,9 +263,11 @@ class Service:
         with self._engine.turn as now:
             self._engine.core.served(link.slot, closed, now)
 
-    def note_busy(self, link: WorkerLink) -> None:
-        """Give connections to others while a worker can take no request."""
-        self.balancer.core.set_busy(link.slot, busy=bool(link.figures.busy))
+    def note_requests(self, link: WorkerLink) -> None:
+        """Give connections to others while a worker has more requests, or can take none."""
+        figures, core = link.figures, self.balancer.core
+        requests = figures.open + figures.open_websockets
+        core.set_requests(link.slot, requests, busy=bool(figures.busy))
         self.balancer.dispatch()
 
     def is_busy(self, link: WorkerLink) -> bool:

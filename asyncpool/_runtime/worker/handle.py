@@ -561,7 +561,7 @@ class WorkerHandle:
 
     @property
     def heard_at(self) -> float:
-        """When it last sent something on its control channel, or was kept from sending."""
+        """When it last gave a sign of life on its control channel, or was kept from giving one."""
         if self.logs is not None and self.logs.paused:
             return self._loop.time()
         return self._heard_at
@@ -621,7 +621,10 @@ class WorkerHandle:
         assert self.logs is not None
         if self.broke_protocol:
             return
-        self._heard_at, has_heartbeats = self._loop.time(), False
+        has_heartbeats = False
+        # Of a worker that serves only its loop's answers are a sign of life: any thread may log.
+        if self.link is None:
+            self._heard_at = self._loop.time()
         for frame in frames:
             if frame.kind is FrameKind.HEARTBEAT:
                 has_heartbeats = True

@@ -9,6 +9,7 @@ import os
 import socket
 
 from asyncpool._core.logs import worker_messages as say
+from asyncpool._worker.control import own_logger
 
 TYPE_CHECKING = False  # see _core/base/records.py
 if TYPE_CHECKING:
@@ -36,11 +37,8 @@ class AcceptRequest:
         """Warn that there are none, with the error of the system."""
         now = self._loop.time()
         if now >= self._quiet_until:
-            import logging  # noqa: PLC0415 - most workers need none
-
             self._quiet_until = now + _QUIET
-            logger = logging.getLogger("asyncpool")
-            say.NOT_ACCEPTED.log(logger, {}, why=os.strerror(number))
+            say.NOT_ACCEPTED.log(own_logger(), {}, why=os.strerror(number))
 
 
 class Acceptor:

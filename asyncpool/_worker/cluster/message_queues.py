@@ -22,6 +22,7 @@ from asyncpool._system.descriptors import (
     received,
     socket_descriptor,
 )
+from asyncpool._worker.control import own_logger
 
 TYPE_CHECKING = False  # see _core/base/records.py
 if TYPE_CHECKING:
@@ -233,10 +234,7 @@ def _label(thing: ReceivedSocket | ReceivedFile, payload: bytes, what: str) -> b
 
 def _tell_dropped(what: str, error: Exception) -> None:
     """Log what could not be unpickled: this code may be older or newer."""
-    import logging  # noqa: PLC0415 - most workers need none
-
-    logger = logging.getLogger("asyncpool")
-    say.VALUE_UNREADABLE.log(logger, {}, error=error, what=what)
+    say.VALUE_UNREADABLE.log(own_logger(), {}, error=error, what=what)
 
 
 class CreditedQueue:

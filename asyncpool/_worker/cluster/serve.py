@@ -16,7 +16,7 @@ from asyncpool._core.wire.stacks import COROUTINE
 from asyncpool._worker.cluster.drain_time import DrainTime
 from asyncpool._worker.cluster.server_worker import ServerWorker
 from asyncpool._worker.cluster.worker import Worker
-from asyncpool._worker.control import Control, print_error
+from asyncpool._worker.control import Control, own_logger, print_error
 from asyncpool._worker.coroutines import Coroutines
 
 TYPE_CHECKING = False  # see _core/base/records.py
@@ -217,17 +217,14 @@ class _Life:
 
     def _tell_of_end(self) -> None:
         """Log what is cut off now, at the end of the time."""
-        import logging  # noqa: PLC0415 - most workers need none
-
         load, limit = self._server_worker.load, self._server_worker.time.applied
-        logger = logging.getLogger("asyncpool")
         extra: dict[str, object] = {"limit": limit.name, "seconds": limit.seconds}
         if not load.open:
-            say.SERVE_CANCELLED.log(logger, extra)
+            say.SERVE_CANCELLED.log(own_logger(), extra)
             return
         who = load.tell_who()
         extra |= {"open": load.open, "opened": load.opened}
-        say.CONNECTIONS_CUT_OFF.log(logger, extra, who=f": {who}" if who else "")
+        say.CONNECTIONS_CUT_OFF.log(own_logger(), extra, who=f": {who}" if who else "")
         load.cut_off()
 
     def _mourn(self) -> None:

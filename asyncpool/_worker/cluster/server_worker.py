@@ -22,6 +22,7 @@ from asyncpool._worker.cluster.message_queues import (
     MessageQueues,
     SocketTransfers,
 )
+from asyncpool._worker.control import own_logger
 from asyncpool.errors import ProtocolError
 
 TYPE_CHECKING = False  # see _core/base/records.py
@@ -111,11 +112,8 @@ class ServerWorker:
         if get_ident() != self._thread:
             self._loop.call_soon_threadsafe(self.retire, reason)
         elif not self._retired and not self.draining.is_set():
-            import logging  # noqa: PLC0415 - most workers need none
-
             self._retired = True
-            logger = logging.getLogger("asyncpool")
-            say.RETIRE_CALLED.log(logger, {"reason": reason})
+            say.RETIRE_CALLED.log(own_logger(), {"reason": reason})
             self._control.send(FrameKind.RETIRE, _packed(reason))
             self.drain()
 
@@ -124,11 +122,8 @@ class ServerWorker:
             self._loop.call_soon_threadsafe(self.replace, reason)
         elif not self._retired and not self.draining.is_set():
             if not self._is_worn:
-                import logging  # noqa: PLC0415 - most workers need none
-
                 self._is_worn = True
-                logger = logging.getLogger("asyncpool")
-                say.REPLACEMENT_CALLED.log(logger, {"reason": reason})
+                say.REPLACEMENT_CALLED.log(own_logger(), {"reason": reason})
             # Sent each time: a cluster that gave up and recovers has forgotten who asked.
             self._control.send(FrameKind.RETIRE, _packed(reason), 0, 0, _NOT_YET)
 

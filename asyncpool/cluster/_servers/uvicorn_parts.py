@@ -20,6 +20,7 @@ from pathlib import Path
 from time import monotonic
 from traceback import clear_frames, walk_stack
 from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary, WeakSet
 
 import uvicorn
 
@@ -101,7 +102,7 @@ async def serve(
         await Drain(worker, config, state).run(connecting)
         await connecting
     finally:
-        requests.refuse_waiting()
+        requests.leave_threads()
         requests.end()
         for task in state.tasks:  # the application is still whole
             task.cancel()
@@ -613,6 +614,10 @@ _OVER = -1
 # not in send(), where they would be left to the garbage collector.
 _UNHEARD = 2
 
+# After so many pieces of a response the loop has a turn, though the application never waits: behind TLS
+# it is the loop that hears of a client that has left, and other clients want theirs.
+_PIECES_A_TURN = 16
+
 # Calls of a stack that tell the user nothing.
 _NOT_THEIRS = (
     f"{Path(__file__).parents[2]}/",
@@ -670,12 +675,11 @@ class Requests:
             self._run(), name="asyncpool server requests"
         )
 
-    def refuse_waiting(self) -> None:
-        """Answer 503 to requests that still wait for a thread: they have never begun."""
-        waiting = set() if self._threads is None else set(self._threads.waiting)
+    def leave_threads(self) -> None:
+        """Answer 503 in place of threads, and of those that wait for one, or cut a response off."""
         for request in self.open:
-            if request.scope.get(CALL) in waiting and request.answer is None:
-                request.refuse_soon(_UNAVAILABLE)
+            if CALL in request.scope and request.answer is None:
+                request.refuse_soon(0 if request.status else _UNAVAILABLE)
 
     def end(self) -> None:
         """Report for the last time, with what is open as cut off."""
@@ -778,24 +782,27 @@ class Requests:
     # Requests that take too long.
 
     def _look(self, timeout: float) -> None:
-        now, lost = monotonic(), 0
-        self._cut_who_read_nothing(timeout, now)
+        now, lost, threads = monotonic(), 0, self._threads
+        starved = threads is not None and threads.waits_for(now) > timeout
         for request in list(self.open):
             if request.answer is not None:
                 # Nothing ends a thread, and its code may ignore that it was cancelled.
                 lost += 1
             elif request.cycle is not None:
                 self._judge(request, now, timeout)
+        # Behind the count: what is given up here ends in the next turn of the loop, or is counted later.
+        self._cut_who_read_nothing(timeout, now)
+        stuck = threads.stuck(now, timeout) if threads else []
         if lost:
             self._worker.request_replacement(
                 f"{lost} of its requests go on, which were given up after {timeout:g} s (request_timeout)"
             )
-        elif (threads := self._threads) and threads.stuck_for(
-            now
-        ) > timeout + _INTERVAL:
+        # One that still sends has its time; but not if others get no thread because of the rest.
+        elif threads and stuck and (starved or len(stuck) == threads.count):
+            self._tell_stuck(stuck, now, timeout)
             self._worker.request_replacement(
-                f"its {threads.count} threads are in requests that have done nothing for "
-                f"{timeout:g} s (request_timeout)"
+                f"{len(stuck)} of its {threads.count} threads are in requests that have "
+                f"done nothing for {timeout:g} s (request_timeout)"
             )
 
     def _cut_who_read_nothing(self, timeout: float, now: float) -> None:
@@ -813,6 +820,13 @@ class Requests:
                     why = f"has read nothing of its response for {timeout:g} s"
                     self._give_up(request, now, why, 0)
                 it.transport.abort()
+
+    def _tell_stuck(self, stuck: list[Call], now: float, timeout: float) -> None:
+        for request in self.open:
+            if request.scope.get(CALL) in stuck and not request.told:
+                request.told = True
+                why = f"has sent nothing more for {timeout:g} s"
+                self._log(request, now, why, 0, "left until its worker has drained")
 
     def _judge(self, request: _Request, now: float, timeout: float) -> None:
         """Give a request up if nothing has happened for too long."""
@@ -837,16 +851,20 @@ class Requests:
             else:
                 call: Call | None = request.scope.get(CALL)
                 waits = call is not None and not call.runs
-                why = (
-                    "has found no free thread for" if waits else "has no response after"
-                )
-                why += f" {timeout:g} s"
-                self._give_up(request, now, why, _UNAVAILABLE)
+                what = "found no free thread for" if waits else "no response after"
+                self._give_up(request, now, f"has {what} {timeout:g} s", _UNAVAILABLE)
 
     def _give_up(self, request: _Request, now: float, why: str, status: int) -> None:
         """End a request as far as it can be ended, and answer its client if there is a *status*."""
-        figures = self.figures
-        figures.timed_out += 1
+        self.figures.timed_out += 1
+        done = f"answered {status}" if status else "cut off"
+        self._log(request, now, why, status, done)
+        request.refuse_soon(status)
+
+    def _log(
+        self, request: _Request, now: float, why: str, status: int, done: str
+    ) -> None:
+        """Log where a request is that takes too long."""
         extra = {
             "method": request.scope["method"],
             "path": request.scope["path"],
@@ -860,9 +878,8 @@ class Requests:
             stack=request.stack(),
             who=f" of {client[0]}:{client[1]}" if client else "",
             why=why,
-            done=f"answered {status}" if status else "cut off",
+            done=done,
         )
-        request.refuse_soon(status)
 
 
 def _unsent(transport: Any) -> int:
@@ -928,7 +945,8 @@ class _Request:
     """
 
     # Of the class, since they would cost each request some time otherwise.
-    status = refused = 0
+    status = refused = pieces = 0
+    told = False
     left_at = 0.0
     answer: asyncio.Task[None] | None = None
 
@@ -965,6 +983,9 @@ class _Request:
                 self.refused += 1
                 if self.refused > _UNHEARD:
                     return _refuse_more(message)
+            self.pieces += 1
+            if not self.pieces % _PIECES_A_TURN:
+                return self._send_later(message)
         elif self.status != _OVER:
             took = (monotonic() - self.began) * 1e6
             # As Durations.note() does, whose call would take as long again.
@@ -973,6 +994,10 @@ class _Request:
             durations.total += took
             self.status = _OVER
         return self._send(message)
+
+    async def _send_later(self, message: Any) -> None:
+        await asyncio.sleep(0)
+        await self._send(message)
 
     def count(self, status: int) -> None:
         """Count the response, which is over."""
@@ -988,13 +1013,12 @@ class _Request:
 
     def leave(self) -> None:
         """Note that the client is gone, of which uvicorn tells the last request alone."""
-        cycle = self.cycle
+        cycle, call = self.cycle, self.scope.get(CALL)
         if not cycle.response_complete:
             cycle.disconnected = True
+            if call is not None:
+                call.leave()
         cycle.message_event.set()
-        call: Call | None = self.scope.get(CALL)
-        if call is not None:
-            call.leave()
 
     def refuse_soon(self, status: int) -> None:
         """End the application, and answer in its place; without a status cut the connection."""
@@ -1009,7 +1033,8 @@ class _Request:
 
     async def _refuse(self, status: int) -> None:
         if not status:
-            if not self.cycle.response_complete:  # else the next request may be there
+            # If it is complete, the next request may be there.
+            if self.cycle is not None and not self.cycle.response_complete:
                 self.cycle.transport.abort()
             return
         text = HTTPStatus(status).phrase.encode()
@@ -1110,10 +1135,10 @@ class Drain:
         is_known = f"{kind.__module__}.{kind.__name__}" in _KNOWN
         self._can_move = config.ssl is None and is_known
         self._lacks = False  # descriptors
-        self._watched: set[Any] = set()
-        self._lost: set[Any] = set()
+        self._watched: WeakSet[Any] = WeakSet()
+        self._lost: WeakSet[Any] = WeakSet()
         # Since when each is at rest, and the timer that tells one rest from another.
-        self._resting: dict[Any, tuple[object, float]] = {}
+        self._resting: Any = WeakKeyDictionary()
 
     async def run(self, connecting: asyncio.Task[None]) -> None:
         """Wait until no connection and no request is left.
@@ -1124,13 +1149,6 @@ class Drain:
         while True:
             self._set_headers()
             connections = self._state.connections
-            self._watched &= connections
-            self._lost &= connections
-            self._resting = {
-                protocol: rest
-                for protocol, rest in self._resting.items()
-                if protocol in connections
-            }
             for protocol in list(connections):
                 self._visit(protocol)
             if connecting.done() and not connections and not self._state.tasks:
@@ -1194,7 +1212,9 @@ class Drain:
         # The copy outlives the transport, which closes without a word to the client.
         transport.pause_reading()
         try:
-            self._give_back(transport.get_extra_info("socket").fileno())
+            descriptor = os.dup(transport.get_extra_info("socket").fileno())
+            with socket.socket(fileno=descriptor) as copy:
+                self._worker.give_back(copy)
         except OSError as error:
             self._can_move, self._lacks = False, True
             self._set_headers()
@@ -1204,14 +1224,6 @@ class Drain:
             return False
         transport.abort()
         return True
-
-    def _give_back(self, descriptor: int) -> None:
-        copy = socket.socket(fileno=os.dup(descriptor))
-        try:
-            self._worker.give_back(copy)
-        except OSError:
-            copy.close()
-            raise
 
     def _has_rested(self, protocol: Any) -> bool:
         """Tell whether it has been at rest for long, with nothing to be read."""

@@ -29,9 +29,9 @@ if TYPE_CHECKING:
 
     Message = dict[str, Any]
 
-# How far a thread may be ahead of what the server has taken: bytes, and pieces.
+# How many bytes a thread may be ahead of what the server has taken, with what a piece takes besides.
 _MOST_BYTES = 65_536
-_MOST_PIECES = 16
+_PER_PIECE = 256
 
 # The key of a scope under which the server finds the call.
 CALL = "asyncpool.wsgi"
@@ -69,9 +69,8 @@ class Threads:
         """Return for how many seconds all threads are held, and none has become free."""
         if len(self.running) < self.count:
             return 0.0
-        if all(
-            call.over for call in self.running
-        ):  # none is likely to become free soon
+        # None of them is likely to become free soon.
+        if all(call.over for call in self.running):
             return inf
         return now - self._changed_at
 
@@ -81,11 +80,10 @@ class Threads:
             return 0.0
         return now - max(self._changed_at, self.waiting[0].since)
 
-    def stuck_for(self, now: float) -> float:
-        """Return for how many seconds all threads are held by requests that do nothing."""
-        if len(self.running) < self.count:
-            return 0.0
-        return now - max(call.moved_at for call in self.running)
+    def stuck(self, now: float, seconds: float) -> list[Call]:
+        """Return the calls that have done nothing for so long, though their clients wait for it."""
+        wanted = (call for call in self.running if not call.over and call.room is None)
+        return [call for call in wanted if now - call.moved_at > seconds]
 
     def submit(self, call: Call) -> None:
         """Have a thread run a call, now or when one is free."""
@@ -130,8 +128,9 @@ class Call:
     Attributes:
         loop: The event loop.
         since: When it came.
-        moved_at: When it began, or sent something last.
+        moved_at: When it began, or sent or received something last.
         over: Whether nobody wants the response any more.
+        room: What its thread waits for, if the client has not taken enough yet.
         thread: The thread that runs it, if one has begun.
     """
 
@@ -149,13 +148,13 @@ class Call:
         self._context = contextvars.copy_context()
         self._messages: deque[Message] = deque()
         self._wake: asyncio.Future[None] | None = None
-        self._ended = False
+        self._ended = self._woken = False
         self._error: BaseException | None = None
         # Of the thread.
         self._head: tuple[int, list[tuple[bytes, bytes]]] | None = None
         self._head_sent = False
-        self._bytes = self._pieces = 0
-        self._room: threading.Lock | None = None
+        self._bytes = 0
+        self.room: threading.Lock | None = None
 
     # In the event loop.
 
@@ -170,8 +169,7 @@ class Call:
         It waits for the thread also if the client leaves or the request is cancelled: as long as a
         thread is held, the request is not over.
         """
-        scope, loop = self._scope, self.loop
-        scope[CALL] = self
+        self._scope[CALL] = self
         self._threads.submit(self)
         try:
             while True:
@@ -179,14 +177,14 @@ class Call:
                     await self._send_all()
                 if self._ended and (self.over or not self._messages):
                     break
-                self._wake = loop.create_future()
-                await self._wake
+                await self._news()
         except BaseException as error:
             self._give_up()
             if isinstance(error, asyncio.CancelledError) and not self._threads.drop(
                 self
             ):
-                await self._until_ended()
+                while not self._ended:
+                    await self._news()
             raise
         if self._error is not None and not self.over:
             raise self._error
@@ -199,9 +197,16 @@ class Call:
         self._awake()
 
     async def _send_all(self) -> None:
+        messages = self._messages
         try:
-            while self._messages:
-                await self._send(self._messages.popleft())
+            while messages:
+                message = messages.popleft()
+                if "body" in message and messages:
+                    # What is ready goes together: the way through the server takes as long as 10 KB.
+                    rest = [messages.popleft() for _ in range(len(messages))]
+                    bodies = [message["body"], *(it["body"] for it in rest)]
+                    message = {**rest[-1], "body": b"".join(bodies)}
+                await self._send(message)
                 self.moved_at = monotonic()
         except OSError:  # the client has left
             self._give_up()
@@ -210,14 +215,13 @@ class Call:
 
     def _give_room(self) -> None:
         # The thread may set it meanwhile, and wakes the loop then.
-        if (room := self._room) is not None:
-            self._room = None
+        if (room := self.room) is not None:
+            self.room = None
             room.release()
 
-    async def _until_ended(self) -> None:
-        while not self._ended:
-            self._wake = self.loop.create_future()
-            await self._wake
+    def _news(self) -> asyncio.Future[None]:
+        self._wake = self.loop.create_future()
+        return self._wake
 
     def _give_up(self) -> None:
         self.over = True
@@ -231,6 +235,7 @@ class Call:
         self._awake()
 
     def _awake(self) -> None:
+        self._woken = False
         if self._wake is not None and not self._wake.done():
             self._wake.set_result(None)
 
@@ -257,6 +262,7 @@ class Call:
             if not self._head_sent:
                 self._say_head()
             self._messages.append({"type": "http.response.body", "body": b""})
+            self._wake_loop()  # close() may take any time, and the client waits for nothing of it
         finally:
             if hasattr(pieces, "close"):
                 pieces.close()
@@ -293,18 +299,17 @@ class Call:
         self._messages.append(
             {"type": "http.response.body", "body": piece, "more_body": True}
         )
-        self._bytes += len(piece)
-        self._pieces += 1
-        if self._bytes <= _MOST_BYTES and self._pieces <= _MOST_PIECES:
-            self._tell(self._awake)
+        self._bytes += len(piece) + _PER_PIECE
+        if self._bytes <= _MOST_BYTES:
+            self._wake_loop()
             return True
-        self._bytes = self._pieces = 0
+        self._bytes = 0
         room = threading.Lock()
         room.acquire()  # whoever gives room releases it
-        self._room = room
+        self.room = room
         # Behind that: the loop looks for a room after it has said that all is over.
         if not self.over:
-            self._tell(self._awake)
+            self._wake_loop()
             room.acquire()
         return not self.over
 
@@ -317,6 +322,12 @@ class Call:
             {"type": "http.response.start", "status": status, "headers": headers}
         )
 
+    def _wake_loop(self) -> None:
+        # Once for all that it has not looked at: to wake it takes as long as to send some pieces.
+        if not self._woken:
+            self._woken = True
+            self._tell(self._awake)
+
     def _tell(self, callback: Callable[[], None]) -> None:
         try:
             self.loop.call_soon_threadsafe(callback)
@@ -327,6 +338,7 @@ class Call:
         """Wait for the next piece of the body, in the thread."""
         future = asyncio.run_coroutine_threadsafe(self._receive(), self.loop)
         message: Message = future.result()
+        self.moved_at = monotonic()
         return message
 
     def _environ(self) -> dict[str, Any]:
