@@ -50,7 +50,7 @@ class MapRun:
     """
 
     def __init__(self, plan: Plan, news: asyncio.Event, *, ordered: bool) -> None:
-        self._backend = plan.backend
+        self._backend: Engine = plan.backend
         self._hold = MapHold(function_name(plan.task.function))
         self._source = open_source(plan.iterables, news.set)
         self._news = news
@@ -202,7 +202,7 @@ class Plan:
         window: How many items may be drawn and not yielded; ``None`` lets the pool choose.
     """
 
-    backend: Engine
+    backend: Any  # an engine, whose types are no public matter
     task: Task
     iterables: tuple[Any, ...]
     chunk: int | None

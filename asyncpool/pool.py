@@ -233,7 +233,7 @@ class Pool(Caller, Supervised, JobsListened):
     ) -> None:
         check_platform()
         self._config = pool_config(locals())  # by the names of the signature
-        self.name = self._config.name
+        self.name: str = self._config.name
         self._options = self._config.job_options
         self._control = self._config.control  # a command may give one
         self._life = SupervisorRunner("pool", self.name)

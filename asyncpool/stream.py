@@ -34,7 +34,7 @@ class Stream(Generic[T]):
         Of the task that iterates: closes the generator.
     """
 
-    def __init__(self, supervisor: Engine, submit: Callable[[], Job[Any]]) -> None:
+    def __init__(self, supervisor: Any, submit: Callable[[], Job[Any]]) -> None:
         self._supervisor = supervisor
         self._submit = submit
         self._iteration: Iteration[T] = Iteration(supervisor.check_home)

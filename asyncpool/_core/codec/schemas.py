@@ -177,7 +177,7 @@ class Schema:
         self._what = what
         self._direction: Direction = direction
         # Whether it is known at all, or the user's codec has to be asked.
-        self.typed = kind is not None or expected is not None
+        self.typed: bool = kind is not None or expected is not None
         self._own = how.codec is not None
         quick = not self._own and expected is None
         self._quick = how.reader(kind) if quick else None
@@ -353,8 +353,9 @@ class Signature:
     def __init__(self, function: Callable[..., Any] | None, how: Format) -> None:
         self._how = how
         self._head = bytes((how.number, False))
-        self.result = self._others = self._other_names = Schema(how)
-        self.item = Schema(how, what="an item of the stream")
+        self._others = self._other_names = Schema(how)
+        self.result: Schema = self._others
+        self.item: Schema = Schema(how, what="an item of the stream")
         # Whether annotations say anything of its arguments, or the user's codec has to be asked.
         self._typed = how.codec is not None
         self._positional: list[Schema] = []

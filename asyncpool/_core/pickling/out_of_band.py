@@ -109,7 +109,7 @@ class ReceivedPickle:
 
     def __init__(self, payload: bytes | memoryview, areas: list[memoryview]) -> None:
         self.stream: bytes | memoryview = payload or (areas.pop(0) if areas else b"")
-        self.buffers = areas
+        self.buffers: list[memoryview] = areas
 
 
 def is_heavy(payload: bytes | memoryview | ReceivedPickle) -> bool:
