@@ -37,7 +37,7 @@ from asyncpool._core.dispatch.rendezvous import choose
 
 # The jobs that wait for one worker, since they have a key.
 #
-# Each worker that stays in the pool has a *bucket*; see ``affinity_slots.py``.  Each
+# Each worker that stays in the pool has a *bucket*; see ``sessions.py``.  Each
 # bucket has a queue of its own, with the same rules as the common queue.  A job waits in
 # the queue of the bucket that its key belongs to (``rendezvous.py``).  If the key comes
 # to belong to another bucket, the job moves to the queue of that one, with its age, its

@@ -1,7 +1,7 @@
 """How the two ends of a pool turn calls, outcomes and details into bytes, and back.
 
 A pool chooses once, and each function of the pool has the choice at hand.  The classes here are for
-pickle; ``_core/codec/data_only.py`` and ``_worker/job/data.py`` derive those of data-only pools.  Their
+pickle; ``_core/codec/data_only.py`` and ``_worker/data.py`` derive those of data-only pools.  Their
 attributes are plain functions: for the path of a job that costs as much as a global function.
 """
 

@@ -188,7 +188,7 @@ _CHECKS: dict[str, tuple[Check, ...]] = {
         ["sched_setaffinity", "sched_setscheduler", "sched_setparam", "sched_setattr"],
         (_only(0, 0),),
     ),
-    # By RLIMIT_LOCKS the launcher knows whose descendant a process is, see _worker/launcher/reaper.py.
+    # By RLIMIT_LOCKS the launcher knows whose descendant a process is, see _worker/launcher.py.
     "prlimit64": (_only(0, 0), _never(1, _RLIMIT_LOCKS)),
     "setrlimit": (_never(0, _RLIMIT_LOCKS),),
     "setpriority": (_only(0, 0), _only(1, 0)),  # PRIO_PROCESS

@@ -119,7 +119,7 @@ class Slot:
         replace_reason: Why the worker is to be replaced, if it is.
         replaces: The slot whose worker this one replaces as soon as it is ready.
         bucket: The number by which jobs with keys find its workers; see
-            ``affinity_slots.py``.
+            ``_core/supervision/sessions.py``.
         draining: The worker gets no more jobs, and ends when it has finished what
             it has.
         drain_deadline: By when a draining worker must have ended.

@@ -164,7 +164,7 @@ class Identity(Record):
         argv: The command line of the service.
         folder: The private folder of a worker in a sandbox.
         cgroup: The folder of its cgroup, if it has one.
-        rank: The number by which jobs know the worker; see ``_core/slots/lifecycle.py``.
+        rank: The number by which jobs know the worker; see ``_core/supervision/lifecycle.py``.
         environment: The variables that the worker alone has.
     """
 

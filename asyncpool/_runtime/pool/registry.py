@@ -212,7 +212,7 @@ class PoolFigures:
         spawned: Processes that were started.
         starts: How long they took until they were ready.
         crash_kinds: The crashes, by kind.
-        exits: The ends of workers, by cause; see ``_core/slots/lifecycle.py``.
+        exits: The ends of workers, by cause; see ``_core/supervision/lifecycle.py``.
         lost_clients: Clients of a shared pool that were gone, or not heard, with jobs open.
         refused_clients: Clients of a shared pool that did not come in, or were cut off.
         exited_cpu: Seconds of CPU time of the processes that are gone.

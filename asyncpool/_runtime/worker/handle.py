@@ -148,7 +148,7 @@ class WorkerHandle:
     Attributes:
         slot: The slot.
         generation: Which worker of the slot it is, counting from 1.
-        rank: The number by which its jobs know it; see ``_core/slots/lifecycle.py``.
+        rank: The number by which its jobs know it; see ``_core/supervision/lifecycle.py``.
         process: Its process; ``None`` until there is one.
         pid: The pid of its process; ``None`` until there is one.
         page: The worker page: what the worker has noted.
