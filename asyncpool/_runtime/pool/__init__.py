@@ -1,5 +1,4 @@
-"""The supervisor, and the parts of a pool that look after workers.
+"""The engine of a pool, and its parts.
 
-They start workers, hear them, ping them, replace them, and see to their end.  They carry out
-what the core has decided.
+It starts workers, brings them jobs, and sees to their end: it carries out what the core has decided.
 """
