@@ -318,3 +318,15 @@ def test_deaths_of_idle_workers_that_are_too_many_wait_as_long_as_starts_take() 
         gone(core, 0, 1.0)
         core.ready(0, 1.0)
     assert gone(core, 0, 1.0) == [cmd.TellRestart(0, 0.1)]
+
+
+def test_who_has_lost_a_thread_after_a_job_is_replaced_at_once_however_often() -> None:
+    core, now = pool(1), 1.0
+    for generation in range(2, 3 * BURST):
+        core.submit(generation, short())
+        core.outcome(0, generation)
+        core.refill(0, now)
+        assert core.fault(0, now) == [cmd.Kill(0)]
+        commands = core.ended(0, now, started=False, requeue=(), jitter=0.0)
+        assert commands == [cmd.TellRestart(0, 0.0), cmd.Spawn(0, generation)]
+        core.ready(0, now)

@@ -141,20 +141,3 @@ def test_a_new_generation_inherits_nothing_from_the_last_one() -> None:
     # Who still looks at the last one finds it as it was.
     assert slot.in_flight is not in_flight
     assert (list(in_flight.jobs), endings) == ([17], {17: JobEnding(mode=KILL)})
-
-
-def test_a_new_slot_has_nothing_in_hand_and_nothing_in_common_with_others() -> None:
-    first, slot = Slot(1), Slot(0)
-    first.in_flight.add(17, JobTraits())
-    first.job_endings.of(17).mode = KILL
-    assert (slot.state, slot.generation) == (SlotState.VACANT, 0)
-    assert (slot.in_flight.jobs, slot.in_flight.ended, slot.job_endings) == ({}, 0, {})
-    assert (slot.rank, slot.concurrency) == (0, 1)
-    assert (slot.began_at, slot.idle_since) == (0.0, 0.0)
-    assert (slot.ready_at, slot.due, slot.seen) == (None, None, ())
-    assert (slot.exit_planned, slot.faulty, slot.hung, slot.is_probe) == (False,) * 4
-    assert (slot.draining, slot.oversized, slot.is_overdue) == (False,) * 3
-    assert slot.stop_stage is StopStage.NO
-    assert [stage.name for stage in sorted(StopStage)] == (
-        ["NO", "STOPPED", "TERMINATED", "KILLED"]
-    ), "each step is harder"
