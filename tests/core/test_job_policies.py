@@ -146,8 +146,6 @@ def test_whether_a_job_is_tried_again_after_it_raised(
         (WorkerLimits, {"rlimits": [3]}, TypeError, "must be a mapping, not [3]"),
         (WorkerLimits, {"rlimits": {"AS": 1}}, ValueError, "'RLIMIT_AS', not 'AS'"),
         (WorkerLimits, {"nice": 0.5}, TypeError, "must be an int, not 0.5"),
-        (WorkerLimits, {"exact": True}, ValueError, "max_jobs, and there is none"),
-        (WorkerLimits, {"exact": 1}, TypeError, "must be True or False, not 1"),
         (WorkerLimits, {"cpu_affinity": []}, ValueError, "numbers of CPUs, not []"),
         (WorkerLimits, {"cpu_affinity": 3}, ValueError, "numbers of CPUs, not 3"),
         (WorkerLimits, {"cpu_affinity": [-1]}, ValueError, "of CPUs, not [-1]"),

@@ -326,7 +326,7 @@ def done(core: Core, index: int, job: int, now: float) -> list[cmd.Command]:
 
 
 def test_a_worn_worker_of_a_pool_that_drains_is_replaced_as_long_as_jobs_wait() -> None:
-    core = pool(1, limits=WorkerLimits(max_jobs=1, jitter=0))
+    core = pool(1, limits=WorkerLimits(max_jobs=2, jitter=0))
     for job in range(3):
         core.submit(job, STREAM_TRAITS)
     assert core.close(Finish.ALL, None, 1.0) == []

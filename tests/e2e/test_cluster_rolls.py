@@ -301,7 +301,8 @@ async def test_one_that_hangs_while_it_drains_tells_where(
             await come_true((tmp_path / "hangs").exists)
         await getattr(cluster, end)()
         assert await client.answer() == ""
-    [record] = [it for it in caplog.records if it.levelno >= logging.WARNING]
+    ours = [it for it in caplog.records if it.name.startswith("asyncpool")]
+    [record] = [it for it in ours if it.levelno >= logging.WARNING]
     assert f"worker {pid} in slot 0 was killed since" in record.getMessage()
     assert f" in {way}\n" in str(record.stack_info)
 

@@ -256,7 +256,8 @@ async def test_the_jobs_of_a_client_that_is_gone_end_and_others_go_on(
         assert pool.stats().lost_clients == 1
     [record] = [vars(it) for it in caplog.records if "jobs" in vars(it)]
     assert (record["pool"], record["pid"]) == (pool.name, other.pid)
-    assert record["functions"] == f"{record['jobs']} x tests.helpers.jobs.wait_at"
+    # Its first job may have ended by then, or not.
+    assert "1 x tests.helpers.jobs.wait_at" in record["functions"]
     silent = "nothing was heard of it for 1 s (client_timeout)"
     assert (record["reason"] == silent) is (how is signal.SIGSTOP)
 
