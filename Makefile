@@ -11,7 +11,7 @@ ARGS ?=
 AT_ONCE = -n $(shell $(PY) -c "import os; print(min(4, os.cpu_count() + 1))") --dist=worksteal
 # What runs the package; the others look at texts, types and programs around it.
 COVERING := tests/core tests/worker tests/runtime tests/e2e tests/cli
-LAYERS := _core _worker _runtime _api _futures _system cluster _cli
+LAYERS := _core _engine _wire _worker _cluster _remote cluster _cli
 SOAK ?= --seed 1 --minutes 1
 
 OLDEST := 3.11

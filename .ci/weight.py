@@ -29,14 +29,11 @@ CPU = "CPU of a program with one job, in ProcessPoolExecutor's"
 
 # Paths below the package; what is in none of these is the local pool's.
 ROOMS = {
-    "remote (clients, agents, shared pools, Ray)": (
-        "_core/remote _runtime/agent _runtime/client _runtime/node _runtime/remote "
-        "sharedpool ray remote _remote"
-    ),
-    "cluster (servers)": "_core/cluster _runtime/cluster _worker/cluster cluster _cluster",
+    "remote (clients, agents, shared pools, Ray)": "_remote sharedpool ray",
+    "cluster (servers)": "_cluster cluster",
     "seen (control, trace, profile, metrics, dashboard's data)": (
-        "_core/control _core/history _core/trace _core/profile _core/figures _runtime/control "
-        "_runtime/monitoring _observe observe profile _worker/profile prometheus opentelemetry"
+        "_core/profile_book _core/figures _wire/profile _worker/profile profile _observe "
+        "prometheus opentelemetry"
     ),
     "command line": "_cli cli __main__",
     "neighbours (joblib, Dask)": "joblib dask",

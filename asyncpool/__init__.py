@@ -8,16 +8,15 @@ from __future__ import annotations
 
 import importlib
 
-TYPE_CHECKING = False  # see _core/base/records.py
+TYPE_CHECKING = False  # see _wire/records.py
 if TYPE_CHECKING:
     # Tools that freeze programs look for imports, and other processes begin with this one.
     import asyncpool._worker.process  # noqa: F401 # pyright: ignore[reportUnusedImport]
     from asyncpool import to_process
-    from asyncpool._core.codec.formats import Codec
-    from asyncpool._core.policies.restart import RestartPolicy
-    from asyncpool._core.policies.worker_limits import WorkerLimits
-    from asyncpool._runtime.base.pool_hub import EventStream
-    from asyncpool._runtime.job.job import Job
+    from asyncpool._core.policies import RestartPolicy, WorkerLimits
+    from asyncpool._engine.hub import EventStream
+    from asyncpool._engine.job import Job
+    from asyncpool._wire.formats import Codec
     from asyncpool._worker.api import (
         CurrentJob,
         current_job,
@@ -26,14 +25,13 @@ if TYPE_CHECKING:
         retire_worker,
         worker_state,
     )
-    from asyncpool.boundpool import BoundPool
     from asyncpool.cluster import Cluster
     from asyncpool.errors import *
     from asyncpool.events import CloseSummary, Crash, LeaseStats, RollResult
     from asyncpool.executor import ProcessPoolExecutor
     from asyncpool.leasekeeper import LeaseKeeper
     from asyncpool.mapping import Map, Outcome
-    from asyncpool.pool import Pool
+    from asyncpool.pool import BoundPool, Pool
     from asyncpool.sandbox import Sandbox
     from asyncpool.session import WorkerSession
     from asyncpool.sharedpool import PoolServer, SharedPool, connect, shared_pool
@@ -44,11 +42,10 @@ __version__ = "0.1.0"
 
 _HOMES = {
     "asyncpool": ("to_process",),  # a module
-    "asyncpool._core.codec.formats": ("Codec",),
-    "asyncpool._core.policies.restart": ("RestartPolicy",),
-    "asyncpool._core.policies.worker_limits": ("WorkerLimits",),
-    "asyncpool._runtime.base.pool_hub": ("EventStream",),
-    "asyncpool._runtime.job.job": ("Job",),
+    "asyncpool._wire.formats": ("Codec",),
+    "asyncpool._core.policies": ("RestartPolicy", "WorkerLimits"),
+    "asyncpool._engine.hub": ("EventStream",),
+    "asyncpool._engine.job": ("Job",),
     "asyncpool._worker.api": (
         "CurrentJob",
         "current_job",
@@ -63,8 +60,7 @@ _HOMES = {
     "asyncpool.executor": ("ProcessPoolExecutor",),
     "asyncpool.leasekeeper": ("LeaseKeeper",),
     "asyncpool.mapping": ("Map", "Outcome"),
-    "asyncpool.pool": ("Pool",),
-    "asyncpool.boundpool": ("BoundPool",),
+    "asyncpool.pool": ("BoundPool", "Pool"),
     "asyncpool.sandbox": ("Sandbox",),
     "asyncpool.session": ("WorkerSession",),
     "asyncpool.sharedpool": ("PoolServer", "SharedPool", "connect", "shared_pool"),

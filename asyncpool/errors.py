@@ -42,7 +42,7 @@ from pickle import PicklingError
 
 from asyncpool.enums import CrashKind, Delivery, TimeLimit
 
-TYPE_CHECKING = False  # see _core/base/records.py
+TYPE_CHECKING = False  # see _wire/records.py
 if TYPE_CHECKING:
     from typing import Any, Literal
 

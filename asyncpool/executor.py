@@ -24,19 +24,16 @@ from typing import (
     TypeVar,
 )
 
-from asyncpool._core.base.validation import ArgumentType, check_type, or_none
-from asyncpool._core.policies.restart import RestartPolicy
-from asyncpool._core.policies.worker_limits import WorkerLimits
-from asyncpool._futures.engine import Engine
-from asyncpool._runtime.base.arguments import not_picklable
-from asyncpool._runtime.base.machine import DEFAULT_LAUNCHER, usable_cpus
-from asyncpool._runtime.options import (
-    Check,
-    LauncherKind,
-    OutputMode,
-    anything,
-    checked,
+from asyncpool._core.policies import (
+    ArgumentType,
+    RestartPolicy,
+    WorkerLimits,
+    check_type,
+    or_none,
 )
+from asyncpool._engine.machine import DEFAULT_LAUNCHER, not_picklable, usable_cpus
+from asyncpool._engine.options import Check, LauncherKind, OutputMode, anything, checked
+from asyncpool._futures import Engine
 from asyncpool._worker.api import call_chunk
 from asyncpool.pool import Pool
 

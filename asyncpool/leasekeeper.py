@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Generic, Self, TypeVar
 
-from asyncpool._core.base.deadlines import earliest
-from asyncpool._core.base.validation import NUMBER, SECONDS, check_type, or_none
+from asyncpool._core import log_messages as say
+from asyncpool._core.deadlines import earliest
 from asyncpool._core.leases import (
     GIVE_UP,
     LeaseLedger,
@@ -22,11 +22,11 @@ from asyncpool._core.leases import (
     Slower,
     longest_gap,
 )
-from asyncpool._core.logs import pool_messages as say
-from asyncpool._runtime.base.arguments import check_callable, check_int
-from asyncpool._runtime.base.event_loop import check_home, outlast
-from asyncpool._runtime.base.pool_hub import EventHub, EventStream
-from asyncpool._runtime.job.lease_holder import Holder
+from asyncpool._core.policies import NUMBER, SECONDS, check_type, or_none
+from asyncpool._engine.hub import EventHub, EventStream
+from asyncpool._engine.job import Holder
+from asyncpool._engine.loop import check_home, outlast
+from asyncpool._engine.machine import check_callable, check_int
 from asyncpool.errors import LeaseLostError, ThrottledError
 from asyncpool.events import (
     LeaseEvent,

@@ -17,11 +17,9 @@ from contextlib import aclosing
 from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
-from asyncpool._core.base.names import function_name
-from asyncpool._core.map.chunks import Failure
 from asyncpool._dataclass import dataclass
-from asyncpool._runtime.base.iteration import Demand, HomeIterator, Iteration
-from asyncpool._runtime.map.batch_runner import (
+from asyncpool._engine.admission import MapHold
+from asyncpool._engine.batches import (
     Batch,
     BatchRunner,
     Part,
@@ -29,10 +27,12 @@ from asyncpool._runtime.map.batch_runner import (
     TimeSlice,
     open_source,
 )
-from asyncpool._runtime.pool.admission import MapHold
+from asyncpool._engine.iteration import Demand, HomeIterator, Iteration
+from asyncpool._wire.page import Failure
+from asyncpool._wire.text import function_name
 
 if TYPE_CHECKING:
-    from asyncpool._runtime.pool.engine import Engine
+    from asyncpool._engine.engine import Engine
 
 __all__ = ["Map", "Outcome", "Plan"]
 

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import field
 from typing import TYPE_CHECKING, Any
 
-from asyncpool._core.base.validation import (
+from asyncpool._core.policies import (
     INT,
     NUMBER,
     SECONDS,
@@ -20,7 +20,7 @@ from asyncpool._core.base.validation import (
 from asyncpool._dataclass import dataclass
 
 if TYPE_CHECKING:
-    from asyncpool._core.sandbox.plan import Settings
+    from asyncpool._sandbox.plan import Settings
 
 __all__ = ["Sandbox"]
 
@@ -99,7 +99,7 @@ class Sandbox:
     strict: bool = True
 
     def __post_init__(self) -> None:
-        from asyncpool._core.sandbox import plan  # noqa: PLC0415 - few pools have a sandbox
+        from asyncpool._sandbox import plan  # noqa: PLC0415 - few pools have a sandbox
 
         check_types(self, _TYPES)
         for name in ("read", "write"):
@@ -152,7 +152,7 @@ def settings_of(sandbox: Sandbox, user: tuple[int, int] | None) -> Settings:
         sandbox: The sandbox.
         user: The numbers of the user and the group that its *user* names.
     """
-    from asyncpool._core.sandbox import plan  # noqa: PLC0415 - few pools have a sandbox
+    from asyncpool._sandbox import plan  # noqa: PLC0415 - few pools have a sandbox
 
     # Most are what the plan takes, since the sandbox has checked them.
     fields = plan.Settings._fields

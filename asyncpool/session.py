@@ -8,18 +8,13 @@ from functools import partial
 from types import TracebackType
 from typing import Any, ParamSpec, Self, TypeVar, Unpack, overload
 
-from asyncpool._core.base.validation import SWITCH, check_type
-from asyncpool._core.policies.job_options import (
-    AttemptPolicy,
-    JobOptions,
-    Options,
-    changed,
-)
+from asyncpool._core.job_options import AttemptPolicy, JobOptions, Options, changed
+from asyncpool._core.policies import SWITCH, check_type
 from asyncpool._dataclass import dataclass, replace
-from asyncpool._runtime.base.arguments import check_called, check_timeout
-from asyncpool._runtime.job.job import Job
-from asyncpool._runtime.pool.engine import Engine
-from asyncpool._runtime.pool.sessions import SessionWorker
+from asyncpool._engine.engine import Engine
+from asyncpool._engine.job import Job
+from asyncpool._engine.machine import check_called, check_timeout
+from asyncpool._engine.sessions import SessionWorker
 from asyncpool.stream import Stream
 
 __all__ = ["WorkerSession"]

@@ -6,9 +6,9 @@ import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from typing import Any, Generic, TypeVar, cast
 
-from asyncpool._runtime.base.iteration import Demand, HomeIterator, Iteration
-from asyncpool._runtime.job.job import Job, StreamJob, claim
-from asyncpool._runtime.pool.engine import Engine
+from asyncpool._engine.engine import Engine
+from asyncpool._engine.iteration import Demand, HomeIterator, Iteration
+from asyncpool._engine.job import Job, StreamJob, claim
 from asyncpool.errors import JobNotPicklableError
 
 __all__ = ["Stream"]

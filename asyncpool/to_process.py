@@ -15,16 +15,16 @@ import anyio
 import anyio.to_process
 from anyio.lowlevel import checkpoint_if_cancelled
 
-from asyncpool._core.base.names import function_name
-from asyncpool._core.pickling.calls import is_flat, pack_job
-from asyncpool._core.pickling.functions import travels_by_name
-from asyncpool._core.pickling.out_of_band import HEAVY, StreamTooLongError
-from asyncpool._core.policies.job_options import JobLimits, JobOptions
-from asyncpool._futures.engine import with_base
-from asyncpool._runtime.base.arguments import check_called
-from asyncpool._runtime.base.event_loop import outlast, shielded
-from asyncpool._runtime.job.job import Job
-from asyncpool._runtime.pool.large import unpicklable
+from asyncpool._core.functions import travels_by_name
+from asyncpool._core.job_options import JobLimits, JobOptions
+from asyncpool._engine.job import Job
+from asyncpool._engine.large import unpicklable
+from asyncpool._engine.loop import outlast, shielded
+from asyncpool._engine.machine import check_called
+from asyncpool._futures import with_base
+from asyncpool._wire.buffers import HEAVY, StreamTooLongError
+from asyncpool._wire.pickling import is_flat, pack_job
+from asyncpool._wire.text import function_name
 from asyncpool._worker.api import call_packed
 from asyncpool.errors import (
     JobNotPicklableError,

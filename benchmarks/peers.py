@@ -334,7 +334,7 @@ class OneAtATime(AsyncPool):
 
     def __init__(self) -> None:
         super().__init__()
-        from asyncpool._core.dispatch import in_flight as flight
+        from asyncpool._core import in_flight as flight
 
         flight.BUDGET = 0.0  # type: ignore[attr-defined] # it is not its own
 

@@ -22,18 +22,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from asyncpool._core.base.job_traits import JobTraits
-from asyncpool._core.remote.agent_jobs import CREDITS, AgentJobs
-from asyncpool._core.remote.agent_window import AgentWindow
-from asyncpool._core.remote.client_jobs import ClientJobs, SignsOfLife, Trust
-from asyncpool._core.remote_wire.reliable_link import Batch, ReliableLink
-from asyncpool._core.remote_wire.remote_messages import (
+from asyncpool._core.job_options import JobTraits
+from asyncpool._remote.agent_jobs import CREDITS, AgentJobs, AgentWindow
+from asyncpool._remote.client_jobs import ClientJobs, SignsOfLife, Trust
+from asyncpool._remote.messages import (
     Kind,
     Message,
     pack_end,
     pack_numbers,
     unpack_numbers,
 )
+from asyncpool._remote.reliable_link import Batch, ReliableLink
 from asyncpool.enums import Delivery
 
 _MICRO = 1e6

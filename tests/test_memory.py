@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from asyncpool._system import memory as _memory
-from asyncpool._system.memory import Memory, create
+from asyncpool._wire import memory as _memory
+from asyncpool._wire.memory import Memory, create
 
 SIZE = 100_000
 

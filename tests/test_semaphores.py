@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from asyncpool._system import semaphores as _semaphores
-from asyncpool._system.descriptors import HANDED, Handed
-from asyncpool._system.semaphores import Mappings, descriptor_of, semaphore_at
+from asyncpool._wire import semaphores as _semaphores
+from asyncpool._wire.posix import HANDED, Handed
+from asyncpool._wire.semaphores import Mappings, descriptor_of, semaphore_at
 from tests.helpers.executors import FORKS
 from tests.helpers.patience import PATIENCE
 

@@ -14,12 +14,12 @@ from asyncpool._cli.logs.command_log import CommandLog
 from asyncpool._cli.logs.log_options import log_format, log_level
 from asyncpool._cli.parameters import CommandError, Exit, RefusedError, seconds
 from asyncpool._cli.shared_pools import give_control, make_pool
-from asyncpool._core.base.validation import MAX_WORKERS
-from asyncpool._core.logs import pool_messages as say
-from asyncpool._runtime.agent.agent import MOST_CLIENTS
-from asyncpool._runtime.base.machine import raise_descriptor_limit
-from asyncpool._runtime.control.socket_files import clear_path, folders_locked
-from asyncpool._runtime.remote.carrier import LEASE
+from asyncpool._core import log_messages as say
+from asyncpool._core.policies import MAX_WORKERS
+from asyncpool._engine.machine import raise_descriptor_limit
+from asyncpool._observe.control.socket_files import clear_path, folders_locked
+from asyncpool._remote.agent import MOST_CLIENTS
+from asyncpool._remote.carrier import LEASE
 from asyncpool.errors import PoolBrokenError, PoolClosedError, RollInProgressError
 from asyncpool.pool import Pool
 from asyncpool.sharedpool import PoolServer

@@ -31,8 +31,7 @@ from asyncpool._cli.parameters import (
 )
 from asyncpool._cli.targets import FunctionRaisedError, Work, call_once, trouble
 from asyncpool._cli.worker_lines import WorkerLines
-from asyncpool._core.base.names import function_name
-from asyncpool._core.base.text import printable_lines
+from asyncpool._wire.text import function_name, printable_lines
 from asyncpool.errors import (
     AsyncPoolError,
     JobTimeoutError,

@@ -28,13 +28,13 @@ from rich.text import Text
 from asyncpool import __version__
 from asyncpool._cli.namesake import CURE, find_namesake
 from asyncpool._cli.parameters import Exit
-from asyncpool._runtime.base.machine import (
+from asyncpool._engine.machine import (
     DEFAULT_LAUNCHER,
     check_platform,
     memory_limit,
     usable_cpus,
 )
-from asyncpool._system.memory import available, create
+from asyncpool._wire.memory import available, create
 from asyncpool.errors import UnsupportedPlatformError
 
 _PR_SET_CHILD_SUBREAPER = 36

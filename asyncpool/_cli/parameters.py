@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 import click
 
-from asyncpool._core.base.text import printable_lines
-from asyncpool._runtime.base.machine import check_loop, working_folder
+from asyncpool._engine.machine import check_loop, working_folder
+from asyncpool._wire.text import printable_lines
 
 if TYPE_CHECKING:
     from rich.console import Console

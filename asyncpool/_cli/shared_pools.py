@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from asyncpool._cli.parameters import CommandError
-from asyncpool._core.base.names import is_name
+from asyncpool._wire.text import is_name
 
 if TYPE_CHECKING:
     from asyncpool.pool import Pool

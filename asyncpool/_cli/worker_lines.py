@@ -9,8 +9,7 @@ from contextlib import contextmanager, suppress
 from rich.console import Console
 from rich.text import Text
 
-from asyncpool._core.base.names import JOB_LOGGER
-from asyncpool._core.base.text import printable_lines
+from asyncpool._wire.text import JOB_LOGGER, printable_lines
 
 
 class WorkerLines(logging.Handler):

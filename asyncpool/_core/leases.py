@@ -18,7 +18,7 @@ from collections.abc import Hashable, Iterator
 from dataclasses import dataclass
 from typing import Generic, TypeAlias, TypeVar
 
-from asyncpool._core.base.deadlines import Deadlines, earliest
+from asyncpool._core.deadlines import Deadlines, earliest
 from asyncpool.events import LeaseRelieved, LeaseSaturated
 
 # Decide when the next renewal of a lease may begin, and how many may be in progress.

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from asyncpool._engine.lifecycle import SupervisorRunner
 from asyncpool._observe.control.local_orders import LocalOrders
-from asyncpool._runtime.pool.lifecycle import SupervisorRunner
 
 
 class Beside(NamedTuple):

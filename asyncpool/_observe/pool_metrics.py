@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from asyncpool._core.slots.reasons import CAUSES
+from asyncpool._core.slots import CAUSES
 from asyncpool._observe.readings import Reading
 from asyncpool.enums import CrashKind, RunState, SlotState
 from asyncpool.stats import FunctionStats, Histogram, PoolStats

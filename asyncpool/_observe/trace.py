@@ -16,12 +16,12 @@ from queue import SimpleQueue
 from time import monotonic
 from typing import Any
 
-from asyncpool._core.base.deadlines import RateLimit
-from asyncpool._core.logs import pool_messages as say
-from asyncpool._core.trace import HEAD, LONG, TraceBook
-from asyncpool._runtime.base.pool_hub import Attempt, PoolHub, waited_since
-from asyncpool._runtime.job.job import Job
-from asyncpool._runtime.pool.registry import job_ended, job_queued, job_started
+from asyncpool._core import log_messages as say
+from asyncpool._core.deadlines import RateLimit
+from asyncpool._engine.hub import Attempt, PoolHub, waited_since
+from asyncpool._engine.job import Job
+from asyncpool._engine.registry import job_ended, job_queued, job_started
+from asyncpool._observe.traces import HEAD, LONG, TraceBook
 from asyncpool.enums import JobOutcome
 from asyncpool.events import Event, JobQueued, JobStarted
 from asyncpool.stats import PoolStats, SlotStats

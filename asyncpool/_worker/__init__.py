@@ -1,6 +1,6 @@
 """What runs in the other processes: the launcher and the workers.
 
-This package imports only the standard library, ``_core`` and ``_system``, because a worker
+This package imports only the standard library and ``_wire``, because a worker
 must be small and start fast.  The pool's process imports nothing from here: it starts these
 modules by name.
 

@@ -17,14 +17,14 @@ from contextvars import ContextVar
 from time import monotonic
 from types import SimpleNamespace
 
-from asyncpool._core.base.names import JOB_LOGGER, function_name
-from asyncpool._core.base.records import Record
-from asyncpool._core.pickling.calls import describe, load_job, unpack_variables
-from asyncpool._core.wire.messages import MAX_DETAILS, JobContext
-from asyncpool._core.wire.page import BEAT_INTERVAL, Beat, beat_offset
+from asyncpool._wire.messages import MAX_DETAILS, JobContext
+from asyncpool._wire.page import BEAT_INTERVAL, Beat, beat_offset
+from asyncpool._wire.pickling import describe, load_job, unpack_variables
+from asyncpool._wire.records import Record
+from asyncpool._wire.text import JOB_LOGGER, function_name
 from asyncpool.errors import JobNotPicklableError
 
-TYPE_CHECKING = False  # see _core/base/records.py
+TYPE_CHECKING = False  # see _wire/records.py
 if TYPE_CHECKING:
     import logging
     from collections.abc import Callable, Sequence

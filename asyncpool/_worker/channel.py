@@ -16,18 +16,13 @@ from _queue import SimpleQueue  # queue would do, see _worker/__init__.py
 from collections import deque
 from functools import partial
 
-from asyncpool._core.pickling.out_of_band import (
-    OutOfBandPickle,
-    ReceivedPickle,
-    cut,
-    lay_out,
-)
-from asyncpool._core.wire.frames import Frame, FrameDecoder, FrameKind, header
-from asyncpool._core.wire.messages import pack_numbers, unpack_numbers
+from asyncpool._wire.buffers import OutOfBandPickle, ReceivedPickle, cut, lay_out
+from asyncpool._wire.frames import Frame, FrameDecoder, FrameKind, header
+from asyncpool._wire.messages import pack_numbers, unpack_numbers
 
-TYPE_CHECKING = False  # see _core/base/records.py
+TYPE_CHECKING = False  # see _wire/records.py
 if TYPE_CHECKING:
-    from asyncpool._system.memory import Memory
+    from asyncpool._wire.memory import Memory
 
 
 def decoder(max_payload: int) -> FrameDecoder:
@@ -134,7 +129,7 @@ class Segments:
         if fd is None:
             text = "the shared memory of a job cannot be received"
             raise OSError(errno.EMFILE, f"{os.strerror(errno.EMFILE)}: {text}")
-        from asyncpool._system.memory import Memory  # noqa: PLC0415 - few jobs need ctypes
+        from asyncpool._wire.memory import Memory  # noqa: PLC0415 - few jobs need ctypes
 
         try:
             memory = self._mapped[number] = Memory(fd, size)

@@ -1,6 +1,6 @@
 """Run the items of a chunk, one by one, and note the outcome of each.
 
-See ``_core/map/chunks.py`` for the log.
+See ``_wire/page.py`` for the log.
 """
 
 from __future__ import annotations
@@ -14,23 +14,16 @@ from mmap import ALLOCATIONGRANULARITY, mmap
 from time import perf_counter_ns
 from types import CoroutineType
 
-from asyncpool._core.base.names import function_name
-from asyncpool._core.map.chunks import (
-    FLAT,
-    LOG_HEAD,
-    ChunkResult,
-    note,
-)
-from asyncpool._core.pickling.calls import pack_value
-from asyncpool._core.pickling.errors import pack_error
-from asyncpool._core.pickling.out_of_band import OutOfBandPickle
-from asyncpool._core.wire.page import LOG_SIZE
+from asyncpool._wire.buffers import OutOfBandPickle
+from asyncpool._wire.page import FLAT, LOG_HEAD, LOG_SIZE, ChunkResult, note
+from asyncpool._wire.pickling import pack_error, pack_value
+from asyncpool._wire.text import function_name
 from asyncpool._worker.api import running
 from asyncpool._worker.coroutines import InContext, Pause
 from asyncpool._worker.runner import ours
 from asyncpool.errors import JobCancelled
 
-TYPE_CHECKING = False  # see _core/base/records.py
+TYPE_CHECKING = False  # see _wire/records.py
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Generator, Iterator
     from typing import Any, NoReturn
@@ -56,7 +49,7 @@ class ChunkLog:
         start: The offset of the log on the page.
 
     Attributes:
-        words: The head of the log, see ``_core/map/chunks.py``.
+        words: The head of the log, see ``_wire/page.py``.
         write: Writes behind what was written before.
         count: How many items there are.
     """

@@ -17,16 +17,8 @@ import sys
 import traceback
 from collections import deque
 
-# Nothing is imported later, when it is needed: beside a job that computes, each of the hundred
-# system calls of an import may cost this thread 20 ms until it has the GIL again, and it is late
-# by two seconds then.
-from asyncpool._core.base.text import in_units
-from asyncpool._core.pickling.calls import text_of
-from asyncpool._core.pickling.errors import format_error
-from asyncpool._core.policies.starting import cannot_succeed
-from asyncpool._core.profile.profile_messages import ProfileRequest
-from asyncpool._core.wire.frames import Frame, FrameKind, header
-from asyncpool._core.wire.messages import (
+from asyncpool._wire.frames import Frame, FrameKind, header
+from asyncpool._wire.messages import (
     MAX_CONFIG,
     Failure,
     Identity,
@@ -34,8 +26,15 @@ from asyncpool._core.wire.messages import (
     unpack_moment,
     unpack_numbers,
 )
-from asyncpool._system.descriptors import HANDED, receive_fds
-from asyncpool._system.processes import memory_at_most, private_memory
+from asyncpool._wire.pickling import format_error, text_of
+from asyncpool._wire.posix import HANDED, memory_at_most, private_memory, receive_fds
+from asyncpool._wire.profile import ProfileRequest
+from asyncpool._wire.starting import cannot_succeed
+
+# Nothing is imported later, when it is needed: beside a job that computes, each of the hundred
+# system calls of an import may cost this thread 20 ms until it has the GIL again, and it is late
+# by two seconds then.
+from asyncpool._wire.text import in_units
 from asyncpool._worker.channel import Segments, decoder, receive
 from asyncpool._worker.interrupts import Interrupts, JobClaims, LeaseFences
 from asyncpool._worker.process import start_thread
@@ -43,7 +42,7 @@ from asyncpool._worker.profile import Sampler
 from asyncpool._worker.stacks import Stacks
 from asyncpool.errors import ProtocolError
 
-TYPE_CHECKING = False  # see _core/base/records.py
+TYPE_CHECKING = False  # see _wire/records.py
 if TYPE_CHECKING:
     from collections.abc import Callable
     from logging import Logger

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 from time import perf_counter
 
-from asyncpool._core.base.names import JOB_LOGGER
-from asyncpool._core.logs import worker_messages as say
+from asyncpool._wire import log_records as say
+from asyncpool._wire.text import JOB_LOGGER
 from asyncpool._worker.api import NO_JOB, running
 from asyncpool._worker.stacks import Stacks, waiting_frames
 
-TYPE_CHECKING = False  # see _core/base/records.py
+TYPE_CHECKING = False  # see _wire/records.py
 if TYPE_CHECKING:
     import asyncio
     from collections.abc import Callable, Coroutine, Generator, Iterator

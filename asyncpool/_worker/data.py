@@ -7,19 +7,18 @@ import pickle
 from binascii import a2b_base64
 from contextvars import ContextVar
 
-from asyncpool._core.codec.failures import pack_failure
-from asyncpool._core.codec.formats import Format, PluggedFormat, format_of
-from asyncpool._core.codec.function_names import FunctionNames
-from asyncpool._core.codec.schemas import Signature, in_one_piece, json_schema
-from asyncpool._core.pickling.out_of_band import ReceivedPickle
-from asyncpool._core.pickling.serializers import WorkerSerializer
+from asyncpool._wire.buffers import ReceivedPickle
+from asyncpool._wire.codec_failures import pack_failure
+from asyncpool._wire.formats import Format, PluggedFormat, format_of
+from asyncpool._wire.pickling import WorkerSerializer
+from asyncpool._wire.schemas import FunctionNames, Signature, in_one_piece, json_schema
 
-TYPE_CHECKING = False  # see _core/base/records.py
+TYPE_CHECKING = False  # see _wire/records.py
 if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
-    from asyncpool._core.codec.schemas import Packed, Payload
+    from asyncpool._wire.schemas import Packed, Payload
 
 # How many bytes say how long the description of a function is.
 _SIZE = 4

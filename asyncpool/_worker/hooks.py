@@ -15,12 +15,12 @@ from contextvars import copy_context
 from functools import reduce
 from types import CoroutineType
 
-from asyncpool._core.pickling.calls import describe
+from asyncpool._wire.pickling import describe
 from asyncpool._worker.api import current_job
 from asyncpool._worker.coroutines import InContext, Pause
 from asyncpool.errors import HookError, JobCancelled
 
-TYPE_CHECKING = False  # see _core/base/records.py
+TYPE_CHECKING = False  # see _wire/records.py
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
     from contextlib import AbstractContextManager

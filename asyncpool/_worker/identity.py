@@ -20,17 +20,17 @@ from functools import partial
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 
-from asyncpool._core.main import main_module
-from asyncpool._core.main.by_value_loading import space
+from asyncpool._wire import scripts
+from asyncpool._wire.scripts import space
 from asyncpool.errors import JobCancelled
 
-TYPE_CHECKING = False  # see _core/base/records.py
+TYPE_CHECKING = False  # see _wire/records.py
 if TYPE_CHECKING:
     from collections.abc import Callable
     from importlib.abc import Loader
     from typing import Any, NoReturn
 
-    from asyncpool._core.wire.messages import Identity
+    from asyncpool._wire.messages import Identity
 
 _NAME = "__mp_main__"  # as with multiprocessing, whose children may import it in turn
 
@@ -89,7 +89,7 @@ class _Script(ModuleType):
 
     def __getattr__(self, name: str) -> Any:
         # Whoever looks for what only some modules have does not mean this one.
-        if not (name.startswith("__") or main_module.importing()):
+        if not (name.startswith("__") or scripts.importing()):
             self.__load__()
             if name in vars(self):
                 return vars(self)[name]
@@ -114,7 +114,7 @@ class _Script(ModuleType):
 def _run(script: _Script) -> None:
     path, before = script.__file__ or "", vars(script).copy()
     try:
-        with main_module.Importing(path), open(path, "rb") as file:  # noqa: PTH123 - see _worker/__init__.py
+        with scripts.Importing(path), open(path, "rb") as file:  # noqa: PTH123 - see _worker/__init__.py
             code = compile(file.read(), path, "exec", dont_inherit=True)
             exec(code, vars(script))  # noqa: S102
     except BaseException as error:

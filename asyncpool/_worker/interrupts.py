@@ -31,11 +31,11 @@ from _thread import (  # threading would do, see _worker/__init__.py
 )
 from time import monotonic
 
-from asyncpool._system.processes import INTERRUPT
+from asyncpool._wire.posix import INTERRUPT
 from asyncpool._worker.process import start_thread
 from asyncpool.errors import JobCancelled
 
-TYPE_CHECKING = False  # see _core/base/records.py
+TYPE_CHECKING = False  # see _wire/records.py
 if TYPE_CHECKING:
     import signal as _signal
     from collections.abc import Callable, Iterable

@@ -3,7 +3,7 @@
 Pools of one event loop share a launcher if they preload the same modules.  It imports once what
 all workers need, so a worker costs a millisecond.  It never runs user code, except preloaded
 modules and a script that it imports.  It has one thread, so it can fork, or only threads that a
-fork does not lose (``_core/policies/starting.py``).  With
+fork does not lose (``_wire/starting.py``).  With
 ``launcher="spawn"`` a fresh interpreter replaces each fork, and everything else is the same.
 
 When its channel or its parent ends, it kills all workers and all of their descendants, even
@@ -40,22 +40,21 @@ import sys
 import time
 import traceback
 
-from asyncpool._core.policies.starting import SCRIPT, cannot_succeed
-from asyncpool._core.wire.frames import Frame, FrameDecoder, FrameKind, header
-from asyncpool._core.wire.messages import (
+from asyncpool._wire.frames import Frame, FrameDecoder, FrameKind, header
+from asyncpool._wire.messages import (
     Failure,
     LauncherConfig,
     pack_exit,
     pack_pid,
     unpack_environment,
 )
-from asyncpool._system.descriptors import receive_fds, socket_of
-from asyncpool._system.processes import MARK, STACKS, command_line
+from asyncpool._wire.posix import MARK, STACKS, command_line, receive_fds, socket_of
+from asyncpool._wire.starting import SCRIPT, cannot_succeed
 from asyncpool._worker.identity import install_script, load_script
 from asyncpool._worker.loop import work
 from asyncpool._worker.process import Preloading, forking, load_titles, prctl, show
 
-TYPE_CHECKING = False  # see _core/base/records.py
+TYPE_CHECKING = False  # see _wire/records.py
 if TYPE_CHECKING:
     import signal as _signal
     from collections.abc import Callable, Iterator, Mapping
@@ -194,7 +193,7 @@ class LauncherProcess:
                 failure = Failure("preload", summary, traceback.format_exc(), final)
                 return FrameKind.FAILED, failure.pack()
         if config.namespaces is not None:
-            from asyncpool._worker.sandbox.entering import warm_up  # noqa: PLC0415 - few need it
+            from asyncpool._sandbox.entering import warm_up  # noqa: PLC0415 - few need it
 
             warm_up()
         if config.script is not None:
@@ -220,7 +219,7 @@ class LauncherProcess:
             # It is missing where this is no Linux.
             with contextlib.suppress(OSError), open("/proc/self/maps", "rb") as maps:  # noqa: PTH123
                 if b"w-s " in maps.read():
-                    from asyncpool._worker.sandbox.leftovers import shared_memory  # noqa: PLC0415 - few need it
+                    from asyncpool._sandbox.leftovers import shared_memory  # noqa: PLC0415 - few need it
 
                     shared = shared_memory()
         gc.collect()

@@ -9,16 +9,16 @@ import logging
 import sys
 from functools import partial
 
-from asyncpool._core.base.names import JOB_LOGGER
-from asyncpool._core.wire.log_records import LogEntry, plain_fields
+from asyncpool._wire.log_records import LogEntry, plain_fields
+from asyncpool._wire.text import JOB_LOGGER
 from asyncpool._worker.api import running
 
-TYPE_CHECKING = False  # see _core/base/records.py
+TYPE_CHECKING = False  # see _wire/records.py
 if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
-    from asyncpool._core.wire.messages import WorkerConfig
+    from asyncpool._wire.messages import WorkerConfig
 
 _FORMATTER = logging.Formatter()
 

@@ -11,13 +11,13 @@ import traceback
 from functools import partial
 from types import CoroutineType
 
-from asyncpool._core.map import chunks
-from asyncpool._core.pickling.serializers import PICKLE_WORKER, WorkerSerializer
-from asyncpool._core.policies.starting import SCRIPT
-from asyncpool._core.wire.frames import FrameKind
-from asyncpool._core.wire.messages import WorkerConfig
-from asyncpool._core.wire.page import STACKS_SIZE
-from asyncpool._system.descriptors import HANDED, socket_of
+from asyncpool._wire import page
+from asyncpool._wire.frames import FrameKind
+from asyncpool._wire.messages import WorkerConfig
+from asyncpool._wire.page import STACKS_SIZE
+from asyncpool._wire.pickling import PICKLE_WORKER, WorkerSerializer
+from asyncpool._wire.posix import HANDED, socket_of
+from asyncpool._wire.starting import SCRIPT
 from asyncpool._worker.api import HeartbeatWriter, become_worker
 from asyncpool._worker.channel import SMALL, LargeBuffers, Segments
 from asyncpool._worker.chunks import run_chunk
@@ -34,7 +34,7 @@ from asyncpool._worker.process import Preloading, apply_bounds, set_environment,
 from asyncpool._worker.runner import JobRunner
 from asyncpool._worker.stacks import Stacks
 
-TYPE_CHECKING = False  # see _core/base/records.py
+TYPE_CHECKING = False  # see _wire/records.py
 if TYPE_CHECKING:
     from typing import NoReturn
 
@@ -76,7 +76,7 @@ def work(job_fd: int, control_fd: int, page_fd: int) -> NoReturn:
 
         rank = 0 if control.identity is None else control.identity.rank
         become_worker(beats, retire, serializer.load_details, rank)
-        chunks.install(partial(run_chunk, runner))
+        page.install(partial(run_chunk, runner))
         identity = control.identity
         if identity is not None:
             set_environment(identity.environment)  # before any import
@@ -173,7 +173,7 @@ def _initialize(
                 load_script()
         if config.sandbox is not None:
             stage = "sandbox"
-            from asyncpool._worker.sandbox.entering import enter  # noqa: PLC0415 - most are in none
+            from asyncpool._sandbox.entering import enter  # noqa: PLC0415 - most are in none
 
             identity = control.identity
             assert identity is not None

@@ -1,6 +1,6 @@
 """What each process of a pool does with itself, whether it is a launcher or a worker.
 
-It begins here if it is a fresh interpreter (``_system/processes.py`` has its command line).  It
+It begins here if it is a fresh interpreter (``_wire/posix.py`` has its command line).  It
 shows a name in ``ps``, sets its own environment and limits, starts threads, and finds out which
 threads came with its imports, and what a fork would make of them.
 """
@@ -16,21 +16,16 @@ import sys
 import time
 from _thread import allocate_lock, start_new_thread
 
-from asyncpool._core.base.text import printable
-from asyncpool._core.policies.starting import (
-    BEFORE_IMPORTS,
-    QUIET,
-    Thread,
-    lost_at_fork,
-)
-from asyncpool._system.processes import MARK, greeting
+from asyncpool._wire.posix import MARK, greeting
+from asyncpool._wire.starting import BEFORE_IMPORTS, QUIET, Thread, lost_at_fork
+from asyncpool._wire.text import printable
 
-TYPE_CHECKING = False  # see _core/base/records.py
+TYPE_CHECKING = False  # see _wire/records.py
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterable
     from typing import NoReturn
 
-    from asyncpool._core.wire.messages import KernelLimit, Variables
+    from asyncpool._wire.messages import KernelLimit, Variables
 
 _PR_SET_NAME = 15
 _LONGEST_NAME = 15  # bytes
@@ -177,7 +172,7 @@ def start_thread(run: Callable[[], object]) -> None:
 class Preloading:
     """Knows which threads came with which import; those that are there already with none.
 
-    What follows from that is in ``_core/policies/starting.py``.
+    What follows from that is in ``_wire/starting.py``.
     """
 
     def __init__(self) -> None:

@@ -16,28 +16,29 @@ import sys
 from contextlib import suppress
 from time import monotonic
 
-from asyncpool._core.base.names import function_name
-from asyncpool._core.profile.profile_messages import (
+from asyncpool._wire.profile import (
     MAX_DEPTH,
+    NO_JOB,
     ProfileRequest,
     SampleChunk,
     SampleFigures,
+    SamplingTimes,
+    StackCounts,
     as_name,
 )
-from asyncpool._core.profile.sampling_times import SamplingTimes
-from asyncpool._core.profile.stack_counts import NO_JOB, StackCounts
+from asyncpool._wire.text import function_name
 from asyncpool._worker.api import running
 from asyncpool._worker.process import start_thread
 from asyncpool._worker.stacks import waiting_frames
 
-TYPE_CHECKING = False  # see _core/base/records.py
+TYPE_CHECKING = False  # see _wire/records.py
 if TYPE_CHECKING:
     from collections.abc import Callable
     from contextvars import Context
     from types import CodeType, FrameType
     from typing import Any
 
-    from asyncpool._core.profile.stack_counts import Stack
+    from asyncpool._wire.profile import Stack
 
 # How many different stacks are counted until the next report, and the seconds between two.
 _MOST_STACKS = 2000
@@ -179,7 +180,7 @@ _MARKS = {
 _CALL = (_RUNNER, "JobRunner._call")
 
 # What stands for the function of a map until that is unpickled.
-_CHUNK = "asyncpool._core.map.chunks.run_chunk"
+_CHUNK = "asyncpool._wire.page.run_chunk"
 
 # What runs the calls of users: the outermost calls from there are left out.
 _RUNNERS = ("asyncpool.", "asyncio.", "concurrent.futures.", "selectors.", "threading.")

@@ -25,11 +25,7 @@ from mmap import mmap
 from time import monotonic, perf_counter_ns
 from types import CoroutineType
 
-from asyncpool._core.map import chunks
-from asyncpool._core.pickling.calls import text_of
-from asyncpool._core.pickling.functions import FunctionCache
-from asyncpool._core.policies.misplaced_option import note_on_misplaced
-from asyncpool._core.wire.frames import (
+from asyncpool._wire.frames import (
     MAX_NUMBER,
     VERSION,
     Frame,
@@ -37,20 +33,22 @@ from asyncpool._core.wire.frames import (
     header,
     pack_header,
 )
-from asyncpool._core.wire.messages import MAX_CONTEXT, PLAIN, JobContext
-from asyncpool._core.wire.page import (
-    BEGUN,
-    LANE_OUTCOME_SIZE,
-    NOTED,
-    PageLayout,
+from asyncpool._wire.messages import (
+    MAX_CONTEXT,
+    PLAIN,
+    FunctionCache,
+    JobContext,
+    note_on_misplaced,
 )
+from asyncpool._wire.page import BEGUN, LANE_OUTCOME_SIZE, NOTED, PageLayout, run_chunk
+from asyncpool._wire.pickling import text_of
 from asyncpool._worker.api import NO_JOB, running, set_variables
 from asyncpool._worker.channel import decoder, receive, receive_some, send
 from asyncpool._worker.coroutines import CoroutineSteps, inner, warn
 from asyncpool._worker.streams import Credit, StreamClosed, pump
 from asyncpool.errors import JobCancelled, JobNotPicklableError
 
-TYPE_CHECKING = False  # see _core/base/records.py
+TYPE_CHECKING = False  # see _wire/records.py
 if TYPE_CHECKING:
     import asyncio
     import socket
@@ -58,9 +56,9 @@ if TYPE_CHECKING:
     from contextvars import Context
     from typing import Any
 
-    from asyncpool._core.pickling.out_of_band import OutOfBandPickle
-    from asyncpool._core.pickling.serializers import WorkerSerializer
-    from asyncpool._core.wire.messages import WorkerConfig
+    from asyncpool._wire.buffers import OutOfBandPickle
+    from asyncpool._wire.messages import WorkerConfig
+    from asyncpool._wire.pickling import WorkerSerializer
     from asyncpool._worker.channel import LargeBuffers
     from asyncpool._worker.chunks import ChunkLog
     from asyncpool._worker.coroutines import Coroutines
@@ -417,7 +415,7 @@ class JobRunner:
         if new or not number:
             shown = self._serializer.known_as(function, known)
             running.set((job, attempt, context, began, shown))
-        if self.hook is not None and function is not chunks.run_chunk:
+        if self.hook is not None and function is not run_chunk:
             lane.entered = self.hook.enter()
         try:
             return function(*args, **kwargs)

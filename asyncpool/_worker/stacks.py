@@ -14,22 +14,17 @@ import sys
 from _thread import get_ident
 from itertools import islice
 
-from asyncpool._core.wire.page import BEGUN, LANE_STACK_SIZE
-from asyncpool._core.wire.stacks import COROUTINE
-from asyncpool._system.processes import STACKS
+from asyncpool._wire.messages import CALLED, COROUTINE, is_ours
+from asyncpool._wire.page import BEGUN, LANE_STACK_SIZE
+from asyncpool._wire.posix import STACKS
 
-TYPE_CHECKING = False  # see _core/base/records.py
+TYPE_CHECKING = False  # see _wire/records.py
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from types import FrameType
     from typing import Any
 
     from asyncpool._worker.runner import JobRunner, Lane
-
-_OURS = "asyncpool/_worker/"
-
-# A job that calls what is there is inside of our calls, and yet not at its end.
-_CALLED = "asyncpool/_worker/api.py"
 
 # The most calls of a stack, the most threads, and the most characters: of a coroutine, and in all.
 _DEEPEST = 100
@@ -169,7 +164,7 @@ def _threads(frames: dict[int, FrameType]) -> list[str]:
     known = getattr(sys.modules.get("threading"), "_active", {})
     for ident, frame in islice(frames.items(), _MOST_THREADS):
         lines = _lines(frame)
-        if not _is_ours(lines[-1]):
+        if not is_ours(lines[-1]):
             name = getattr(known.get(ident), "name", f"0x{ident:x}")
             found.append(f"Thread {name} {_ORDER}\n" + "\n".join(lines[:_DEEPEST]))
     return found
@@ -191,12 +186,8 @@ def _outside(lines: list[str]) -> str:
     """Return the calls of the main thread that are inside of our calls: the innermost ones."""
     shown: list[str] = []
     for line in lines:
-        if not _is_ours(line):
+        if not is_ours(line):
             shown.append(line)
-        elif shown and _CALLED not in line:
+        elif shown and CALLED not in line:
             return "\n".join(shown[:_DEEPEST])
     return ""  # whatever is left has called us
-
-
-def _is_ours(line: str) -> bool:
-    return _OURS in line

@@ -12,7 +12,7 @@ from itertools import count
 
 from asyncpool.errors import JobCancelled
 
-TYPE_CHECKING = False  # see _core/base/records.py
+TYPE_CHECKING = False  # see _wire/records.py
 if TYPE_CHECKING:
     from asyncio import AbstractEventLoop
     from collections.abc import Callable, Iterator

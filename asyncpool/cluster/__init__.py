@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import importlib
 
-TYPE_CHECKING = False  # see _core/base/records.py
+TYPE_CHECKING = False  # see _wire/records.py
 if TYPE_CHECKING:
-    from asyncpool._system.descriptors import ReceivedFile, ReceivedSocket
-    from asyncpool._worker.cluster.connections import Connection
-    from asyncpool._worker.cluster.worker import Worker
+    from asyncpool._cluster.connections import Connection
+    from asyncpool._cluster.worker import Worker
+    from asyncpool._wire.posix import ReceivedFile, ReceivedSocket
     from asyncpool.cluster._master import Cluster
     from asyncpool.cluster._messages import Message
     from asyncpool.cluster._servers.asgi import asgi, wsgi
@@ -21,9 +21,9 @@ if TYPE_CHECKING:
     from asyncpool.errors import NoWorkerError, ResizeError
 
 _HOMES = {
-    "asyncpool._system.descriptors": ("ReceivedFile", "ReceivedSocket"),
-    "asyncpool._worker.cluster.connections": ("Connection",),
-    "asyncpool._worker.cluster.worker": ("Worker",),
+    "asyncpool._wire.posix": ("ReceivedFile", "ReceivedSocket"),
+    "asyncpool._cluster.connections": ("Connection",),
+    "asyncpool._cluster.worker": ("Worker",),
     "asyncpool.cluster._servers.asgi": ("asgi", "wsgi"),
     "asyncpool.cluster._master": ("Cluster",),
     "asyncpool.cluster._messages": ("Message",),

@@ -12,43 +12,46 @@ from io import IOBase
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self
 
-from asyncpool._core.base.validation import TEXT, check_type, or_none
-from asyncpool._core.cluster import server_messages as say
-from asyncpool._core.pickling.out_of_band import dumps_call
-from asyncpool._core.policies.restart import RestartPolicy
-from asyncpool._core.policies.worker_limits import WorkerLimits
-from asyncpool._core.supervision.closing import Finish
-from asyncpool._core.wire.messages import WorkerConfig
-from asyncpool._runtime.base.arguments import check_int, check_timeout
-from asyncpool._runtime.base.callbacks import CrashCallback
-from asyncpool._runtime.base.event_loop import shielded
-from asyncpool._runtime.base.machine import DEFAULT_LAUNCHER, check_platform
-from asyncpool._runtime.cluster.link import MAX_MESSAGE
-from asyncpool._runtime.cluster.listeners import (
-    Listeners,
-    addresses_locked,
-    open_listeners,
+from asyncpool._cluster import rules as say
+from asyncpool._cluster.link import MAX_MESSAGE
+from asyncpool._cluster.listeners import Listeners, addresses_locked, open_listeners
+from asyncpool._cluster.service import Service, ServingConfig, Spread
+from asyncpool._core.endings import Finish
+from asyncpool._core.policies import (
+    TEXT,
+    RestartPolicy,
+    WorkerLimits,
+    check_type,
+    or_none,
 )
-from asyncpool._runtime.cluster.service import Service, ServingConfig, Spread
-from asyncpool._runtime.options import OutputMode, SupervisorConfig
-from asyncpool._runtime.pool.lifecycle import SupervisorRunner
-from asyncpool._system.descriptors import (
+from asyncpool._engine.lifecycle import SupervisorRunner
+from asyncpool._engine.loop import CrashCallback, shielded
+from asyncpool._engine.machine import (
+    DEFAULT_LAUNCHER,
+    check_int,
+    check_platform,
+    check_timeout,
+)
+from asyncpool._engine.options import OutputMode, SupervisorConfig
+from asyncpool._wire.buffers import dumps_call
+from asyncpool._wire.messages import WorkerConfig
+from asyncpool._wire.posix import (
     ReceivedFile,
     ReceivedSocket,
     check_beside,
     file_descriptor,
     socket_descriptor,
 )
-from asyncpool.boundpool import Supervised
 from asyncpool.cluster._messages import Message, Messages, SocketIterator
 from asyncpool.cluster._options import cluster_config, cluster_options, pack_target
 from asyncpool.cluster._stats import ClusterStats, cluster_stats
 from asyncpool.errors import NoWorkerError
 from asyncpool.events import CloseSummary, RollResult
+from asyncpool.pool import Supervised
 
 if TYPE_CHECKING:
-    from asyncpool._runtime.pool.engine import Engine
-    from asyncpool._worker.cluster.worker import Worker
+    from asyncpool._cluster.worker import Worker
+    from asyncpool._engine.engine import Engine
 
 
 _LOGGER = logging.getLogger("asyncpool")

@@ -7,10 +7,10 @@ import pickle
 from dataclasses import dataclass
 from typing import Any, Generic, Self, TypeVar
 
-from asyncpool._core.cluster import server_messages as say
-from asyncpool._runtime.cluster.link import WorkerLink
-from asyncpool._runtime.cluster.message_queues import Inbox
-from asyncpool._system.descriptors import ReceivedFile, ReceivedSocket
+from asyncpool._cluster import rules as say
+from asyncpool._cluster.link import WorkerLink
+from asyncpool._cluster.queues import Inbox
+from asyncpool._wire.posix import ReceivedFile, ReceivedSocket
 
 H = TypeVar("H", bound=ReceivedSocket | ReceivedFile)
 

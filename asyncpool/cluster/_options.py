@@ -5,17 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, get_args
 
-from asyncpool._core.base.validation import check_function, several
-from asyncpool._core.cluster.addresses import parse_all
-from asyncpool._core.pickling.out_of_band import dumps_call
-from asyncpool._core.policies.worker_limits import WorkerLimits
-from asyncpool._core.wire.messages import MAX_INITIALIZER
+from asyncpool._cluster.addresses import parse_all
+from asyncpool._cluster.link import MAX_MESSAGE
+from asyncpool._cluster.service import Spread
+from asyncpool._core.policies import WorkerLimits, check_function, several
 from asyncpool._dataclass import dataclass
-from asyncpool._runtime.base.arguments import check_int
-from asyncpool._runtime.base.machine import usable_cpus
-from asyncpool._runtime.cluster.link import MAX_MESSAGE
-from asyncpool._runtime.cluster.service import Spread
-from asyncpool._runtime.options import (
+from asyncpool._engine.machine import check_int, usable_cpus
+from asyncpool._engine.options import (
     WORKER_CHECKS,
     Check,
     SupervisorConfig,
@@ -28,6 +24,8 @@ from asyncpool._runtime.options import (
     seconds,
     worker_config,
 )
+from asyncpool._wire.buffers import dumps_call
+from asyncpool._wire.messages import MAX_INITIALIZER
 from asyncpool.errors import JobNotPicklableError
 
 # Seconds that a worker which is drained has beyond its own time.

@@ -10,14 +10,15 @@ from collections.abc import Callable, Coroutine
 from functools import partial
 from typing import TYPE_CHECKING, Any, ParamSpec
 
-from asyncpool._core.cluster import server_messages as say
-from asyncpool._core.control.control_protocol import Request
-from asyncpool._core.logs import LogMessage, pool_messages
+from asyncpool._cluster import rules as say
+from asyncpool._cluster.notify import Notifier, watchdog_interval
+from asyncpool._cluster.signals import name_of, obeyed
+from asyncpool._core import log_messages
+from asyncpool._engine.life_log import count_workers, describe_roll, roll_trouble
+from asyncpool._observe.control.opening import Control, ControlOwner, open_control
+from asyncpool._observe.control.protocol import Request
 from asyncpool._observe.control.watch import Watching, plain
-from asyncpool._runtime.cluster.notify import Notifier, watchdog_interval
-from asyncpool._runtime.cluster.signals import name_of, obeyed
-from asyncpool._runtime.control.opening import Control, ControlOwner, open_control
-from asyncpool._runtime.pool.life_log import count_workers, describe_roll, roll_trouble
+from asyncpool._wire.log_records import LogMessage
 from asyncpool.cluster._stats import ClusterStats
 from asyncpool.enums import RunState
 from asyncpool.errors import (
@@ -416,7 +417,7 @@ class ClusterAnswers:
             text = f"the worker in slot {slot} is being replaced"
         # The operation has a record of a reload, a resize and a stop.
         name = self._cluster.name
-        pool_messages.COMMANDED.log(
+        log_messages.COMMANDED.log(
             _LOGGER, {"pool": name}, title=f"cluster {name}", done=text
         )
         return {"text": text}

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from asyncpool._cluster.service import Service
 from asyncpool._core.figures import CLASSES, RequestFigures
-from asyncpool._runtime.cluster.service import Service
-from asyncpool._runtime.pool.engine import Engine
-from asyncpool._runtime.pool.stats import read_beside_loop
+from asyncpool._engine.engine import Engine
+from asyncpool._engine.stats import read_beside_loop
 from asyncpool.enums import CrashKind, RunState, SlotState
 from asyncpool.stats import NO_DURATIONS, Histogram, SlotStats
 

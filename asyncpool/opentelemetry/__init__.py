@@ -11,8 +11,8 @@ import threading
 import weakref
 from collections.abc import Callable
 
+from asyncpool._engine.machine import check_int
 from asyncpool._observe.readings import Readable
-from asyncpool._runtime.base.arguments import check_int
 from asyncpool.enums import RunState
 from asyncpool.errors import PoolClosedError
 from asyncpool.pool import Pool

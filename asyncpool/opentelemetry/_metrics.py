@@ -15,7 +15,7 @@ from opentelemetry.metrics import (
 )
 
 from asyncpool import __version__
-from asyncpool._core.base.deadlines import RateLimit
+from asyncpool._core.deadlines import RateLimit
 from asyncpool._observe.pool_metrics import POOL_METRICS, PoolMetric
 from asyncpool._observe.readings import (
     Readable,

@@ -35,11 +35,11 @@ from opentelemetry.trace import (
     set_span_in_context,
 )
 
-from asyncpool._core.base.deadlines import RateLimit
-from asyncpool._core.logs import pool_messages as say
-from asyncpool._core.wire.messages import JobContext, with_trace
-from asyncpool._runtime.base.pool_hub import Attempt, PoolHub, waited_since
-from asyncpool._runtime.job.job import Job
+from asyncpool._core import log_messages as say
+from asyncpool._core.deadlines import RateLimit
+from asyncpool._engine.hub import Attempt, PoolHub, waited_since
+from asyncpool._engine.job import Job
+from asyncpool._wire.messages import JobContext, with_trace
 from asyncpool.enums import JobOutcome
 from asyncpool.errors import JobTimeoutError, WorkerCrashedError
 from asyncpool.events import Via

@@ -13,12 +13,12 @@ from dataclasses import dataclass
 from importlib import resources
 from typing import TYPE_CHECKING, NamedTuple
 
-from asyncpool._core.profile.stack_counts import Stack
+from asyncpool._wire.profile import Stack
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from asyncpool._core.profile.stack_counts import Stack
+    from asyncpool._wire.profile import Stack
 
 __all__ = ["FrameSamples", "Profile", "ProfiledWorker", "StackSamples"]
 

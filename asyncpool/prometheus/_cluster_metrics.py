@@ -9,7 +9,7 @@ from prometheus_client.metrics_core import (
 )
 
 from asyncpool._core.figures import CLASSES
-from asyncpool._core.slots.reasons import CAUSES
+from asyncpool._core.slots import CAUSES
 from asyncpool._observe.readings import Reading
 from asyncpool.cluster import ClusterStats
 from asyncpool.enums import CrashKind, RunState, SlotState

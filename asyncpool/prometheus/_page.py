@@ -18,7 +18,7 @@ from prometheus_client import ProcessCollector
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import CollectorRegistry
 
-from asyncpool._runtime.cluster.listeners import open_listeners
+from asyncpool._cluster.listeners import open_listeners
 
 # More clients than that at once are closed without an answer: a Prometheus needs one.
 _MOST_CLIENTS = 16
@@ -47,7 +47,7 @@ class MetricsPage:
     """The page ``/metrics``, from its opening until it is closed; an async context manager.
 
     Args:
-        address: Where it is; see :mod:`asyncpool._core.cluster.addresses`.
+        address: Where it is; see :mod:`asyncpool._cluster.addresses`.
 
     Attributes:
         registry: What it shows: the metrics of this process, and what is added.

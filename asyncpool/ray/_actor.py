@@ -8,9 +8,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from asyncpool import __version__
-from asyncpool._runtime.agent.agent import Agent
-from asyncpool._runtime.remote.own_objects import pack_own
-from asyncpool._runtime.remote.stored_calls import StoredPayloads
+from asyncpool._remote.agent import Agent
+from asyncpool._remote.objects import pack_own
+from asyncpool._remote.stored_calls import StoredPayloads
 from asyncpool.errors import AsyncPoolError
 from asyncpool.pool import Pool
 from asyncpool.ray._agent_end import AgentEnd, Answer

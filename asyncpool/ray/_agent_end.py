@@ -14,8 +14,8 @@ from collections import deque
 from collections.abc import Callable
 from typing import TypeAlias
 
-from asyncpool._runtime.remote.borrowed_memory import BorrowedMemory
-from asyncpool._runtime.remote.lent_memory import LentMemory
+from asyncpool._remote.borrowed_memory import BorrowedMemory
+from asyncpool._remote.lent_memory import LentMemory
 
 # The number of an answer, counting from 1, and what it says.
 Answer: TypeAlias = tuple[int, list[bytes]]
@@ -28,7 +28,7 @@ PART = 90_000
 
 
 class AgentEnd:
-    """A :class:`~asyncpool._runtime.remote.carrier.Carrier` with one session."""
+    """A :class:`~asyncpool._remote.carrier.Carrier` with one session."""
 
     loses = True
     process: int | None = None

@@ -6,10 +6,10 @@ import asyncio
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from asyncpool._runtime.base.threads import Threads
-from asyncpool._runtime.remote.borrowed_memory import BorrowedMemory
-from asyncpool._runtime.remote.lent_memory import LentMemory
-from asyncpool._runtime.remote.stored_calls import StoredCall
+from asyncpool._engine.loop import Threads
+from asyncpool._remote.borrowed_memory import BorrowedMemory
+from asyncpool._remote.lent_memory import LentMemory
+from asyncpool._remote.stored_calls import StoredCall
 from asyncpool.ray._agent_end import HELD, PART, Answer
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ _PARTS_OF_ANSWER = 8
 
 
 class ClientEnd:
-    """A :class:`~asyncpool._runtime.remote.carrier.Carrier`: each call carries all that waits.
+    """A :class:`~asyncpool._remote.carrier.Carrier`: each call carries all that waits.
 
     Args:
         actor: The agent's actor.

@@ -10,16 +10,11 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from asyncpool import __version__
-from asyncpool._core.logs import pool_messages as say
-from asyncpool._runtime.base.threads import Threads
-from asyncpool._runtime.client.client import Client
-from asyncpool._runtime.remote.carrier import (
-    flaw,
-    greeting,
-    pack_greeting,
-    unpack_greeting,
-)
-from asyncpool._runtime.remote.own_objects import load_own
+from asyncpool._core import log_messages as say
+from asyncpool._engine.loop import Threads
+from asyncpool._remote.carrier import flaw, greeting, pack_greeting, unpack_greeting
+from asyncpool._remote.client import Client
+from asyncpool._remote.objects import load_own
 from asyncpool.errors import (
     AsyncPoolError,
     JobNotPicklableError,

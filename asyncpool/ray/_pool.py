@@ -7,16 +7,16 @@ import inspect
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Literal
 
-from asyncpool._core.base.names import function_name
-from asyncpool._core.base.validation import TEXT, check_type
-from asyncpool._core.codec.data_only import DataOnly
-from asyncpool._core.codec.formats import Codec, format_of
-from asyncpool._core.policies.job_options import JobOptions
-from asyncpool._runtime.base.arguments import check_int, check_seconds, least_and_most
-from asyncpool._runtime.client.client import Client
-from asyncpool._runtime.client.node_figures import merged_profiles, merged_rolls
-from asyncpool._runtime.node.node import Node
-from asyncpool._runtime.options import check_codec, pool_options
+from asyncpool._core.data_only import DataOnly
+from asyncpool._core.job_options import JobOptions
+from asyncpool._core.policies import TEXT, check_type
+from asyncpool._engine.machine import check_int, check_seconds, least_and_most
+from asyncpool._engine.options import check_codec, pool_options
+from asyncpool._remote.client import Client
+from asyncpool._remote.node import Node
+from asyncpool._remote.node_figures import merged_profiles, merged_rolls
+from asyncpool._wire.formats import Codec, format_of
+from asyncpool._wire.text import function_name
 from asyncpool.errors import NoWorkerError, PoolClosedError
 from asyncpool.events import RollResult
 from asyncpool.pool import Pool as LocalPool

@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from asyncpool._core.main.main_module import Abroad
-from asyncpool._core.pickling.calls import pack_job
-from asyncpool._core.pickling.out_of_band import OutOfBandPickle, dump, loads
-from asyncpool._core.remote_wire.remote_messages import PLAIN
-from asyncpool._runtime.remote.stored_calls import StoredCall
+from asyncpool._remote.messages import PLAIN
+from asyncpool._remote.stored_calls import StoredCall
+from asyncpool._wire.buffers import OutOfBandPickle, dump, loads
+from asyncpool._wire.pickling import pack_job
+from asyncpool._wire.scripts import Abroad
 
 
 class Stored:

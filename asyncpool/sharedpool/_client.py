@@ -10,25 +10,20 @@ from collections.abc import Callable, Iterable
 from typing import Any, Literal
 
 from asyncpool import __version__
-from asyncpool._core.base.validation import TEXT, check_type
-from asyncpool._core.codec.data_only import DataOnly
-from asyncpool._core.codec.formats import Codec, format_of
-from asyncpool._core.policies.job_options import JobOptions
-from asyncpool._runtime.base.arguments import check_int, check_seconds
-from asyncpool._runtime.client.client import Client
-from asyncpool._runtime.control.socket_files import (
+from asyncpool._core.data_only import DataOnly
+from asyncpool._core.job_options import JobOptions
+from asyncpool._core.policies import TEXT, check_type
+from asyncpool._engine.machine import check_int, check_seconds
+from asyncpool._engine.options import check_codec
+from asyncpool._observe.control.socket_files import (
     check_length,
     closed_on_error,
     is_socket,
 )
-from asyncpool._runtime.options import check_codec
-from asyncpool._runtime.remote.carrier import (
-    flaw,
-    greeting,
-    pack_greeting,
-    unpack_greeting,
-)
-from asyncpool._runtime.remote.unix_carrier import UnixCarrier, is_same_user
+from asyncpool._remote.carrier import flaw, greeting, pack_greeting, unpack_greeting
+from asyncpool._remote.client import Client
+from asyncpool._remote.unix_carrier import UnixCarrier, is_same_user
+from asyncpool._wire.formats import Codec, format_of
 from asyncpool.errors import ProtocolError
 from asyncpool.sharedpool._remote_pool import RemotePool
 

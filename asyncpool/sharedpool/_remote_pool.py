@@ -8,24 +8,24 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Any, Literal, Self, Unpack, cast
 
-from asyncpool._core.base.names import function_name
-from asyncpool._core.codec.data_only import DataOnly
-from asyncpool._core.policies.job_options import JobOptions, Options, changed
-from asyncpool._runtime.base.arguments import (
+from asyncpool._core.data_only import DataOnly
+from asyncpool._core.job_options import JobOptions, Options, changed
+from asyncpool._engine.engine import Engine
+from asyncpool._engine.hub import PoolHub
+from asyncpool._engine.loop import check_home
+from asyncpool._engine.machine import (
     check_called,
     check_choice,
     check_int,
     check_timeout,
     least_and_most,
 )
-from asyncpool._runtime.base.event_loop import check_home
-from asyncpool._runtime.base.pool_hub import PoolHub
-from asyncpool._runtime.client.client import Client
-from asyncpool._runtime.pool.engine import Engine
-from asyncpool.boundpool import BoundPool, Caller, JobsListened
+from asyncpool._remote.client import Client
+from asyncpool._wire.text import function_name
 from asyncpool.enums import RunState
 from asyncpool.errors import PoolClosedError
 from asyncpool.events import CloseSummary, RollResult
+from asyncpool.pool import BoundPool, Caller, JobsListened
 from asyncpool.profile import Profile
 from asyncpool.stats import PoolStats
 
@@ -227,7 +227,7 @@ class RemotePool(Orders, JobsListened, Caller):
         if self._control is None:
             return
         from asyncpool._observe.control.pool_control import open_pool_control  # noqa: PLC0415 - few have one
-        from asyncpool._observe.control.remote_orders import RemoteOrders  # noqa: PLC0415 - likewise
+        from asyncpool._remote.orders import RemoteOrders  # noqa: PLC0415 - likewise
 
         self._life.listened = True
         orders, name = RemoteOrders(self, client), self._control or None

@@ -12,21 +12,19 @@ from types import TracebackType
 from typing import Self
 
 from asyncpool import __version__
-from asyncpool._core.base.validation import ArgumentType, check_type
-from asyncpool._core.logs import pool_messages as say
-from asyncpool._runtime.agent.agent import MOST_CLIENTS, Agent
-from asyncpool._runtime.base.alarm import Alarm
-from asyncpool._runtime.base.arguments import check_int, check_seconds
-from asyncpool._runtime.base.event_loop import check_home
-from asyncpool._runtime.base.threads import Threads
-from asyncpool._runtime.channel.channel import READ_SIZE
-from asyncpool._runtime.control.socket_files import (
+from asyncpool._core import log_messages as say
+from asyncpool._core.policies import ArgumentType, check_type
+from asyncpool._engine.channel import READ_SIZE
+from asyncpool._engine.loop import Alarm, Threads, check_home
+from asyncpool._engine.machine import check_int, check_seconds
+from asyncpool._observe.control.socket_files import (
     closed_on_error,
     folders_locked,
     listen_at,
 )
-from asyncpool._runtime.remote.carrier import LEASE
-from asyncpool._runtime.remote.unix_carrier import UnixCarrier, is_same_user
+from asyncpool._remote.agent import MOST_CLIENTS, Agent
+from asyncpool._remote.carrier import LEASE
+from asyncpool._remote.unix_carrier import UnixCarrier, is_same_user
 from asyncpool.pool import Pool
 
 _BACKLOG = 64

@@ -25,8 +25,8 @@ from asyncpool._cli.dashboard.serving import (
     serve,
 )
 from asyncpool._cli.dashboard.web import FILES, Programs
-from asyncpool._core.control.control_protocol import Request
-from asyncpool._runtime.control.paths import path_of, private_folder
+from asyncpool._observe.control.paths import path_of, private_folder
+from asyncpool._observe.control.protocol import Request
 from tests.helpers.fake_program import FakeProgram
 from tests.helpers.patience import PATIENCE, patience
 from tests.helpers.told_lines import cluster_status, crashed, job, line, pool_status

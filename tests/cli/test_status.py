@@ -28,9 +28,9 @@ from asyncpool._cli.live.status_command import (
     status_command,
 )
 from asyncpool._cli.live.status_view import status_view
-from asyncpool._core.control.control_protocol import Request
-from asyncpool._runtime.base.machine import is_stopped
-from asyncpool._runtime.control.client import ControlClient
+from asyncpool._engine.machine import is_stopped
+from asyncpool._observe.control.client import ControlClient
+from asyncpool._observe.control.protocol import Request
 from asyncpool.errors import ProtocolError
 from asyncpool.stats import RunningJob, SlotStats
 from tests.helpers.patience import PATIENCE

@@ -11,33 +11,32 @@ import copy
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from asyncpool._core.base.job_traits import (
+from asyncpool._core import core as core_module
+from asyncpool._core.endings import LEAST_GRACE, REVOKE_GRACE, STACK_GRACE, Finish
+from asyncpool._core.job_options import (
     BUDGET,
+    KILL,
     LEAST,
     LOADING_TRAITS,
     REFILL,
     STREAM_TRAITS,
     UNKNOWN,
+    CancelMode,
     JobTraits,
     KeyedTraits,
     SessionTraits,
+    choose,
 )
-from asyncpool._core.dispatch.queue import OLDEST_EVERY
-from asyncpool._core.dispatch.rendezvous import choose
-from asyncpool._core.policies.job_options import KILL, CancelMode
-from asyncpool._core.policies.restart import BURST, RestartPolicy
-from asyncpool._core.policies.worker_limits import WorkerLimits
-from asyncpool._core.slots.capacity import GROW_EVERY
-from asyncpool._core.slots.job_ending import BY_ITSELF, EndingStage
-from asyncpool._core.slots.slots import UP, Slot, StopStage
-from asyncpool._core.supervision import core as core_module
-from asyncpool._core.supervision.closing import Finish
-from asyncpool._core.supervision.endings import LEAST_GRACE, REVOKE_GRACE, STACK_GRACE
-from asyncpool._core.supervision.lifecycle import (
-    EMPTY,
-    KILL_GRACE,
-    STOP_GRACE,
-    TERM_GRACE,
+from asyncpool._core.lifecycle import EMPTY, KILL_GRACE, STOP_GRACE, TERM_GRACE
+from asyncpool._core.policies import BURST, RestartPolicy, WorkerLimits
+from asyncpool._core.queue import OLDEST_EVERY
+from asyncpool._core.slots import (
+    BY_ITSELF,
+    GROW_EVERY,
+    UP,
+    EndingStage,
+    Slot,
+    StopStage,
 )
 from asyncpool.enums import NextStep, SlotState
 from tests.core import effects as cmd

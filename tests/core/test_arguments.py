@@ -11,20 +11,7 @@ from typing import Any
 import pytest
 from hypothesis import given, strategies as st
 
-from asyncpool._core.base.names import is_name
-from asyncpool._core.base.text import in_units, printable, printable_lines
-from asyncpool._core.base.validation import (
-    INT,
-    SECONDS,
-    SWITCH,
-    TEXT,
-    check_function,
-    check_type,
-    check_types,
-    or_none,
-    several,
-)
-from asyncpool._core.cluster.addresses import (
+from asyncpool._cluster.addresses import (
     Bind,
     Inherited,
     Systemd,
@@ -34,8 +21,21 @@ from asyncpool._core.cluster.addresses import (
     parse_all,
     passed,
 )
-from asyncpool._core.policies.misplaced_option import note_on_misplaced
-from asyncpool._core.policies.worker_limits import MAX_BYTES, WorkerEnv
+from asyncpool._core.policies import (
+    INT,
+    MAX_BYTES,
+    SECONDS,
+    SWITCH,
+    TEXT,
+    WorkerEnv,
+    check_function,
+    check_type,
+    check_types,
+    or_none,
+    several,
+)
+from asyncpool._wire.messages import note_on_misplaced
+from asyncpool._wire.text import in_units, is_name, printable, printable_lines
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from asyncpool._core.cluster.balancing import (
+from asyncpool._cluster.balancing import (
     LATE,
     PASSED_OVER,
     QUIET,
@@ -17,7 +17,7 @@ from asyncpool._core.cluster.balancing import (
     WINDOW,
     ConnectionBalancing,
 )
-from asyncpool._core.cluster.link_rules import MOST_MESSAGES, MessageCredit
+from asyncpool._cluster.rules import MOST_MESSAGES, MessageCredit
 from asyncpool.errors import ProtocolError
 from tests.core.models import run_until_seen
 

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from hypothesis import given, strategies as st
 
-from asyncpool._core.base.names import function_name
-from asyncpool._core.supervision.broadcasts import Broadcast, StartBroadcasts
+from asyncpool._core.sessions import Broadcast, StartBroadcasts
+from asyncpool._wire.text import function_name
 
 HERE = "tests.core.test_broadcasts"
 

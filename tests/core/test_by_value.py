@@ -10,17 +10,16 @@ from typing import Any
 
 import pytest
 
-from asyncpool._core.main import by_value, by_value_loading as arrivals, main_module
-from asyncpool._core.main.by_value_loading import make_without_hooks
-from asyncpool._core.main.main_module import Script
-from asyncpool._core.pickling.out_of_band import (
+from asyncpool._engine.interpreter import recognise
+from asyncpool._wire import by_value, scripts, scripts as arrivals
+from asyncpool._wire.buffers import (
     ReceivedPickle,
     StreamTooLongError,
     dump,
     dumps_call,
     loads,
 )
-from asyncpool._runtime.launcher.script import recognise
+from asyncpool._wire.scripts import Script, make_without_hooks
 
 GUARDED = """
 def work(): pass
@@ -166,7 +165,7 @@ class Sides:
         self.here: Names = vars(self._here)
         self.there: Names = vars(self._there)
         monkeypatch.setattr(arrivals, "_digests", {})
-        monkeypatch.setattr(main_module._Known, "script", None)
+        monkeypatch.setattr(scripts._Known, "script", None)
         self.stay()
 
     def stay(self) -> None:

@@ -19,17 +19,19 @@ import pytest
 from hypothesis import given, strategies as st
 from tblib import pickling_support
 
-from asyncpool._core.base.text import users_own
-from asyncpool._core.pickling.calls import (
+from asyncpool._wire.buffers import HEAVY, StreamTooLongError
+from asyncpool._wire.pickling import (
     SizeProbe,
     dumps,
+    format_error,
+    load_error,
     load_job,
     load_value,
+    pack_error,
     pack_job,
     pack_value,
 )
-from asyncpool._core.pickling.errors import format_error, load_error, pack_error
-from asyncpool._core.pickling.out_of_band import HEAVY, StreamTooLongError
+from asyncpool._wire.text import users_own
 from asyncpool.errors import JobNotPicklableError, JobRaisedError, RemoteTraceback
 from tests.core import specimens
 from tests.core.specimens import LOCK, Counter, FailsTwice, FailsWhenSaved, add
@@ -436,7 +438,7 @@ def test_a_traceback_is_told_where_python_cannot_format_it(
 
 CHAIN = """\
 Traceback (most recent call last):
-  File "/x/asyncpool/_worker/cluster/serve.py", line 1, in serve
+  File "/x/asyncpool/_cluster/serve.py", line 1, in serve
     one()
     ~~~^^
   File "<frozen importlib._bootstrap>", line 2, in two
@@ -474,7 +476,7 @@ KeyError: 'two'""",
         (
             """\
 Traceback (most recent call last):
-  File "/x/asyncpool/_worker/cluster/serve.py", line 1, in find_object
+  File "/x/asyncpool/_cluster/serve.py", line 1, in find_object
     importlib.import_module(module)
   File "/home/me/app.py", line 1
     def app(:

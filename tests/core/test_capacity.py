@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hypothesis import given, strategies as st
 
-from asyncpool._core.slots.capacity import GROW_EVERY, Sizing
+from asyncpool._core.slots import GROW_EVERY, Sizing
 
 IDLE = 60.0
 

@@ -14,18 +14,13 @@ import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 
-from asyncpool._core.codec import formats
-from asyncpool._core.codec.data_only import DataOnly
-from asyncpool._core.codec.failures import load_failure, pack_failure, registered
-from asyncpool._core.codec.formats import Format, format_of
-from asyncpool._core.codec.function_names import FunctionNames
-from asyncpool._core.codec.plain_data import NotDataError
-from asyncpool._core.codec.schemas import Schema, Signature
-from asyncpool._core.pickling.out_of_band import (
-    OutOfBandPickle,
-    ReceivedPickle,
-    StreamTooLongError,
-)
+from asyncpool._core.data_only import DataOnly
+from asyncpool._wire import formats
+from asyncpool._wire.buffers import OutOfBandPickle, ReceivedPickle, StreamTooLongError
+from asyncpool._wire.codec_failures import load_failure, pack_failure, registered
+from asyncpool._wire.formats import Format, format_of
+from asyncpool._wire.plain_data import NotDataError
+from asyncpool._wire.schemas import FunctionNames, Schema, Signature
 from asyncpool.errors import (
     HookError,
     JobCancelled,

@@ -9,9 +9,9 @@ from typing import Any, get_args
 import pytest
 from hypothesis import given, strategies as st
 
-from asyncpool._core.base.validation import MAX_WORKERS
-from asyncpool._core.control import control_protocol
-from asyncpool._core.control.control_protocol import (
+from asyncpool._core.policies import MAX_WORKERS
+from asyncpool._observe.control import protocol
+from asyncpool._observe.control.protocol import (
     MAX_JOBS,
     MAX_REQUEST,
     Action,
@@ -135,7 +135,7 @@ def test_an_answer_arrives_as_it_was(reply: dict[str, Any]) -> None:
 
 
 def test_an_answer_has_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(control_protocol, "MAX_REPLY", 100)
+    monkeypatch.setattr(protocol, "MAX_REPLY", 100)
     fits = {"a": "x" * (100 - len(json.dumps({"a": ""})) - 1)}
     assert unpack_reply(pack_reply(fits)) == fits
     fits["a"] += "x"

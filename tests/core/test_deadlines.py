@@ -6,15 +6,15 @@ import pytest
 from hypothesis import given, strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from asyncpool._core.base.deadlines import (
+from asyncpool._core.deadlines import (
     LATE,
     Deadlines,
     PingLedger,
     RateLimit,
     RecentCount,
 )
-from asyncpool._core.profile.sampling_times import SamplingTimes
 from asyncpool._observe.control.watch import MOST_PER_SECOND, JobBudget
+from asyncpool._wire.profile import SamplingTimes
 from asyncpool.errors import ProtocolError
 
 # Deadlines, against a dictionary that is searched each time.

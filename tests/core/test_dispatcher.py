@@ -14,7 +14,9 @@ from hypothesis.stateful import (
     rule,
 )
 
-from asyncpool._core.base.job_traits import (
+from asyncpool._core.dispatcher import AffinityQueues, Dispatcher
+from asyncpool._core.in_flight import InFlight
+from asyncpool._core.job_options import (
     BUDGET,
     DEEPEST,
     REFILL,
@@ -22,11 +24,9 @@ from asyncpool._core.base.job_traits import (
     UNKNOWN,
     JobTraits,
     KeyedTraits,
+    choose,
 )
-from asyncpool._core.dispatch.dispatcher import AffinityQueues, Dispatcher
-from asyncpool._core.dispatch.in_flight import InFlight
-from asyncpool._core.dispatch.queue import OLDEST_EVERY, JobQueue
-from asyncpool._core.dispatch.rendezvous import choose
+from asyncpool._core.queue import OLDEST_EVERY, JobQueue
 from tests.core.list_queue import PRIORITIES, ListQueue
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from hypothesis import given, strategies as st
 
-from asyncpool._core.wire.frames import (
+from asyncpool._wire.frames import (
     HEADER_SIZE,
     MAX_ATTEMPTS,
     MAX_NUMBER,

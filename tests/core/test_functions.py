@@ -20,18 +20,14 @@ from typing import Any, NoReturn
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from asyncpool._core.base.names import MAX_NAME, function_name
+from asyncpool._core import functions
 from asyncpool._core.figures import FunctionTotals
-from asyncpool._core.main import main_module
-from asyncpool._core.main.main_module import Script
-from asyncpool._core.pickling import functions
-from asyncpool._core.pickling.functions import (
-    MEMORY,
-    Function,
-    FunctionCache,
-    FunctionTable,
-)
-from asyncpool._core.remote.remote_functions import RemoteFunctionTable
+from asyncpool._core.functions import Function, FunctionTable
+from asyncpool._remote.client_jobs import RemoteFunctionTable
+from asyncpool._wire import scripts
+from asyncpool._wire.messages import MEMORY, FunctionCache
+from asyncpool._wire.scripts import Script
+from asyncpool._wire.text import MAX_NAME, function_name
 from asyncpool._worker.api import call_chunk
 from tests.core.specimens import LOCK, Counter, add
 from tests.helpers import jobs, values
@@ -390,9 +386,9 @@ def main(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, Any]]:
     monkeypatch.setitem(sys.modules, "__main__", module)
     exec(SOURCE, vars(module))
     own = frozenset(("FACTOR", "work"))
-    main_module.know(Script("", "/script.py", own, own))
+    scripts.know(Script("", "/script.py", own, own))
     yield vars(module)
-    main_module.know(None)
+    scripts.know(None)
 
 
 def test_one_of_main_is_named_here_and_sent_abroad(main: dict[str, Any]) -> None:
@@ -411,7 +407,7 @@ def test_one_of_main_is_named_here_and_sent_abroad(main: dict[str, Any]) -> None
         call = known.serializer.pack_job(main["work"], (2,), {}, number=known.number)
         assert isinstance(call, bytes)
         assert b"FACTOR" in call
-    assert main_module.script() is not None
+    assert scripts.script() is not None
 
 
 # What functions are called.

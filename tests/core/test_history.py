@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from hypothesis import given, strategies as st
 
-from asyncpool._core.history import History, crash_row, function_rows
+from asyncpool._observe.history import History, crash_row, function_rows
 from asyncpool.stats import FunctionStats
 from tests.helpers.told_lines import (
     BEGIN,

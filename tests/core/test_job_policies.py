@@ -11,24 +11,21 @@ from typing import Any
 import pytest
 from hypothesis import given, strategies as st
 
-from asyncpool._core.base.job_traits import (
+from asyncpool._core.job_options import (
     BUDGET,
-    REFILL,
-    UNKNOWN,
-    JobTraits,
-    KeyedTraits,
-)
-from asyncpool._core.policies.job_options import (
     KILL,
     MAX_FREE_RETURNS,
+    REFILL,
+    UNKNOWN,
     AttemptPolicy,
     CancelMode,
     JobLimits,
+    JobTraits,
+    KeyedTraits,
     begun_attempts,
     costs_attempt,
 )
-from asyncpool._core.policies.restart import RestartPolicy
-from asyncpool._core.policies.worker_limits import WorkerLimits
+from asyncpool._core.policies import RestartPolicy, WorkerLimits
 from asyncpool.enums import CrashKind, Delivery
 
 # Whether a job is tried again.

@@ -10,8 +10,9 @@ import pytest
 from hypothesis import given, strategies as st
 
 import asyncpool
-from asyncpool._core.logs import INFO, LogMessage, worker_messages
-from asyncpool._runtime.output import StderrTail
+from asyncpool._engine.output import StderrTail
+from asyncpool._wire import log_records
+from asyncpool._wire.log_records import INFO, LogMessage
 
 SOLD = LogMessage(INFO, "sold", "%(pool)s has sold %(count)d %(what)s", "pool count")
 LOGGER = logging.getLogger("tests.log_message")
@@ -43,7 +44,12 @@ def test_what_it_shows_beside_the_text(caplog: pytest.LogCaptureFixture) -> None
 
 
 PACKAGE = Path(asyncpool.__file__).parent
-IN_WORKERS = (PACKAGE / "_worker", PACKAGE / "cluster" / "_servers")
+OF_WORKERS = "acceptor connections serve server_worker worker worker_link worker_queues"
+IN_WORKERS = {
+    PACKAGE / "_worker",
+    PACKAGE / "cluster" / "_servers",
+    *(PACKAGE / "_cluster" / f"{name}.py" for name in OF_WORKERS.split()),
+}
 
 
 def test_workers_say_these_and_no_others() -> None:
@@ -52,10 +58,10 @@ def test_workers_say_these_and_no_others() -> None:
     for path in PACKAGE.rglob("*.py"):
         text = path.read_text()
         names = set(re.findall(r"\bsay\.([A-Z_]+)\.log\(", text))
-        inside = any(folder in path.parents for folder in IN_WORKERS)
+        inside = not IN_WORKERS.isdisjoint({path, *path.parents})
         (said if inside else elsewhere).update(names)
     known = {
-        name for name, it in vars(worker_messages).items() if isinstance(it, LogMessage)
+        name for name, it in vars(log_records).items() if isinstance(it, LogMessage)
     }
     assert said == known
     assert elsewhere.isdisjoint(known)

@@ -11,11 +11,13 @@ import pytest
 from hypothesis import given, strategies as st
 
 from asyncpool import JobNotPicklableError
-from asyncpool._core.map.chunks import (
+from asyncpool._engine.batches import Pace
+from asyncpool._wire.page import (
     CHUNK_SIZE,
     ENTRY,
     FLAT,
     LOG_HEAD,
+    LOG_SIZE,
     LOST,
     ChunkResult,
     Failure,
@@ -24,9 +26,7 @@ from asyncpool._core.map.chunks import (
     note,
     read_log,
 )
-from asyncpool._core.pickling.errors import pack_error
-from asyncpool._core.wire.page import LOG_SIZE
-from asyncpool._runtime.map.batch_runner import Pace
+from asyncpool._wire.pickling import pack_error
 
 
 def pace(

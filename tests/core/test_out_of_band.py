@@ -15,8 +15,7 @@ import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 
-from asyncpool._core.pickling.calls import pack_job, pack_value
-from asyncpool._core.pickling.out_of_band import (
+from asyncpool._wire.buffers import (
     HEAVY,
     LARGE,
     OutOfBandPickle,
@@ -27,6 +26,7 @@ from asyncpool._core.pickling.out_of_band import (
     loads,
     needs_teaching,
 )
+from asyncpool._wire.pickling import pack_job, pack_value
 from tests.helpers.parcels import Array, Pause, arrived
 
 # What a pickler writes at a time, and an unpickler reads.

@@ -11,17 +11,19 @@ import pytest
 from hypothesis import given, strategies as st
 
 from asyncpool import ProtocolError
-from asyncpool._core.base.names import MAX_NAME
-from asyncpool._core.profile.profile_book import ProfileBook
-from asyncpool._core.profile.profile_messages import (
+from asyncpool._core.profile_book import ProfileBook
+from asyncpool._wire.profile import (
     MAX_CHUNK,
     MAX_COUNT,
     MAX_DEPTH,
+    OTHER,
     SampleChunk,
     SampleFigures,
+    Stack,
+    StackCounts,
     as_name,
 )
-from asyncpool._core.profile.stack_counts import OTHER, Stack, StackCounts
+from asyncpool._wire.text import MAX_NAME
 from asyncpool.profile import Rectangle, collapse, count_frames, lay_out
 
 NAMES = st.text(max_size=30).map(as_name)

@@ -10,24 +10,30 @@ from typing import Any
 import pytest
 from hypothesis import given, strategies as st
 
-from asyncpool._core.base.job_traits import JobTraits
-from asyncpool._core.pickling.out_of_band import OutOfBandPickle
-from asyncpool._core.remote.agent_jobs import AgentJobs
-from asyncpool._core.remote.client_jobs import SignsOfLife, Silence, Trust
-from asyncpool._core.remote.lent_parts import LENT, LentParts
-from asyncpool._core.remote.remote_options import read_call, read_options
-from asyncpool._core.remote_wire.clock_bounds import DRIFT, TICK, ClockBounds
-from asyncpool._core.remote_wire.reliable_link import MAX_BATCH, Batch, ReliableLink
-from asyncpool._core.remote_wire.remote_messages import (
+from asyncpool._core.job_options import JobTraits
+from asyncpool._remote.agent_jobs import AgentJobs
+from asyncpool._remote.client_jobs import SignsOfLife, Silence, Trust
+from asyncpool._remote.lent_parts import LENT, LentParts
+from asyncpool._remote.messages import (
     PLAIN,
     Kind,
     Message,
     pack_parts,
     split_parts,
+    unpack_headers,
     unpack_question,
 )
-from asyncpool._core.remote_wire.trace_headers import unpack_headers
-from asyncpool._core.wire.messages import MAX_TRACE
+from asyncpool._remote.options import read_call, read_options
+from asyncpool._remote.reliable_link import (
+    DRIFT,
+    MAX_BATCH,
+    TICK,
+    Batch,
+    ClockBounds,
+    ReliableLink,
+)
+from asyncpool._wire.buffers import OutOfBandPickle
+from asyncpool._wire.messages import MAX_TRACE
 from asyncpool.errors import ProtocolError
 
 TOO_MANY = {"a": "b" * MAX_TRACE}

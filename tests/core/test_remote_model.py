@@ -19,11 +19,10 @@ from hypothesis.stateful import (
     rule,
 )
 
-from asyncpool._core.base.job_traits import JobTraits
-from asyncpool._core.remote.agent_jobs import AgentJobs
-from asyncpool._core.remote.agent_window import AgentWindow
-from asyncpool._core.remote.client_jobs import ClientJobs, SignsOfLife, Trust
-from asyncpool._core.remote_wire.reliable_link import Batch, ReliableLink
+from asyncpool._core.job_options import JobTraits
+from asyncpool._remote.agent_jobs import AgentJobs, AgentWindow
+from asyncpool._remote.client_jobs import ClientJobs, SignsOfLife, Trust
+from asyncpool._remote.reliable_link import Batch, ReliableLink
 from asyncpool.enums import Delivery
 
 LEASE, PATIENCE = 4.0, 5.0

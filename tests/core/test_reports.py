@@ -7,9 +7,8 @@ from collections import Counter
 import pytest
 from hypothesis import given, strategies as st
 
-from asyncpool._core.cluster.drain_limits import DrainLimit, drain_limit
-from asyncpool._core.remote.client_jobs import crash_at_client
-from asyncpool._core.slots.reasons import (
+from asyncpool._cluster.rules import DrainLimit, drain_limit
+from asyncpool._core.slots import (
     CAUSES,
     detail_for_client,
     exit_cause,
@@ -17,8 +16,9 @@ from asyncpool._core.slots.reasons import (
     killed_since,
     reason_for_client,
 )
-from asyncpool._runtime.pool.admission import describe_waiting, list_functions
-from asyncpool._runtime.pool.deaths import FRESH, OomLedger
+from asyncpool._engine.admission import describe_waiting, list_functions
+from asyncpool._engine.deaths import FRESH, OomLedger
+from asyncpool._remote.client_jobs import crash_at_client
 from tests.helpers.crashes import crash_with
 
 # Why a worker ended, as a pool writes and reads it.

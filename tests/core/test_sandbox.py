@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from asyncpool import Sandbox
-from asyncpool._core.sandbox import filters, plan as plans
-from asyncpool._core.sandbox.filters import (
+from asyncpool._sandbox import filters, plan as plans
+from asyncpool._sandbox.filters import (
     ALLOW,
     ENOSYS,
     ENOTSUP,
@@ -27,7 +27,7 @@ from asyncpool._core.sandbox.filters import (
     packed,
     program,
 )
-from asyncpool._core.sandbox.plan import (
+from asyncpool._sandbox.plan import (
     NEW_NETWORK,
     NEW_USER,
     Machine,

@@ -8,17 +8,18 @@ from typing import Any
 
 import pytest
 
-from asyncpool._core.base.job_traits import JobTraits
-from asyncpool._core.policies.job_options import KILL
-from asyncpool._core.slots import job_ending, slots
-from asyncpool._core.slots.job_ending import (
+from asyncpool._core import slots
+from asyncpool._core.job_options import KILL, JobTraits
+from asyncpool._core.slots import (
     EndingEvent,
     EndingStage,
     IllegalTransitionError,
     JobEnding,
     JobEndings,
+    Slot,
+    SlotEvent,
+    StopStage,
 )
-from asyncpool._core.slots.slots import Slot, SlotEvent, StopStage
 from asyncpool.enums import SlotState
 
 # Copied from the drawings, not from the tables: each says the other is right.
@@ -73,7 +74,7 @@ ENDING_ARROWS = """
 """
 MACHINES: list[tuple[Any, Any, Any, str]] = [
     (slots.TRANSITIONS, SlotState, SlotEvent, SLOT_ARROWS),
-    (job_ending.TRANSITIONS, EndingStage, EndingEvent, ENDING_ARROWS),
+    (slots.ENDING_TRANSITIONS, EndingStage, EndingEvent, ENDING_ARROWS),
 ]
 
 

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from hypothesis import given, strategies as st
 
-from asyncpool._core.trace import (
+from asyncpool._observe.traces import (
     POOL_TRACK,
     LineMaker,
     SlotLanes,

@@ -17,26 +17,24 @@ from uuid import UUID
 import pytest
 from hypothesis import given, strategies as st
 
-from asyncpool._core.wire.log_records import (
-    MAX_ENTRY,
-    MAX_LEVEL,
-    LogEntry,
-    plain_fields,
-)
-from asyncpool._core.wire.messages import (
+from asyncpool._wire.log_records import MAX_ENTRY, MAX_LEVEL, LogEntry, plain_fields
+from asyncpool._wire.messages import (
+    COROUTINE,
     MAX_DETAILS,
     MAX_TEXT,
     Failure,
     JobContext,
+    are_whole,
     pack_exit,
     pack_pid,
+    tidy,
     unpack_exit,
     unpack_pid,
     with_details,
     with_trace,
     with_variables,
 )
-from asyncpool._core.wire.page import (
+from asyncpool._wire.page import (
     BEATS_SIZE,
     BEGUN,
     LANE_OUTCOME_SIZE,
@@ -51,7 +49,6 @@ from asyncpool._core.wire.page import (
     read_beats,
     unpack_beat,
 )
-from asyncpool._core.wire.stacks import COROUTINE, are_whole, tidy
 from asyncpool.errors import ProtocolError
 from tests.fuzz import targets
 from tests.helpers.inside import log_entry

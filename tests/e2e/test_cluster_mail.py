@@ -103,7 +103,7 @@ async def test_what_a_worker_has_sent_before_its_death_arrives() -> None:
 async def test_of_dead_workers_the_last_messages_are_kept(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("asyncpool._runtime.cluster.message_queues.MOST_MESSAGES", 4)
+    monkeypatch.setattr("asyncpool._cluster.queues.MOST_MESSAGES", 4)
     cluster = cluster_of(serves.send_and_die, bind=(), workers=1, name="mine")
     async with patience(), cluster:
         events = cluster.events()
@@ -168,7 +168,7 @@ async def test_messages_and_broadcasts_that_cannot_be_sent(
         assert (await anext(cluster.messages())).value == ("back", large)
         with pytest.raises(TypeError, match="unhashable"):
             await cluster.broadcast("x", key=[])  # type: ignore[arg-type]
-        monkeypatch.setattr("asyncpool._runtime.cluster.service.MAX_BROADCASTS", 3000)
+        monkeypatch.setattr("asyncpool._cluster.service.MAX_BROADCASTS", 3000)
         await cluster.broadcast(bytes(2000), key=1)
         await cluster.broadcast(bytes(2500), key=1)  # instead of that
         with pytest.raises(ValueError, match="new workers may be told: use fewer keys"):

@@ -24,7 +24,7 @@ from asyncpool import (
     WorkerLimits,
     WorkerOutOfMemoryError,
 )
-from asyncpool._core.supervision.endings import Endings
+from asyncpool._core.endings import Endings
 from tests.helpers import faults
 from tests.helpers.faults import DEATHS, FAULTS, HANGS, Fault
 from tests.helpers.inside import crashes_of, in_hand, traits_of

@@ -28,8 +28,8 @@ from asyncpool import (
     RestartPolicy,
     WorkerCrashedError,
 )
-from asyncpool._core.base.job_traits import LEAST
-from asyncpool._runtime.channel.segments import Segment
+from asyncpool._core.job_options import LEAST
+from asyncpool._engine.segments import Segment
 from asyncpool.events import TakenOver
 from tests.helpers import forks, jobs, large
 from tests.helpers.faults import Fault
@@ -90,7 +90,7 @@ def fill_passes_by(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def create_passes_by(monkeypatch: pytest.MonkeyPatch) -> None:
     """The same for who makes memory, on the way "created"."""
-    from asyncpool._system import memory as _memory
+    from asyncpool._wire import memory as _memory
 
     create = _memory.create
 

@@ -57,7 +57,7 @@ async def test_workers_start_light(launcher: Launcher) -> None:
     if sys.version_info[:2] == (3, 14):  # traceback imports these there
         heavy -= {"typing", "dataclasses", "inspect"}
     assert not found & heavy
-    assert not {name for name in found if name.startswith("asyncpool._runtime")}
+    assert not {name for name in found if name.startswith("asyncpool._engine")}
     assert "colorsys" in found, "it is preloaded"
 
 

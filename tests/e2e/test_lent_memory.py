@@ -14,13 +14,13 @@ from pathlib import Path
 import pytest
 
 from asyncpool import __version__
-from asyncpool._core.remote.lent_parts import LentParts
-from asyncpool._core.wire.frames import FrameKind, header
-from asyncpool._runtime.base.threads import Threads
-from asyncpool._runtime.remote import lent_memory
-from asyncpool._runtime.remote.borrowed_memory import BorrowedMemory
-from asyncpool._runtime.remote.carrier import greeting, pack_greeting
-from asyncpool._system.memory import Memory, available, create
+from asyncpool._engine.loop import Threads
+from asyncpool._remote import lent_memory
+from asyncpool._remote.borrowed_memory import BorrowedMemory
+from asyncpool._remote.carrier import greeting, pack_greeting
+from asyncpool._remote.lent_parts import LentParts
+from asyncpool._wire.frames import FrameKind, header
+from asyncpool._wire.memory import Memory, available, create
 from asyncpool.errors import JobNotPicklableError, PoolClosedError, ProtocolError
 from asyncpool.pool import Pool
 from asyncpool.sharedpool import PoolServer, connect
@@ -173,7 +173,7 @@ async def test_memory_that_cannot_be_mapped_costs_its_job_only(
     block = Block(pattern(3 * MB))
     async with patience(), shared(tmp_path, workers=1) as pool:
         with monkeypatch.context() as patch:
-            patch.setattr("asyncpool._system.memory.Memory", _only_for_its_maker)
+            patch.setattr("asyncpool._wire.memory.Memory", _only_for_its_maker)
             with pytest.raises(JobNotPicklableError, match="agent cannot map"):
                 await pool.submit(large.checksum, block)
             with pytest.raises(JobNotPicklableError, match="process cannot map"):

@@ -15,9 +15,9 @@ import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
 from asyncpool import Job, Pool, WorkerCrashedError
-from asyncpool._core.policies.job_options import AttemptPolicy, JobOptions
-from asyncpool._runtime.base.pool_hub import PoolHub
-from asyncpool._runtime.client.client import Client
+from asyncpool._core.job_options import AttemptPolicy, JobOptions
+from asyncpool._engine.hub import PoolHub
+from asyncpool._remote.client import Client
 from asyncpool.enums import Delivery
 from asyncpool.errors import NodeLostError
 from asyncpool.events import Crashed, JobEnded, JobStarted, Ready

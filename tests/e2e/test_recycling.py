@@ -239,7 +239,7 @@ def weighing(monkeypatch: pytest.MonkeyPatch) -> asyncio.Queue[int]:
         loop.call_soon_threadsafe(found.put_nowait, memory)
         return memory
 
-    monkeypatch.setattr("asyncpool._runtime.pool.replacement.private_memory", weigh)
+    monkeypatch.setattr("asyncpool._engine.replacement.private_memory", weigh)
     return found
 
 

@@ -19,7 +19,7 @@ from asyncpool import (
     WorkerCrashedError,
     WorkerHungError,
 )
-from asyncpool.boundpool import BoundPool
+from asyncpool.pool import BoundPool
 from asyncpool.sharedpool import connect
 from tests.helpers import jobs
 from tests.helpers.clusters import come_true

@@ -16,14 +16,9 @@ from typing import Any, NamedTuple
 import pytest
 
 from asyncpool import LeaseKeeper, Pool
-from asyncpool._core.policies.job_options import (
-    OPTIONS,
-    AttemptPolicy,
-    JobLimits,
-    JobOptions,
-)
-from asyncpool._runtime.client.client import Client
-from asyncpool._runtime.pool.admission import SessionHold
+from asyncpool._core.job_options import OPTIONS, AttemptPolicy, JobLimits, JobOptions
+from asyncpool._engine.admission import SessionHold
+from asyncpool._remote.client import Client
 from asyncpool.sharedpool import SharedPool
 from tests.helpers import beats, jobs
 from tests.helpers.gate import Gate

@@ -20,19 +20,19 @@ from typing import Any
 import pytest
 
 from asyncpool import __version__
-from asyncpool._core.remote_wire.reliable_link import Batch, ReliableLink
-from asyncpool._core.remote_wire.remote_messages import (
+from asyncpool._engine.loop import Threads
+from asyncpool._remote.carrier import greeting, pack_greeting
+from asyncpool._remote.messages import (
     PLAIN as PLAIN_CALL,
     Kind,
     Message,
     pack_numbers,
     pack_question,
 )
-from asyncpool._core.wire.frames import HEADER_SIZE, FrameKind, header
-from asyncpool._runtime.base.threads import Threads
-from asyncpool._runtime.remote.carrier import greeting, pack_greeting
-from asyncpool._runtime.remote.own_objects import load_own, pack_own
-from asyncpool._runtime.remote.unix_carrier import UnixCarrier
+from asyncpool._remote.objects import load_own, pack_own
+from asyncpool._remote.reliable_link import Batch, ReliableLink
+from asyncpool._remote.unix_carrier import UnixCarrier
+from asyncpool._wire.frames import HEADER_SIZE, FrameKind, header
 from asyncpool.enums import Delivery
 from asyncpool.errors import NodeLostError, ProtocolError, WorkerCrashedError
 from asyncpool.pool import Pool

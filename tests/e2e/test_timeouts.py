@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 
 from asyncpool import Crash, Job, JobTimeoutError, Pool, WorkerCrashedError
-from asyncpool._core.pickling.out_of_band import HEAVY
-from asyncpool._core.wire.frames import Frame, FrameKind
-from asyncpool._runtime.worker.handle import WorkerHandle
+from asyncpool._engine.worker import WorkerHandle
+from asyncpool._wire.buffers import HEAVY
+from asyncpool._wire.frames import Frame, FrameKind
 from asyncpool.events import Crashed, Exited, TakenOver
 from tests.helpers import jobs
 from tests.helpers.gate import Gate

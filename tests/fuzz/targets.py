@@ -9,16 +9,13 @@ import itertools
 from collections.abc import Callable
 from contextlib import suppress
 
-from asyncpool._core.codec.failures import load_failure
-from asyncpool._core.codec.formats import format_of
-from asyncpool._core.codec.schemas import Schema
-from asyncpool._core.control.control_protocol import MAX_REPLY, Request, unpack_reply
 from asyncpool._core.figures import RequestFigures
-from asyncpool._core.map.chunks import CHUNK_SIZE, LOG_HEAD, copy_log, note, read_log
-from asyncpool._core.pickling.out_of_band import ReceivedPickle
-from asyncpool._core.profile.profile_messages import MAX_CHUNK, SampleChunk
-from asyncpool._core.wire import messages, page, stacks
-from asyncpool._core.wire.frames import (
+from asyncpool._observe.control.protocol import MAX_REPLY, Request, unpack_reply
+from asyncpool._wire import messages, page
+from asyncpool._wire.buffers import ReceivedPickle
+from asyncpool._wire.codec_failures import load_failure
+from asyncpool._wire.formats import format_of
+from asyncpool._wire.frames import (
     HEADER_SIZE,
     VERSION,
     Frame,
@@ -26,15 +23,24 @@ from asyncpool._core.wire.frames import (
     FrameKind,
     header,
 )
-from asyncpool._core.wire.log_records import LogEntry
-from asyncpool._core.wire.messages import (
+from asyncpool._wire.log_records import LogEntry
+from asyncpool._wire.messages import (
     Failure,
     pack_numbers,
     unpack_exit,
     unpack_numbers,
     unpack_pid,
 )
-from asyncpool._core.wire.page import LOG_SIZE
+from asyncpool._wire.page import (
+    CHUNK_SIZE,
+    LOG_HEAD,
+    LOG_SIZE,
+    copy_log,
+    note,
+    read_log,
+)
+from asyncpool._wire.profile import MAX_CHUNK, SampleChunk
+from asyncpool._wire.schemas import Schema
 from asyncpool.errors import JobNotPicklableError, ProtocolError
 from tests.helpers.inside import no_pickles_in_logs
 
@@ -116,7 +122,7 @@ def chunk_log(data: bytes) -> None:
 
 
 def stack_texts(data: bytes) -> None:
-    assert len(stacks.tidy(data.decode(errors="replace"))) <= 2 * len(data) + 100
+    assert len(messages.tidy(data.decode(errors="replace"))) <= 2 * len(data) + 100
 
 
 def figures(data: bytes) -> None:

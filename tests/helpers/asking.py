@@ -6,8 +6,8 @@ import asyncio
 import json
 from typing import Any, Self
 
-from asyncpool._core.control.control_protocol import MAX_REPLY, Request
-from asyncpool._runtime.control.paths import path_of
+from asyncpool._observe.control.paths import path_of
+from asyncpool._observe.control.protocol import MAX_REPLY, Request
 
 __all__ = ["Lines", "ask"]
 

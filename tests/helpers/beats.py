@@ -10,9 +10,9 @@ from typing import Any, NoReturn
 
 import asyncpool
 from asyncpool import JobCancelled, heartbeat
-from asyncpool._core.wire.frames import FrameKind, header
-from asyncpool._core.wire.page import BEATS_START, Beat, beat_offset
-from asyncpool._system.processes import INTERRUPT
+from asyncpool._wire.frames import FrameKind, header
+from asyncpool._wire.page import BEATS_START, Beat, beat_offset
+from asyncpool._wire.posix import INTERRUPT
 from tests.helpers import faults
 from tests.helpers.faults import say, say_to_control
 from tests.helpers.inside import heartbeat_page

@@ -9,10 +9,10 @@ import asyncio
 import random
 from collections.abc import Callable
 
-from asyncpool._core.remote_wire.reliable_link import Batch
-from asyncpool._core.remote_wire.remote_messages import Kind, Message
-from asyncpool._runtime.remote.borrowed_memory import BorrowedMemory
-from asyncpool._runtime.remote.lent_memory import LentMemory
+from asyncpool._remote.borrowed_memory import BorrowedMemory
+from asyncpool._remote.lent_memory import LentMemory
+from asyncpool._remote.messages import Kind, Message
+from asyncpool._remote.reliable_link import Batch
 
 __all__ = ["End", "Network"]
 
@@ -20,7 +20,7 @@ _ENDS = (Kind.VALUE, Kind.ERROR, Kind.FAILED)
 
 
 class End:
-    """One end of a way; see :class:`asyncpool._runtime.remote.carrier.Carrier`."""
+    """One end of a way; see :class:`asyncpool._remote.carrier.Carrier`."""
 
     loses = True
     process: int | None = None

@@ -15,7 +15,7 @@ from typing import Any, Literal
 from uuid import UUID
 
 from asyncpool import current_job, heartbeat
-from asyncpool._core.pickling.serializers import WorkerSerializer
+from asyncpool._wire.pickling import WorkerSerializer
 from tests.helpers.values import HoldsLockError
 
 HOME = "tests.helpers.data_jobs"

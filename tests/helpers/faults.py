@@ -19,9 +19,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
-from asyncpool._core.wire.frames import HEADER_SIZE, VERSION, FrameKind, header
-from asyncpool._core.wire.messages import pack_numbers
-from asyncpool._core.wire.page import BEGUN
+from asyncpool._wire.frames import HEADER_SIZE, VERSION, FrameKind, header
+from asyncpool._wire.messages import pack_numbers
+from asyncpool._wire.page import BEGUN
 from tests.helpers.inside import socket_of
 from tests.helpers.jobs import arrive, spin, wait_at
 

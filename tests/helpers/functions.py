@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from asyncpool._core.figures import FunctionTotals
-from asyncpool._core.pickling.functions import Function
+from asyncpool._core.functions import Function
 
 
 def known_function(

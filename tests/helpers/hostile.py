@@ -23,10 +23,17 @@ from typing import Any
 from zlib import crc32
 
 from asyncpool import current_job
-from asyncpool._core.map.chunks import ENTRY, LOG_HEAD
-from asyncpool._core.wire.frames import MAX_PAYLOAD, FrameKind, header
-from asyncpool._core.wire.messages import pack_numbers
-from asyncpool._core.wire.page import BEGUN, NOTED, Beat, PageLayout, beat_offset
+from asyncpool._wire.frames import MAX_PAYLOAD, FrameKind, header
+from asyncpool._wire.messages import pack_numbers
+from asyncpool._wire.page import (
+    BEGUN,
+    ENTRY,
+    LOG_HEAD,
+    NOTED,
+    Beat,
+    PageLayout,
+    beat_offset,
+)
 from asyncpool._worker.channel import LargeBuffers
 from tests.helpers.faults import channels, linger, say_to_control
 from tests.helpers.inside import segments_mapped

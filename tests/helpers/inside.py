@@ -30,51 +30,48 @@ if TYPE_CHECKING:
     import pytest
 
     from asyncpool import Crash, Job, Pool, ProcessPoolExecutor
-    from asyncpool._core.base.deadlines import Deadlines
-    from asyncpool._core.base.job_traits import LEAST, JobTraits
-    from asyncpool._core.cluster.link_rules import MOST_MESSAGES
-    from asyncpool._core.control.control_protocol import Request
-    from asyncpool._core.dispatch.dispatcher import AffinityQueues
-    from asyncpool._core.map.chunks import CHUNK_SIZE
-    from asyncpool._core.pickling.calls import pack_job, pack_value
-    from asyncpool._core.policies.job_options import (
+    from asyncpool._cluster.link import MAX_MESSAGE
+    from asyncpool._cluster.rules import MOST_MESSAGES
+    from asyncpool._cluster.service import Service
+    from asyncpool._core.core import Core
+    from asyncpool._core.deadlines import Deadlines
+    from asyncpool._core.dispatcher import AffinityQueues
+    from asyncpool._core.endings import Finish
+    from asyncpool._core.job_options import (
+        LEAST,
         MAX_FREE_RETURNS,
         CrashKindText,
         JobLimits,
         JobOptions,
+        JobTraits,
     )
-    from asyncpool._core.remote.agent_jobs import CREDITS
-    from asyncpool._core.slots.slots import Slot
-    from asyncpool._core.supervision.closing import Finish
-    from asyncpool._core.supervision.core import Core
-    from asyncpool._core.wire.frames import FrameKind
-    from asyncpool._core.wire.log_records import LogEntry
-    from asyncpool._core.wire.messages import MAX_BROADCASTS
-    from asyncpool._futures.engine import Call, Engine
+    from asyncpool._core.slots import Slot
+    from asyncpool._engine.channel import Channel
+    from asyncpool._engine.engine import Engine as PoolEngine
+    from asyncpool._engine.launcher import Launcher
+    from asyncpool._engine.loop import Threads
+    from asyncpool._engine.machine import usable_cpus
+    from asyncpool._engine.options import SupervisorConfig
+    from asyncpool._engine.registry import JobRegistry
+    from asyncpool._engine.segments import Segment, Segments
+    from asyncpool._engine.timers import Pings
+    from asyncpool._engine.worker import WorkerHandle
+    from asyncpool._futures import Call, Engine
+    from asyncpool._observe.control.client import ControlClient
+    from asyncpool._observe.control.paths import live_names, path_of, private_folder
+    from asyncpool._observe.control.protocol import Request
     from asyncpool._observe.trace import Trace
-    from asyncpool._runtime.agent.agent import Agent
-    from asyncpool._runtime.base.machine import usable_cpus
-    from asyncpool._runtime.base.threads import Threads
-    from asyncpool._runtime.channel.channel import Channel
-    from asyncpool._runtime.channel.segments import Segment, Segments
-    from asyncpool._runtime.client.client import Client
-    from asyncpool._runtime.client.node_figures import NodeFigures
-    from asyncpool._runtime.cluster.link import MAX_MESSAGE
-    from asyncpool._runtime.cluster.service import Service
-    from asyncpool._runtime.control.client import ControlClient
-    from asyncpool._runtime.control.paths import (
-        live_names,
-        path_of,
-        private_folder,
-    )
-    from asyncpool._runtime.launcher.launcher import Launcher
-    from asyncpool._runtime.options import SupervisorConfig
-    from asyncpool._runtime.pool.engine import Engine as PoolEngine
-    from asyncpool._runtime.pool.registry import JobRegistry
-    from asyncpool._runtime.pool.timers import Pings
-    from asyncpool._runtime.worker.handle import WorkerHandle
-    from asyncpool._system.memory import Memory
-    from asyncpool._system.processes import private_memory
+    from asyncpool._remote.agent import Agent
+    from asyncpool._remote.agent_jobs import CREDITS
+    from asyncpool._remote.client import Client
+    from asyncpool._remote.node_figures import NodeFigures
+    from asyncpool._wire.frames import FrameKind
+    from asyncpool._wire.log_records import LogEntry
+    from asyncpool._wire.memory import Memory
+    from asyncpool._wire.messages import MAX_BROADCASTS
+    from asyncpool._wire.page import CHUNK_SIZE
+    from asyncpool._wire.pickling import pack_job, pack_value
+    from asyncpool._wire.posix import private_memory
     from asyncpool._worker.channel import LargeBuffers
     from asyncpool.cluster import Cluster
     from asyncpool.cluster._options import ClusterOptions
@@ -109,25 +106,24 @@ __all__ = [
 ]
 
 _PLACES = {
-    "_core.base.job_traits": ["LEAST"],
-    "_core.cluster.link_rules": ["MOST_MESSAGES"],
-    "_core.control.control_protocol": ["Request"],
-    "_core.map.chunks": ["CHUNK_SIZE"],
-    "_core.pickling.calls": ["pack_job", "pack_value"],
-    "_core.policies.job_options": ["CrashKindText", "MAX_FREE_RETURNS"],
-    "_core.policies.restart": ["BURST"],
-    "_core.remote.agent_jobs": ["CREDITS"],
-    "_core.supervision.closing": ["Finish"],
-    "_core.wire.frames": ["FrameKind"],
-    "_core.wire.messages": ["MAX_BROADCASTS"],
-    "_futures.engine": ["Call", "Engine"],
-    "_runtime.base.machine": ["usable_cpus"],
-    "_runtime.base.threads": ["Threads"],
-    "_runtime.cluster.link": ["MAX_MESSAGE"],
-    "_runtime.control.client": ["ControlClient"],
-    "_runtime.control.paths": ["live_names", "path_of", "private_folder"],
-    "_runtime.launcher.launcher": ["Launcher"],
-    "_system.processes": ["private_memory"],
+    "_cluster.rules": ["MOST_MESSAGES"],
+    "_observe.control.protocol": ["Request"],
+    "_wire.page": ["CHUNK_SIZE"],
+    "_wire.pickling": ["pack_job", "pack_value"],
+    "_core.job_options": ["LEAST", "CrashKindText", "MAX_FREE_RETURNS"],
+    "_core.policies": ["BURST"],
+    "_remote.agent_jobs": ["CREDITS"],
+    "_core.endings": ["Finish"],
+    "_wire.frames": ["FrameKind"],
+    "_wire.messages": ["MAX_BROADCASTS"],
+    "_futures": ["Call", "Engine"],
+    "_engine.machine": ["usable_cpus"],
+    "_engine.loop": ["Threads"],
+    "_cluster.link": ["MAX_MESSAGE"],
+    "_observe.control.client": ["ControlClient"],
+    "_observe.control.paths": ["live_names", "path_of", "private_folder"],
+    "_engine.launcher": ["Launcher"],
+    "_wire.posix": ["private_memory"],
 }
 
 
@@ -415,8 +411,8 @@ def wait_for_stacks(monkeypatch: pytest.MonkeyPatch) -> None:
 
     A worker that gets no processor for a moment does so too late.
     """
-    from asyncpool._core.supervision import endings as termination
-    from asyncpool._runtime.pool import stacks
+    from asyncpool._core import endings as termination
+    from asyncpool._engine import stacks
 
     monkeypatch.setattr(termination, "STACK_GRACE", 3600.0)
     monkeypatch.setattr(stacks, "_demand_at", lambda _, now: now + 0.1)
@@ -501,19 +497,20 @@ def break_threads_of_executors(
     monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:
     """Have a bug in the threads of executors that begin from now on."""
-    from asyncpool._futures import engine
 
     async def live(_: Engine) -> None:
         raise error
 
-    monkeypatch.setattr(engine.Engine, "_live", live)
+    from asyncpool import _futures as delivery
+
+    monkeypatch.setattr(delivery.Engine, "_live", live)
 
 
 def shorten_grace_of_callbacks(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
     """Give callbacks of ``on_crash`` so much time at the end of a pool."""
-    from asyncpool._runtime.base import callbacks
+    from asyncpool._engine import loop
 
-    monkeypatch.setattr(callbacks, "_GRACE", seconds)
+    monkeypatch.setattr(loop, "_CALLBACK_GRACE", seconds)
 
 
 def resident_pool() -> Pool:
@@ -565,9 +562,9 @@ def heartbeat_page() -> Any:
 
 def chunk_page() -> Any:
     """Return the page on which a worker notes what it has done of a chunk."""
-    from asyncpool._core.map import chunks
+    from asyncpool._wire import page
 
-    run = chunks._run
+    run = page._run
     assert isinstance(run, partial)
     return run.args[0].page
 
@@ -602,35 +599,35 @@ def silent_launcher_hangs_after(
     monkeypatch: pytest.MonkeyPatch, seconds: float
 ) -> None:
     """Have a launcher taken for hung that says nothing for so long."""
-    from asyncpool._runtime.launcher import launcher
+    from asyncpool._engine import launcher
 
     monkeypatch.setattr(launcher, "_SILENCE", seconds)
 
 
 def pickle_one_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have no second large object pickled beside the first, however long that takes."""
-    from asyncpool._runtime.base import threads
+    from asyncpool._engine import loop
 
-    monkeypatch.setattr(threads, "_LONG", 3600.0)
+    monkeypatch.setattr(loop, "_LONG", 3600.0)
 
 
 def abandon_threads_after(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
     """Have a pool that ends leave alone a thread that does not come back for so long."""
-    from asyncpool._runtime.base import threads
+    from asyncpool._engine import loop
 
-    monkeypatch.setattr(threads, "_GRACE", seconds)
+    monkeypatch.setattr(loop, "_THREAD_GRACE", seconds)
 
 
 def terminate_within(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
     """Give workers so long to end once they have got SIGTERM."""
-    from asyncpool._core.supervision import lifecycle
+    from asyncpool._core import lifecycle
 
     monkeypatch.setattr(lifecycle, "TERM_GRACE", seconds)
 
 
 def look_for_stalls_never(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have no job moved to another worker since it waits behind one that takes long."""
-    from asyncpool._runtime.pool import timers
+    from asyncpool._engine import timers
 
     monkeypatch.setattr(timers, "EVERY", 3600.0)
 
@@ -639,7 +636,7 @@ def read_notes_by(
     monkeypatch: pytest.MonkeyPatch, function: Callable[..., Any]
 ) -> None:
     """Have pools read by *function* what dead workers have noted of a chunk."""
-    from asyncpool._runtime.channel import page
+    from asyncpool._engine import page
 
     monkeypatch.setattr(page, "read_log", function)
 
@@ -660,21 +657,21 @@ def terminate_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def deliver_in_loops_only(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have an executor call no callback in its own thread, however late a loop is."""
-    from asyncpool._futures import engine as delivery
+    from asyncpool import _futures as delivery
 
     monkeypatch.setattr(delivery, "_PATIENCE", 3600.0)
 
 
 def live_in_cgroup(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
     """Have this machine count the kills for lack of memory in *folder*."""
-    from asyncpool._runtime.base import machine
+    from asyncpool._engine import machine
 
     monkeypatch.setattr(machine, "_cgroups", lambda *_: [(folder, True)])
 
 
 def shorten_where(monkeypatch: pytest.MonkeyPatch) -> None:
     """Give workers little time to say where their jobs are."""
-    from asyncpool._runtime.pool import stacks
+    from asyncpool._engine import stacks
 
     monkeypatch.setattr(stacks, "_PATIENCE", 0.2)
 
@@ -683,8 +680,8 @@ def pretend_machine(
     monkeypatch: pytest.MonkeyPatch, system: str, release: str, machine: str
 ) -> None:
     """Have sandboxes believe that this is another machine, which can enforce nothing."""
-    from asyncpool._core.sandbox.plan import Machine
-    from asyncpool._runtime.sandbox import confinement
+    from asyncpool._sandbox import confinement
+    from asyncpool._sandbox.plan import Machine
 
     pretended = Machine(system, release, machine)
     monkeypatch.setattr(confinement, "this_machine", lambda: pretended)
@@ -702,7 +699,7 @@ def die_before_jobs() -> None:
 
 def give_workers_cgroups(monkeypatch: pytest.MonkeyPatch, parent: Path) -> None:
     """Have each worker in a sandbox get a cgroup below *parent*, without any limit."""
-    from asyncpool._runtime.sandbox import confinement, places
+    from asyncpool._sandbox import confinement, places
 
     monkeypatch.setattr(confinement, "_cgroup_limits", lambda *_: {"none": 0})
     monkeypatch.setattr(places, "delegated_folder", lambda: parent)
@@ -711,14 +708,14 @@ def give_workers_cgroups(monkeypatch: pytest.MonkeyPatch, parent: Path) -> None:
 @contextmanager
 def no_pickles_in_logs() -> Iterator[None]:
     """Leave the pickles in the log of a chunk as they are: they are as good as code."""
-    from asyncpool._core.map import chunks
+    from asyncpool._wire import page
 
-    before = chunks._LOADERS
-    chunks._LOADERS = {**before, chunks._VALUE: bytes, chunks._ERROR: bytes}
+    before = page._LOADERS
+    page._LOADERS = {**before, page._VALUE: bytes, page._ERROR: bytes}
     try:
         yield
     finally:
-        chunks._LOADERS = before
+        page._LOADERS = before
 
 
 async def begins_frame(channel: Channel) -> None:
@@ -742,7 +739,7 @@ def unfinished_for_long(channel: Channel) -> None:
 def agent_of(pool: Pool, name: str, lease: float) -> Agent:
     """Return an agent of *pool*, which no server has."""
     from asyncpool import __version__
-    from asyncpool._runtime.agent.agent import Agent
+    from asyncpool._remote.agent import Agent
 
     return Agent(pool, pool._running_supervisor(), name, __version__, lease=lease)
 
@@ -805,7 +802,7 @@ def waiting_jobs(pool: SharedPool) -> int:
 
 def log_entry(**changes: Any) -> LogEntry:
     """Return a record as a worker sends it."""
-    from asyncpool._core.wire.log_records import LogEntry
+    from asyncpool._wire.log_records import LogEntry
 
     entry = LogEntry(
         name="shop",

@@ -16,9 +16,9 @@ from contextlib import suppress
 from contextvars import ContextVar
 
 import asyncpool
-from asyncpool._system.processes import INTERRUPT
+from asyncpool._wire.posix import INTERRUPT
 
-TYPE_CHECKING = False  # see asyncpool/_core/base/records.py
+TYPE_CHECKING = False  # see asyncpool/_dataclass.py
 if TYPE_CHECKING:
     from typing import Any, NoReturn
 

@@ -23,8 +23,8 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any, NoReturn, Self, TypeVar
 
 import asyncpool
-from asyncpool._core.wire.frames import FrameKind, header
-from asyncpool._core.wire.messages import pack_numbers
+from asyncpool._wire.frames import FrameKind, header
+from asyncpool._wire.messages import pack_numbers
 from tests.helpers import faults
 from tests.helpers.inside import segments_by_number, segments_mapped, wait_for_grant
 

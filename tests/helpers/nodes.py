@@ -8,10 +8,10 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 
 from asyncpool import Pool, __version__
-from asyncpool._core.policies.job_options import JobOptions
-from asyncpool._runtime.agent.agent import Agent
-from asyncpool._runtime.client.client import Client
-from asyncpool._runtime.remote.carrier import greeting, pack_greeting, unpack_greeting
+from asyncpool._core.job_options import JobOptions
+from asyncpool._remote.agent import Agent
+from asyncpool._remote.carrier import greeting, pack_greeting, unpack_greeting
+from asyncpool._remote.client import Client
 from asyncpool.ray._pool import NodeOrders
 from asyncpool.sharedpool._remote_pool import RemotePool
 from tests.helpers.carriers import Network

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from asyncpool._runtime.job.job import Job, StreamJob
+from asyncpool._engine.job import Job, StreamJob
 
 __all__ = ["Owner"]
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pickle
 from typing import Any
 
-from asyncpool._core.pickling.out_of_band import OutOfBandPickle, ReceivedPickle
-from asyncpool._core.wire.frames import Frame, FrameDecoder
+from asyncpool._wire.buffers import OutOfBandPickle, ReceivedPickle
+from asyncpool._wire.frames import Frame, FrameDecoder
 
 __all__ = ["Array", "GivenUpError", "Pause", "arrived", "plain", "received"]
 

@@ -9,7 +9,7 @@ import threading
 from collections.abc import Iterator
 from typing import NoReturn
 
-from asyncpool._core.wire.frames import FrameKind, header
+from asyncpool._wire.frames import FrameKind, header
 from tests.helpers.faults import say_to_control
 from tests.helpers.jobs import arrive
 

@@ -6,8 +6,7 @@ import os
 import random
 import signal
 
-from asyncpool._core.map.chunks import ENTRY, LOG_HEAD
-from asyncpool._core.wire.page import LOG_SIZE, LOG_START
+from asyncpool._wire.page import ENTRY, LOG_HEAD, LOG_SIZE, LOG_START
 from tests.helpers.inside import chunk_page
 
 __all__ = ["SCRIBBLES", "echo_or_scribble"]

@@ -12,8 +12,8 @@ from contextlib import suppress
 from typing import Any, NoReturn
 
 import asyncpool
-from asyncpool._core.pickling.calls import dumps
-from asyncpool._core.wire.frames import FrameKind, header
+from asyncpool._wire.frames import FrameKind, header
+from asyncpool._wire.pickling import dumps
 from tests.helpers.faults import first, say
 from tests.helpers.jobs import arrive, sign, wait_at
 

@@ -14,8 +14,8 @@ from typing import Any, Self
 
 import pytest
 
-from asyncpool._core.wire.frames import HEADER_SIZE, Frame, FrameKind, header
-from asyncpool._runtime.channel.channel import MOST_FRAMES, READ_SIZE, Channel
+from asyncpool._engine.channel import MOST_FRAMES, READ_SIZE, Channel
+from asyncpool._wire.frames import HEADER_SIZE, Frame, FrameKind, header
 from asyncpool.errors import ProtocolError
 from tests.helpers.inside import ask_frame_watch, unfinished_for_long
 from tests.helpers.loops import BOTH_LOOPS

@@ -15,20 +15,13 @@ from typing import TYPE_CHECKING, Self, cast
 
 import pytest
 
+from asyncpool._cluster.balancer import ConnectionBalancer
+from asyncpool._cluster.link import MAX_MESSAGE, WorkerLink
+from asyncpool._cluster.queues import MessageQueues
 from asyncpool._core.figures import MOST_NUMBERS, RequestFigures
-from asyncpool._core.wire.frames import (
-    HEADER_SIZE,
-    Frame,
-    FrameDecoder,
-    FrameKind,
-    header,
-)
-from asyncpool._core.wire.messages import pack_numbers
-from asyncpool._runtime.channel.channel import READ_SIZE, Channel
-from asyncpool._runtime.channel.descriptor_socket import DescriptorSocket
-from asyncpool._runtime.cluster.balancer import ConnectionBalancer
-from asyncpool._runtime.cluster.link import MAX_MESSAGE, WorkerLink
-from asyncpool._runtime.cluster.message_queues import MessageQueues
+from asyncpool._engine.channel import READ_SIZE, Channel, DescriptorSocket
+from asyncpool._wire.frames import HEADER_SIZE, Frame, FrameDecoder, FrameKind, header
+from asyncpool._wire.messages import pack_numbers
 from asyncpool.errors import ProtocolError
 from tests.helpers.clusters import come_true
 from tests.helpers.guards import few_descriptors, open_fds
@@ -36,7 +29,7 @@ from tests.helpers.loops import BOTH_LOOPS
 from tests.helpers.patience import patience
 
 if TYPE_CHECKING:
-    from asyncpool._runtime.cluster.service import Service
+    from asyncpool._cluster.service import Service
 
 
 class Master:
@@ -398,7 +391,7 @@ async def test_who_has_left_need_not_be_found_a_worker() -> None:
 async def test_the_end_does_not_wait_for_those_who_go_on_to_come(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("asyncpool._runtime.cluster.balancer._ACCEPTS_AT_END", 3)
+    monkeypatch.setattr("asyncpool._cluster.balancer._ACCEPTS_AT_END", 3)
     async with Master() as master:
         worker = master.worker()
         for _ in range(6):
@@ -623,7 +616,7 @@ async def test_an_answer_before_the_handle_was_sent_is_no_answer() -> None:
 async def test_who_does_not_read_its_answers_is_found_out(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("asyncpool._runtime.cluster.link._MOST_UNSENT", 1000)
+    monkeypatch.setattr("asyncpool._cluster.link._MOST_UNSENT", 1000)
     async with Master() as master:
         worker = master.worker()
         worker.channel.put(bytes(500_000))  # more than the socket takes

@@ -17,15 +17,15 @@ from typing import Any
 
 import pytest
 
-from asyncpool._core.control.control_protocol import MAX_REPLY, MAX_REQUEST, Request
-from asyncpool._runtime.control import (
+from asyncpool._observe.control import (
     client as control_client,
     paths as control_paths,
     server as control_server,
 )
-from asyncpool._runtime.control.client import ControlClient
-from asyncpool._runtime.control.paths import live_names, path_of, private_folder
-from asyncpool._runtime.control.server import ControlSocket, send_lines
+from asyncpool._observe.control.client import ControlClient
+from asyncpool._observe.control.paths import live_names, path_of, private_folder
+from asyncpool._observe.control.protocol import MAX_REPLY, MAX_REQUEST, Request
+from asyncpool._observe.control.server import ControlSocket, send_lines
 from asyncpool.errors import ProtocolError
 from tests.helpers.patience import PATIENCE, patience
 

@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from asyncpool._runtime.base.threads import Threads
-from asyncpool._runtime.channel.segments import Segment, SegmentOwner, Segments, Use
-from asyncpool._system import memory as _memory
+from asyncpool._engine.loop import Threads
+from asyncpool._engine.segments import Segment, SegmentOwner, Segments, Use
+from asyncpool._wire import memory as _memory
 from tests.helpers import virtual_time
 from tests.helpers.guards import open_fds
 from tests.helpers.large import mapped

@@ -16,12 +16,11 @@ from typing import Any, NoReturn, Self
 
 import pytest
 
-from asyncpool._core.wire.frames import FrameDecoder, FrameKind, header
-from asyncpool._core.wire.messages import WorkerConfig
-from asyncpool._core.wire.page import PAGE_SIZE
-from asyncpool._runtime.base import arguments as refusals
-from asyncpool._runtime.launcher import interpreter, launcher
-from asyncpool._runtime.launcher.launcher import Launcher, LaunchError, Process
+from asyncpool._engine import interpreter, launcher, machine as refusals
+from asyncpool._engine.launcher import Launcher, LaunchError, Process
+from asyncpool._wire.frames import FrameDecoder, FrameKind, header
+from asyncpool._wire.messages import WorkerConfig
+from asyncpool._wire.page import PAGE_SIZE
 from tests.helpers.guards import marked_processes
 from tests.helpers.loops import BOTH_LOOPS
 from tests.helpers.patience import PATIENCE, patience
@@ -241,7 +240,7 @@ async def test_a_signal_that_cannot_be_sent_at_all_is_told_of(
 WORK = f"""
 import os, pathlib, signal, subprocess, sys, time
 
-from asyncpool._runtime.cluster.first_process import look_after_orphans
+from asyncpool._cluster.first_process import look_after_orphans
 from asyncpool._worker.launcher import adopt_orphans
 
 adopt_orphans()

@@ -20,12 +20,12 @@ from typing import Any
 
 import pytest
 
-from asyncpool._core.cluster.addresses import parse
-from asyncpool._runtime.cluster import listeners as module
-from asyncpool._runtime.cluster.listeners import addresses_locked, open_listeners
-from asyncpool._runtime.control import socket_files
-from asyncpool._runtime.control.paths import peer_pid, peer_uid
-from asyncpool._runtime.control.socket_files import folders_locked, listen_at
+from asyncpool._cluster import listeners as module
+from asyncpool._cluster.addresses import parse
+from asyncpool._cluster.listeners import addresses_locked, open_listeners
+from asyncpool._observe.control import socket_files
+from asyncpool._observe.control.paths import peer_pid, peer_uid
+from asyncpool._observe.control.socket_files import folders_locked, listen_at
 from tests.helpers.gate import short_folder
 from tests.helpers.locked_folder import assert_waits, locked
 from tests.helpers.patience import PATIENCE, patience

@@ -9,11 +9,11 @@ from typing import Any, cast
 import pytest
 from hypothesis import given, strategies as st
 
-from asyncpool._core.policies.job_options import JobOptions
-from asyncpool._core.wire.frames import Frame, FrameKind
-from asyncpool._runtime.base.alarm import Alarm
-from asyncpool._runtime.job.job import StreamJob
-from asyncpool._runtime.pool.engine import PERIOD, LoopLag
+from asyncpool._core.job_options import JobOptions
+from asyncpool._engine.engine import PERIOD, LoopLag
+from asyncpool._engine.job import StreamJob
+from asyncpool._engine.loop import Alarm
+from asyncpool._wire.frames import Frame, FrameKind
 from asyncpool.errors import ProtocolError
 from tests.helpers import virtual_time
 from tests.helpers.functions import known_function

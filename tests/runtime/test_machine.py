@@ -12,18 +12,18 @@ from pathlib import Path
 import pytest
 
 from asyncpool import Pool, UnsupportedPlatformError
-from asyncpool._core.sandbox.plan import SandboxPlan
-from asyncpool._runtime.base import machine
-from asyncpool._runtime.base.threads import Threads
-from asyncpool._runtime.sandbox import places
-from asyncpool._runtime.sandbox.confinement import Confinement
-from asyncpool._runtime.sandbox.places import (
+from asyncpool._engine import machine
+from asyncpool._engine.loop import Threads
+from asyncpool._sandbox import places
+from asyncpool._sandbox.confinement import Confinement
+from asyncpool._sandbox.places import (
     Places,
     WorkerCgroup,
     delegated_folder,
     delegated_limits,
     remove_tree,
 )
+from asyncpool._sandbox.plan import SandboxPlan
 from tests.helpers.loops import BOTH_LOOPS
 
 UNIFIED = "0::/a/b\n"

@@ -18,13 +18,13 @@ from asyncpool import (
     PoolFullError,
     WorkerCrashedError,
 )
-from asyncpool._core.map.chunks import ChunkResult, run_chunk
-from asyncpool._core.pickling.errors import pack_error
-from asyncpool._core.policies.job_options import AttemptPolicy, JobOptions
-from asyncpool._runtime.job.job import ChunkJob, Job
-from asyncpool._runtime.map import batch_runner as turn_module
-from asyncpool._runtime.map.batch_runner import Task
-from asyncpool._runtime.pool.admission import Hold, MapHold
+from asyncpool._core.job_options import AttemptPolicy, JobOptions
+from asyncpool._engine import batches as turn_module
+from asyncpool._engine.admission import Hold, MapHold
+from asyncpool._engine.batches import Task
+from asyncpool._engine.job import ChunkJob, Job
+from asyncpool._wire.page import ChunkResult, run_chunk
+from asyncpool._wire.pickling import pack_error
 from asyncpool.enums import Delivery
 from asyncpool.mapping import Map, Outcome, Plan
 from tests.helpers.crashes import crash_with

@@ -16,12 +16,12 @@ from typing import Any
 
 import pytest
 
-from asyncpool._core.policies.job_options import JobOptions
-from asyncpool._core.trace import LineMaker
-from asyncpool._core.wire.frames import Frame, FrameKind
+from asyncpool._core.job_options import JobOptions
+from asyncpool._engine.hub import PoolHub
+from asyncpool._engine.registry import JobWatch
 from asyncpool._observe.trace import Trace, TraceFile
-from asyncpool._runtime.base.pool_hub import PoolHub
-from asyncpool._runtime.pool.registry import JobWatch
+from asyncpool._observe.traces import LineMaker
+from asyncpool._wire.frames import Frame, FrameKind
 from asyncpool.enums import JobOutcome, RunState
 from asyncpool.events import Event, JobEnded, JobEvent, JobStarted, Recovered
 from asyncpool.stats import PoolStats

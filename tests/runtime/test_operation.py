@@ -17,12 +17,12 @@ from typing import Any, cast
 
 import pytest
 
-from asyncpool._core.control.control_protocol import Request
-from asyncpool._runtime.base.pool_hub import EventStream
-from asyncpool._runtime.cluster.notify import Notifier, watchdog_interval
-from asyncpool._runtime.cluster.signals import name_of, obeyed
-from asyncpool._runtime.control.client import ControlClient
-from asyncpool._runtime.control.paths import live_names, path_of
+from asyncpool._cluster.notify import Notifier, watchdog_interval
+from asyncpool._cluster.signals import name_of, obeyed
+from asyncpool._engine.hub import EventStream
+from asyncpool._observe.control.client import ControlClient
+from asyncpool._observe.control.paths import live_names, path_of
+from asyncpool._observe.control.protocol import Request
 from asyncpool.cluster._run import Operation
 from asyncpool.cluster._stats import ClusterStats, WorkerStats
 from asyncpool.enums import RunState

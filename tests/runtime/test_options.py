@@ -15,22 +15,17 @@ from typing import Any
 import pytest
 
 from asyncpool import Cluster, JobNotPicklableError, Pool, ProcessPoolExecutor
-from asyncpool._core.pickling.calls import unpack_variables
-from asyncpool._core.policies.job_options import (
-    AttemptPolicy,
-    JobLimits,
-    JobOptions,
-    Options,
-)
-from asyncpool._core.wire.messages import MAX_VARIABLES, JobContext
-from asyncpool._runtime.options import (
+from asyncpool._core.job_options import AttemptPolicy, JobLimits, JobOptions, Options
+from asyncpool._engine.options import (
     JOB_LIMITS,
     POOL_CHECKS,
     WORKER_CHECKS,
     Check,
     WorkerOptions,
 )
-from asyncpool._runtime.options.propagation import Propagation
+from asyncpool._engine.propagation import Propagation
+from asyncpool._wire.messages import MAX_VARIABLES, JobContext
+from asyncpool._wire.pickling import unpack_variables
 from asyncpool.cluster import Worker
 from asyncpool.cluster._options import CLUSTER_CHECKS
 from asyncpool.executor import EXECUTOR_CHECKS

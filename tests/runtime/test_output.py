@@ -14,9 +14,9 @@ from typing import Any, cast
 
 import pytest
 
-from asyncpool._runtime.channel.channel import Channel
-from asyncpool._runtime.options import OutputMode
-from asyncpool._runtime.output import _TURN, LogNotes, Output, WorkerLogs
+from asyncpool._engine.channel import Channel
+from asyncpool._engine.options import OutputMode
+from asyncpool._engine.output import _TURN, LogNotes, Output, WorkerLogs
 from tests.helpers.inside import log_entry
 from tests.helpers.logs import Kept, handled_by
 from tests.helpers.loops import BOTH_LOOPS

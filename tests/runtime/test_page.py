@@ -11,13 +11,21 @@ from typing import NoReturn
 
 import pytest
 
-from asyncpool._core.map.chunks import CHUNK_SIZE, LOG_HEAD, LOST, note
-from asyncpool._core.wire.frames import Frame, FrameKind
-from asyncpool._core.wire.page import BEGUN, LANE_OUTCOME_SIZE, NOTED, PageLayout
-from asyncpool._runtime.channel import page
-from asyncpool._runtime.channel.page import WorkerPage
-from asyncpool._runtime.remote.begun_page import make_page, open_page
-from asyncpool._system.memory import available
+from asyncpool._engine import page
+from asyncpool._engine.page import WorkerPage
+from asyncpool._remote.begun_page import make_page, open_page
+from asyncpool._wire.frames import Frame, FrameKind
+from asyncpool._wire.memory import available
+from asyncpool._wire.page import (
+    BEGUN,
+    CHUNK_SIZE,
+    LANE_OUTCOME_SIZE,
+    LOG_HEAD,
+    LOST,
+    NOTED,
+    PageLayout,
+    note,
+)
 from tests.helpers.guards import open_fds
 
 WIDTH = 3

@@ -12,17 +12,16 @@ from typing import Any, cast
 import pytest
 
 from asyncpool import Pool
-from asyncpool._core.base.job_traits import JobTraits
-from asyncpool._core.policies.job_options import JobOptions
-from asyncpool._core.slots.slots import Slot
-from asyncpool._core.supervision.lifecycle import Aftermath
-from asyncpool._runtime.base.pool_hub import PoolHub
-from asyncpool._runtime.job.job import ChunkJob, Job, StreamJob
-from asyncpool._runtime.pool import deaths
-from asyncpool._runtime.pool.admission import MapHold
-from asyncpool._runtime.pool.engine import Engine
-from asyncpool._runtime.pool.registry import crash_error, delivery_of
-from asyncpool._runtime.worker.handle import WorkerHandle
+from asyncpool._core.job_options import JobOptions, JobTraits
+from asyncpool._core.lifecycle import Aftermath
+from asyncpool._core.slots import Slot
+from asyncpool._engine import deaths
+from asyncpool._engine.admission import MapHold
+from asyncpool._engine.engine import Engine
+from asyncpool._engine.hub import PoolHub
+from asyncpool._engine.job import ChunkJob, Job, StreamJob
+from asyncpool._engine.registry import crash_error, delivery_of
+from asyncpool._engine.worker import WorkerHandle
 from asyncpool.enums import CrashKind, Delivery, NextStep
 from asyncpool.errors import PoolClosedError
 from asyncpool.events import Crash

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from asyncpool._runtime.base.threads import Threads
+from asyncpool._engine.loop import Threads
 from asyncpool.ray._agent_end import PART, AgentEnd
 from asyncpool.ray._client_end import ClientEnd
 from tests.helpers.loops import BOTH_LOOPS

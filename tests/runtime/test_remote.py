@@ -14,21 +14,17 @@ from typing import Any
 
 import pytest
 
-from asyncpool._core.pickling.serializers import PICKLE
-from asyncpool._core.policies.job_options import JobLimits
-from asyncpool._core.remote.agent_jobs import AgentJobs
-from asyncpool._core.remote_wire.reliable_link import ReliableLink
-from asyncpool._core.remote_wire.remote_messages import Kind, Message
-from asyncpool._runtime.agent.agent_client import (
-    AgentClient,
-    ClientKeeper,
-    ComingCalls,
-)
-from asyncpool._runtime.agent.client_numbers import event_for_client
-from asyncpool._runtime.agent.relay import Call
-from asyncpool._runtime.remote.agent_errors import AgentErrors, read_broadcast
-from asyncpool._runtime.remote.own_objects import load_own, pack_own
-from asyncpool._runtime.remote.stored_calls import STORED, StoredPayloads
+from asyncpool._core.job_options import JobLimits
+from asyncpool._remote.agent_answers import event_for_client
+from asyncpool._remote.agent_client import AgentClient, ClientKeeper, ComingCalls
+from asyncpool._remote.agent_errors import AgentErrors, read_broadcast
+from asyncpool._remote.agent_jobs import AgentJobs
+from asyncpool._remote.messages import Kind, Message
+from asyncpool._remote.objects import load_own, pack_own
+from asyncpool._remote.relay import Call
+from asyncpool._remote.reliable_link import ReliableLink
+from asyncpool._remote.stored_calls import STORED, StoredPayloads
+from asyncpool._wire.pickling import PICKLE
 from asyncpool.enums import CrashKind, Delivery, RunState, TimeLimit
 from asyncpool.errors import (
     BroadcastError,

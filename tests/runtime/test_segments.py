@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from asyncpool._runtime.channel.segments import SegmentLedger, size_class
+from asyncpool._engine.segments import SegmentLedger, size_class
 
 KIB = 1024
 BOUND = 1_000

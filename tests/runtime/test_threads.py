@@ -10,10 +10,10 @@ from typing import Any, TypeVar
 
 import pytest
 
-from asyncpool._core.pickling.calls import load_value, pack_value
-from asyncpool._core.pickling.out_of_band import OutOfBandPickle, ReceivedPickle
-from asyncpool._runtime.base import threads
-from asyncpool._runtime.base.threads import AbandonedError, Pause, Threads
+from asyncpool._engine import loop
+from asyncpool._engine.loop import AbandonedError, Pause, Threads
+from asyncpool._wire.buffers import OutOfBandPickle, ReceivedPickle
+from asyncpool._wire.pickling import load_value, pack_value
 from tests.helpers import large
 from tests.helpers.loops import BOTH_LOOPS
 from tests.helpers.patience import PATIENCE, patience
@@ -51,7 +51,7 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
-    monkeypatch.setattr(threads, "time", clock)
+    monkeypatch.setattr(loop, "time", clock)
     return clock
 
 
@@ -158,7 +158,7 @@ def _abandon() -> None:
 async def test_nobody_waits_for_what_is_long_but_three_are_enough(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(threads, "_LONG", 1e-9)  # they are long at once
+    monkeypatch.setattr(loop, "_LONG", 1e-9)  # they are long at once
     found, begun = new(), list[int]()
     ends = [threading.Event() for _ in range(5)]
 

@@ -16,12 +16,13 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from asyncpool._core.pickling.calls import dumps, load_value, pack_job
-from asyncpool._core.pickling.errors import load_error
-from asyncpool._core.pickling.out_of_band import OutOfBandPickle
-from asyncpool._core.wire.frames import Frame, FrameDecoder, FrameKind, header
-from asyncpool._core.wire.log_records import LogEntry
-from asyncpool._core.wire.messages import (
+from asyncpool._engine.interpreter import worker_command
+from asyncpool._engine.page import WorkerPage
+from asyncpool._wire.buffers import OutOfBandPickle
+from asyncpool._wire.frames import Frame, FrameDecoder, FrameKind, header
+from asyncpool._wire.log_records import LogEntry
+from asyncpool._wire.memory import Memory, create
+from asyncpool._wire.messages import (
     MAX_DETAILS,
     Failure,
     Identity,
@@ -30,12 +31,9 @@ from asyncpool._core.wire.messages import (
     pack_numbers,
     unpack_numbers,
 )
-from asyncpool._core.wire.page import STACKS_SIZE, STACKS_START, Beat, unpack_beat
-from asyncpool._runtime.channel.page import WorkerPage
-from asyncpool._runtime.launcher.interpreter import worker_command
-from asyncpool._system.descriptors import Handed, receive_fds
-from asyncpool._system.memory import Memory, create
-from asyncpool._system.processes import command_line
+from asyncpool._wire.page import STACKS_SIZE, STACKS_START, Beat, unpack_beat
+from asyncpool._wire.pickling import dumps, load_error, load_value, pack_job
+from asyncpool._wire.posix import Handed, command_line, receive_fds
 from tests.helpers.parcels import plain
 from tests.helpers.patience import PATIENCE
 

@@ -8,7 +8,7 @@ import os
 import sys
 from typing import TYPE_CHECKING, Any
 
-from asyncpool._worker.cluster import serve
+from asyncpool._cluster import serve
 from tests.helpers import jobs
 from tests.helpers.patience import PATIENCE
 

@@ -12,14 +12,15 @@ from typing import Any
 import pytest
 from hypothesis import given, strategies as st
 
-from asyncpool._core.map.chunks import (
+from asyncpool._wire.messages import PLAIN
+from asyncpool._wire.page import (
+    LOG_START,
+    PAGE_SIZE,
     ChunkResult,
     ask_to_stop,
     copy_log,
     read_log,
 )
-from asyncpool._core.wire.messages import PLAIN
-from asyncpool._core.wire.page import LOG_START, PAGE_SIZE
 from asyncpool._worker.api import running
 from asyncpool._worker.chunks import Chunk, ChunkLog
 

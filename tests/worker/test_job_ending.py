@@ -16,8 +16,8 @@ import pytest
 from hypothesis import given, strategies as st
 
 from asyncpool import JobCancelled
-from asyncpool._core.wire.messages import PLAIN
-from asyncpool._system.processes import INTERRUPT
+from asyncpool._wire.messages import PLAIN
+from asyncpool._wire.posix import INTERRUPT
 from asyncpool._worker.api import running
 from asyncpool._worker.hooks import Hook
 from asyncpool._worker.interrupts import Interrupts, JobClaims, LeaseFences

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from asyncpool._worker.sandbox.leftovers import _TRAMPOLINES, _descriptors
+from asyncpool._sandbox.leftovers import _TRAMPOLINES, _descriptors
 
 pytestmark = pytest.mark.skipif(
     not hasattr(os, "memfd_create"), reason="there are no memfds"

@@ -13,10 +13,10 @@ from typing import Any, cast
 import pytest
 from hypothesis import given, strategies as st
 
-from asyncpool._worker.cluster import link as line_module
-from asyncpool._worker.cluster.acceptor import _PAUSE, _QUIET, Acceptor
-from asyncpool._worker.cluster.drain_time import DrainTime
-from asyncpool._worker.cluster.link import MasterLink
+from asyncpool._cluster import worker_link as line_module
+from asyncpool._cluster.acceptor import _PAUSE, _QUIET, Acceptor
+from asyncpool._cluster.drain_time import DrainTime
+from asyncpool._cluster.worker_link import MasterLink
 from asyncpool.errors import ProtocolError
 from tests.helpers import virtual_time
 from tests.helpers.patience import PATIENCE, patience

@@ -8,8 +8,8 @@ import os
 from collections.abc import AsyncGenerator
 from typing import Any
 
-from asyncpool._core.control.control_protocol import MAX_REPLY, Request, unpack_reply
-from asyncpool._runtime.control.paths import peer_uid
+from asyncpool._observe.control.paths import peer_uid
+from asyncpool._observe.control.protocol import MAX_REPLY, Request, unpack_reply
 from asyncpool.errors import ProtocolError
 
 # Seconds: to connect and to begin to answer; a program may be busy.

@@ -24,9 +24,9 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from asyncpool._cli.dashboard.access import HEADERS, Access
 from asyncpool._cli.dashboard.asking import ask, watch
-from asyncpool._core.control.control_protocol import Request as Question
-from asyncpool._core.history import History
-from asyncpool._runtime.control.paths import path_of, socket_names
+from asyncpool._observe.control.paths import path_of, socket_names
+from asyncpool._observe.control.protocol import Request as Question
+from asyncpool._observe.history import History
 from asyncpool.errors import ProtocolError
 
 # The pools and servers of this user: found by their control sockets, and watched.

@@ -8,7 +8,7 @@ import click
 
 from asyncpool._cli.live.reaching import asked, connected, which
 from asyncpool._cli.parameters import CommandError, UnfinishedError, say
-from asyncpool._core.control.control_protocol import LONGEST_PROFILE, SHORTEST
+from asyncpool._observe.control.protocol import LONGEST_PROFILE, SHORTEST
 from asyncpool.profile import Profile, ProfiledWorker, StackSamples
 
 _MOST = 20

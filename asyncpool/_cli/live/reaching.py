@@ -10,10 +10,10 @@ from typing import Any
 import click
 
 from asyncpool._cli.parameters import CommandError, RefusedError
-from asyncpool._core.control.control_protocol import Request
-from asyncpool._runtime.base.machine import is_stopped
-from asyncpool._runtime.control.client import ControlClient
-from asyncpool._runtime.control.paths import live_names, path_of, private_folder
+from asyncpool._engine.machine import is_stopped
+from asyncpool._observe.control.client import ControlClient
+from asyncpool._observe.control.paths import live_names, path_of, private_folder
+from asyncpool._observe.control.protocol import Request
 from asyncpool.errors import ProtocolError
 
 PATIENCE = 10.0  # s, for a process that is stopped, or busy

@@ -21,15 +21,10 @@ from rich.text import Text
 from asyncpool._cli.live.reaching import PATIENCE, connected, living, silent, which
 from asyncpool._cli.live.status_view import brief, status_view
 from asyncpool._cli.parameters import Exit, RefusedError, seconds
-from asyncpool._core.base.text import printable
-from asyncpool._core.control.control_protocol import (
-    LONGEST,
-    MAX_JOBS,
-    SHORTEST,
-    Request,
-)
-from asyncpool._core.history import Snapshot, point_between, snapshot_of
-from asyncpool._runtime.control.client import ControlClient
+from asyncpool._observe.control.client import ControlClient
+from asyncpool._observe.control.protocol import LONGEST, MAX_JOBS, SHORTEST, Request
+from asyncpool._observe.history import Snapshot, point_between, snapshot_of
+from asyncpool._wire.text import printable
 from asyncpool.errors import ProtocolError
 
 # What was seen of a pool or server in the last minute.

@@ -11,7 +11,7 @@ from rich.text import Text
 
 from asyncpool._cli.live.pool_view import STYLES, pool_view
 from asyncpool._cli.units import duration, size_text
-from asyncpool._core.history import histogram_of
+from asyncpool._observe.history import histogram_of
 
 # What is shown as 1000 with three digits.
 _ROUND = 999.5

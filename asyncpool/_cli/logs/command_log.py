@@ -19,16 +19,15 @@ from collections.abc import Callable, Generator, Hashable, Mapping
 from contextlib import contextmanager
 from typing import Any, TextIO, cast
 
-from asyncpool._core.base.text import printable_lines
-from asyncpool._core.logs import LogMessage
-from asyncpool._core.logs.pool_messages import (
+from asyncpool._core.log_messages import (
     ERROR_LINE,
     LINE,
     LOG_UNREAD,
     POOL_BROKEN,
     REPEATED,
 )
-from asyncpool._core.wire.log_records import plain_fields
+from asyncpool._wire.log_records import LogMessage, plain_fields
+from asyncpool._wire.text import printable_lines
 from asyncpool.enums import CrashKind
 from asyncpool.events import Crash
 

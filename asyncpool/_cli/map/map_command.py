@@ -41,9 +41,9 @@ from asyncpool._cli.parameters import (
 from asyncpool._cli.targets import FunctionRaisedError, Work
 from asyncpool._cli.units import duration, size_text
 from asyncpool._cli.worker_lines import WorkerLines
-from asyncpool._core.trace import HEAD
-from asyncpool._core.wire.page import MAX_LANES
-from asyncpool._system.processes import memory_at_most
+from asyncpool._observe.traces import HEAD
+from asyncpool._wire.page import MAX_LANES
+from asyncpool._wire.posix import memory_at_most
 from asyncpool.errors import JobTimeoutError, PoolBrokenError
 from asyncpool.stats import PoolStats
 

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any, Self
 
 from asyncpool._cli.logs.command_log import CommandLog, cannot_be_loaded
 from asyncpool._cli.shared_pools import shared_by_name
-from asyncpool._core.base.text import users_own
-from asyncpool._core.cluster import server_messages as say
-from asyncpool._runtime.cluster.listeners import addresses_locked
+from asyncpool._cluster import rules as say
+from asyncpool._cluster.listeners import addresses_locked
+from asyncpool._wire.text import users_own
 from asyncpool.cluster import Cluster, asgi, wsgi
 from asyncpool.cluster._run import GAVE_UP, Operation
 from asyncpool.events import Crash

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Protocol
 
-from asyncpool._core.profile.profile_messages import ProfileRequest
-from asyncpool._runtime.base.event_loop import shielded
-from asyncpool._runtime.pool.lifecycle import SupervisorRunner
+from asyncpool._engine.lifecycle import SupervisorRunner
+from asyncpool._engine.loop import shielded
+from asyncpool._wire.profile import ProfileRequest
 from asyncpool.errors import ProtocolError
 from asyncpool.events import RollResult
 from asyncpool.profile import Profile

@@ -6,12 +6,12 @@ import logging
 import os
 from typing import Any
 
-from asyncpool._core.control.control_protocol import Request
-from asyncpool._core.logs import pool_messages as say
+from asyncpool._core import log_messages as say
+from asyncpool._engine.hub import PoolHub
 from asyncpool._observe.control.local_orders import PoolOrders
+from asyncpool._observe.control.opening import Control, ControlOwner, open_control
+from asyncpool._observe.control.protocol import Request
 from asyncpool._observe.control.watch import JobFeed, Watching, plain
-from asyncpool._runtime.base.pool_hub import PoolHub
-from asyncpool._runtime.control.opening import Control, ControlOwner, open_control
 from asyncpool.errors import ProtocolError
 from asyncpool.stats import PoolStats
 

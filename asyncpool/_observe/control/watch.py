@@ -9,10 +9,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import fields, is_dataclass
 from typing import Any, Protocol, TypeAlias
 
-from asyncpool._core.control.control_protocol import Request
-from asyncpool._core.trace import SlotLanes
-from asyncpool._runtime.base.alarm import Alarm
-from asyncpool._runtime.base.pool_hub import PoolHub
+from asyncpool._engine.hub import PoolHub
+from asyncpool._engine.loop import Alarm
+from asyncpool._observe.control.protocol import Request
+from asyncpool._observe.traces import SlotLanes
 from asyncpool.events import Event, JobEnded
 
 # Figures and events as JSON has them.

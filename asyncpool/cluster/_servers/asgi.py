@@ -5,17 +5,17 @@ from __future__ import annotations
 import inspect
 import logging
 
-from asyncpool._core.base.validation import check_function
-from asyncpool._core.logs import worker_messages as say
-from asyncpool._runtime.base.arguments import check_int, check_seconds
+from asyncpool._core.policies import check_function
+from asyncpool._engine.machine import check_int, check_seconds
+from asyncpool._wire import log_records as say
 
-TYPE_CHECKING = False  # see _core/base/records.py
+TYPE_CHECKING = False  # see _wire/records.py
 if TYPE_CHECKING:
     from typing import Any
 
     import uvicorn
 
-    from asyncpool._worker.cluster.worker import Worker
+    from asyncpool._cluster.worker import Worker
     from asyncpool.cluster._servers.wsgi import Threads
 
 # What the cluster decides, and what makes sense for one process only.
@@ -191,7 +191,7 @@ class _Asgi:
 
         import uvicorn  # noqa: PLC0415
 
-        from asyncpool._worker.cluster.serve import find_object  # noqa: PLC0415
+        from asyncpool._cluster.serve import find_object  # noqa: PLC0415
         from asyncpool.cluster._servers.wsgi import Threads  # noqa: PLC0415
 
         options = dict(self._options)

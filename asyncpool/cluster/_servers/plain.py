@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from asyncpool._core.base.validation import check_function
+from asyncpool._core.policies import check_function
 
-TYPE_CHECKING = False  # see _core/base/records.py
+TYPE_CHECKING = False  # see _wire/records.py
 if TYPE_CHECKING:
     import asyncio
     import ssl as ssl_module
     from collections.abc import Awaitable, Callable
     from typing import Any
 
-    from asyncpool._worker.cluster.worker import Worker
+    from asyncpool._cluster.worker import Worker
 
     Handler = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[object]]
     Factory = Callable[[], asyncio.BaseProtocol]
@@ -72,7 +72,7 @@ class _Plain:
 
     async def __call__(self, worker: Worker) -> None:
         """Serve, in a worker."""
-        import asyncio  # noqa: PLC0415 - see _core/base/records.py
+        import asyncio  # noqa: PLC0415 - see _dataclass.py
 
         from asyncpool.cluster._servers.transports import connect  # noqa: PLC0415
 
@@ -87,6 +87,6 @@ class _Plain:
 
 
 def _resolve(function: Any) -> Any:
-    from asyncpool._worker.cluster.serve import find_object  # noqa: PLC0415 - asyncio
+    from asyncpool._cluster.serve import find_object  # noqa: PLC0415 - asyncio
 
     return find_object(function) if isinstance(function, str) else function

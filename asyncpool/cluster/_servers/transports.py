@@ -6,14 +6,14 @@ import asyncio
 import logging
 import ssl as ssl_module
 
-from asyncpool._core.logs import worker_messages as say
+from asyncpool._wire import log_records as say
 
-TYPE_CHECKING = False  # see _core/base/records.py
+TYPE_CHECKING = False  # see _wire/records.py
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from asyncpool._worker.cluster.connections import Connection
-    from asyncpool._worker.cluster.worker import Worker
+    from asyncpool._cluster.connections import Connection
+    from asyncpool._cluster.worker import Worker
 
 
 async def connect(

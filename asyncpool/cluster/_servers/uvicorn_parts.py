@@ -25,9 +25,9 @@ from weakref import WeakKeyDictionary, WeakSet
 import uvicorn
 
 from asyncpool._core.figures import Durations, RequestFigures, class_of
-from asyncpool._core.logs import worker_messages as say
-from asyncpool._core.pickling.calls import describe
-from asyncpool._core.policies.worker_limits import WorkerLimits
+from asyncpool._core.policies import WorkerLimits
+from asyncpool._wire import log_records as say
+from asyncpool._wire.pickling import describe
 from asyncpool._worker.stacks import waiting_frames
 from asyncpool.cluster._servers.transports import connect
 from asyncpool.cluster._servers.wsgi import CALL
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
     from uvicorn.server import ServerState
 
-    from asyncpool._worker.cluster.worker import Worker
+    from asyncpool._cluster.worker import Worker
     from asyncpool.cluster._servers.wsgi import Call, Threads
 
     _Protocol = Any

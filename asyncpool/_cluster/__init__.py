@@ -1,0 +1,1 @@
+"""Servers: what is decided, the master's side, and the worker's side."""

@@ -1,4 +1,0 @@
-"""What every other room uses.
-
-Records, deadlines, checks of arguments, run times, and texts.
-"""

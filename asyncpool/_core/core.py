@@ -1,0 +1,680 @@
+"""Everything that a supervisor decides, and nothing that it does.
+
+The engine (``_engine``) does the I/O.  It tells the core what has happened, by one call
+for each event.  A call returns what its caller needs to know.  What is to be done it
+appends to :attr:`Core.todo`, and does none of it: a future's callback would come back
+into a half-changed state.  The engine carries it out, in its order, when the call has
+returned.  It never waits for the result of an effect: the result comes with a later call.
+Times are arguments, and :meth:`Core.next_deadline` says when to call
+:meth:`Core.on_timer`.
+
+The hot path is :meth:`Core.submit`, which returns the slot to send the job to,
+:meth:`Core.outcome` and :meth:`Core.refill`.
+
+Effects are tuples: a name, and arguments.  A slot is meant by its index.
+
+=================================== ==============================================================
+``spawn, slot, generation``         start a worker
+``assign, slot, jobs``              send jobs to a worker, in this order
+``unassign, jobs``                  the jobs are with no worker any more, and have not begun;
+                                    the callers may have given up some of them before
+``drop_pinned, jobs``               forget jobs that were pinned to a worker which goes
+``offer, slot, session``            the worker belongs to the caller that has waited longest
+``end_session, session, jobs``      the session's worker is gone, and its waiting jobs fail
+``refuse_sessions``                 refuse all callers that wait for a session
+``revoke, slot, sequences``         ask a worker not to begin these jobs
+``interrupt, slot, sequence``       ask a worker to end a running job
+``write_stacks, slot, job``         have a worker write the stacks of its threads, and of the
+                                    coroutine of *job*, if it is not ``None``
+``stop, slot``                      tell a worker that it gets no more jobs
+``terminate, slot``                 send SIGTERM to a worker
+``kill, slot, reason``              send SIGKILL to a worker and to all that it has started
+``abandon, slot``                   wait no longer for the end of a process
+``fail_jobs, jobs, why``            there will be no outcome: closed, broken or expired
+``restarting, slot, delay``         tell that the next worker starts in *delay* seconds
+``parked, slot, reason, delay``     tell that a slot stays empty until starts succeed again;
+                                    the next start is tried in *delay* seconds, if ever
+``left_empty, slot``                tell that no worker follows, since none is needed
+``retiring, slot, reason``          tell that a worker gets no more jobs
+``resized, workers``                tell that the pool should have so many workers now
+``roll_ended, replaced, why, filled``  a roll is over; *why* says what stopped it, if anything,
+                                    and *filled* how many slots that had no worker have one
+``broken, reason``                  refuse jobs, since no worker can be started
+``recovered, slot``                 tell that starts succeed again
+``finished``                        every slot is retired, no job is open
+=================================== ==============================================================
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+from typing import Any, Literal, TypeAlias
+
+from asyncpool._core.deadlines import earliest
+from asyncpool._core.dispatcher import Dispatcher
+from asyncpool._core.endings import STACK_GRACE, Closing, Endings, Finish
+from asyncpool._core.exits import Exits
+from asyncpool._core.in_flight import InFlight
+from asyncpool._core.job_options import (
+    KILL,
+    PINNED,
+    CancelMode,
+    JobTraits,
+    SessionTraits,
+)
+from asyncpool._core.lifecycle import STOP_GRACE, Aftermath, Lifecycle
+from asyncpool._core.policies import RestartPolicy, WorkerLimits
+from asyncpool._core.sessions import Sessions
+from asyncpool._core.slots import UP, Sizing, Slot, SlotEvent, StopStage
+from asyncpool.enums import NextStep, SlotState
+
+Effect: TypeAlias = tuple[Any, ...]
+
+CLOSED = "the pool was closed"
+
+_NO_LIMITS = WorkerLimits()
+
+
+class Core:
+    """The state of a pool, as far as decisions depend on it.
+
+    Args:
+        workers: The least and the most number of workers.
+        policy: When a dead worker is replaced.
+        start_timeout: Seconds that a worker has to become ready.
+        limits: When workers are due for recycling.
+        idle_timeout: After how many seconds an idle worker goes, if the size may
+            shrink.
+        concurrency: How many jobs each worker runs at once.
+        max_surge: How many workers there may be beyond the size of the pool during
+            planned exits.
+        max_unavailable: How many workers may be missing during planned exits.
+        stop_grace: Seconds that a stopped worker has to end by itself.
+        end_grace: The same if the whole pool ends; by default as many.
+        serving: Whether workers serve as long as they live, and have no jobs.  The
+            core treats them as idle.
+
+    Attributes:
+        todo: What is to be done; see above.
+        serving: As above.
+        slots: Every slot.
+        dispatcher: The jobs that have no worker, and which workers may have them.
+        lifecycle: How workers start and end in the slots.
+        sessions: The jobs that need certain workers.
+        endings: The jobs that the pool ends.
+        exits: Planned exits, and the size of the pool.
+        closing: The end of the pool.
+    """
+
+    def __init__(
+        self,
+        *,
+        workers: tuple[int, int],
+        policy: RestartPolicy,
+        start_timeout: float,
+        limits: WorkerLimits = _NO_LIMITS,
+        idle_timeout: float = 60.0,
+        concurrency: int = 1,
+        max_surge: int = 1,
+        max_unavailable: int = 0,
+        stop_grace: float = STOP_GRACE,
+        end_grace: float | None = None,
+        serving: bool = False,
+    ) -> None:
+        least, most = workers
+        self.todo: list[Effect] = []
+        # While a worker ends, the jobs that can have no other one.
+        self._given_up: set[int] | None = None
+        self.serving = serving
+        self.slots: list[Slot] = []
+        self.dispatcher = Dispatcher()
+        self.lifecycle = Lifecycle(
+            self,
+            least=least,
+            count=most + max_surge,
+            most=most,
+            limits=limits,
+            policy=policy,
+            start_timeout=start_timeout,
+            stop_grace=stop_grace,
+            concurrency=concurrency,
+        )
+        self.sessions = Sessions(self)
+        self.endings = Endings(self)
+        self.exits = Exits(
+            self,
+            Sizing(least, most, idle_timeout),
+            policy=policy,
+            max_surge=max_surge,
+            max_unavailable=max_unavailable,
+            drain_timeout=limits.drain_timeout,
+        )
+        self.closing = Closing(self, end_grace)
+
+    # What the parts have in common.
+
+    def do(self, *effect: Any) -> None:
+        """Have something done."""
+        self.todo.append(effect)
+
+    def give_up(self, jobs: Collection[int], *effect: Any) -> None:
+        """Have *jobs* ended by an effect."""
+        if self._given_up is not None:
+            self._given_up.update(jobs)
+        self.todo.append(effect)
+
+    def fail(
+        self, jobs: Collection[int], why: Literal["closed", "broken", "expired"]
+    ) -> None:
+        """Have *jobs* fail, if there are any."""
+        if jobs:
+            self.give_up(jobs, "fail_jobs", tuple(jobs), why)
+
+    def ask_back(self, slot: Slot, jobs: Iterable[int], *, wanted: bool = True) -> None:
+        """Ask the worker of *slot* not to begin *jobs*; *wanted* ones are to run elsewhere."""
+        sequences = slot.in_flight.begin_revoke(jobs, wanted=wanted)
+        self.do("revoke", slot.index, sequences)
+
+    # The hot path.
+
+    def submit(self, job: int, traits: JobTraits, priority: int = 0) -> int | None:
+        """Return the slot that gets *job* now, or queue it and return ``None``."""
+        queue = self.dispatcher.queue
+        if queue.usual and not priority and not queue.others:
+            queue.usual[job] = traits  # since no worker had room for those before it
+            return None
+        index = self.dispatcher.submit(job, traits, priority)
+        if index is not None:
+            self.slots[index].assign()
+        return index
+
+    def submit_keyed(self, job: int, traits: JobTraits, priority: int) -> int | None:
+        """Do the same as :meth:`submit` for a job that has a key."""
+        index = self.dispatcher.submit_keyed(job, traits, priority)
+        if index is not None:
+            self.slots[index].assign()
+        return index
+
+    def outcome(self, index: int, *jobs: int) -> None:
+        """Record that the worker in slot *index* has finished *jobs*, in this order.
+
+        Raises:
+            ProtocolError: If it was not the turn of one of them there.  Those before it are
+                recorded.
+        """
+        slot = self.slots[index]
+        before = slot.in_flight.ended
+        try:
+            slot.in_flight.complete(*jobs)
+        finally:
+            if slot.job_endings:
+                for job in jobs[: slot.in_flight.ended - before]:
+                    self.endings.clear(slot, job)
+
+    def refill(self, index: int, now: float) -> None:
+        """Give the worker in slot *index* more jobs, or let it go, after it has sent outcomes."""
+        slot = self.slots[index]
+        if slot.state is not SlotState.BUSY:
+            return  # it ends already
+        endings, in_flight = slot.job_endings, slot.in_flight
+        must_end = endings and endings.killing is not None
+        if must_end or slot.faulty or slot.draining or self.lifecycle.broken:
+            self.endings.end_worker(slot, now)
+        elif in_flight.wants_more and not (endings and endings.by_itself):
+            if not in_flight.jobs:
+                slot.state, slot.idle_since = SlotState.IDLE, now
+            self._feed(slot, now)
+            exhausted = in_flight.sent >= in_flight.most
+            if exhausted and not in_flight.jobs and slot.session is None:
+                # It may run no more jobs, so it goes even before its replacement is
+                # ready.
+                self.exits.retire(slot, "max_jobs", now, unsent=None)
+            elif exhausted:
+                self.exits.replace(slot, "max_jobs", now)
+        if self.closing.finish is not None:
+            self.settle(now)
+
+    def _feed(self, slot: Slot, now: float) -> None:
+        """Give the worker of *slot* what it should run next."""
+        if slot.session is not None:
+            self.sessions.go_on(slot)
+        elif slot.pinned:
+            self.sessions.begin_pinned(slot)
+        elif self.dispatcher.wanted and self.sessions.take(slot):
+            self.sessions.update_buckets()
+            self._feed_spare(now)
+        else:
+            jobs = self.dispatcher.refill(slot.index, slot.in_flight)
+            if jobs:
+                slot.assign()
+                self.todo.append(("assign", slot.index, jobs))
+
+    def _feed_spare(self, now: float) -> None:
+        """Give jobs again to workers that were held back for sessions nobody wants any more."""
+        for slot in self.sessions.release_spare():
+            self.refill(slot.index, now)
+
+    # Jobs come, on other ways.
+
+    def submit_pinned(self, index: int, job: int) -> None:
+        """Have the worker in slot *index*, and no other one, run *job* before all others.
+
+        The worker begins it as soon as it has nothing else in flight.  Several pinned
+        jobs begin in the order of these calls.
+        """
+        self.sessions.pin(self.slots[index], job)
+
+    def submit_prepared(
+        self, job: int, traits: JobTraits, now: float, priority: int = 0
+    ) -> None:
+        """Submit a job that is pickled now; until then the dispatcher *prepares* it."""
+        self.dispatcher.remove(job)
+        if isinstance(traits, SessionTraits):
+            self.sessions.call(job, traits)
+        else:
+            submit = self.submit if traits.key is None else self.submit_keyed
+            index = submit(job, traits, priority)
+            if index is not None:
+                self.do("assign", index, (job,))
+        self.settle(now)
+
+    def arguments_loaded(self, index: int, now: float) -> None:
+        """Record that the last job of slot *index* has been sent, with its large arguments."""
+        in_flight = self.slots[index].in_flight
+        if in_flight.closed:
+            in_flight.closed = False
+            self.refill(index, now)
+
+    # Jobs leave their worker, or the queue.
+
+    def requeue(self, jobs: dict[int, JobTraits], now: float) -> None:
+        """Put *jobs* at the head of the queue, or assign them to workers with room."""
+        self._put_back(jobs)
+        self.settle(now)
+
+    def drop(self, job: int, now: float) -> None:
+        """Give up *job*, which may be in the queue, or is about to be queued."""
+        if not self.dispatcher.remove(job):
+            slot = self.sessions.discard(job)
+            if slot is not None:
+                self.refill(slot.index, now)  # the worker may have a free lane now
+        self.settle(now)
+
+    def cancel(
+        self, job: int, now: float, *, index: int, begun: bool, mode: CancelMode = KILL
+    ) -> None:
+        """Give up *job*, which the worker in slot *index* may have in flight.
+
+        Args:
+            job: The job.
+            now: The time.
+            index: The slot.
+            begun: Whether the pool knows that the worker has begun it.
+            mode: How the pool ends the job if it has begun.
+        """
+        slot = self.slots[index]
+        if job in slot.in_flight.jobs:
+            self.endings.cancel(slot, job, now, begun=begun, mode=mode)
+        else:
+            self.drop(job, now)
+
+    def withdraw(self, index: int, job: int, now: float) -> None:
+        """Take back *job*, which was assigned to slot *index* but not sent yet."""
+        slot = self.slots[index]
+        slot.in_flight.withdraw(job)
+        self.endings.clear(slot, job)
+        self.do("unassign", (job,))
+        self.refill(index, now)
+        self.settle(now)
+
+    def revoked(self, index: int, sequences: Iterable[int], now: float) -> None:
+        """Handle a worker's answer to a question for jobs: those that it will not begin.
+
+        Raises:
+            ProtocolError: If the pool has not asked for these jobs.
+        """
+        wanted = self.endings.take_answer(self.slots[index], sequences, now)
+        if self.closing.finish is not None and self.closing.finish >= Finish.RUNNING:
+            self.fail(wanted, "closed")
+        else:
+            self._put_back(wanted)
+        self.refill(index, now)
+        self.settle(now)
+
+    def outcome_unpacked(self, job: int, now: float) -> None:
+        """Record that the outcome of *job*, a large one, is unpickled."""
+        self.closing.unpacking.pop(job, None)
+        self.settle(now)
+
+    def _put_back(self, jobs: dict[int, JobTraits]) -> None:
+        """Put *jobs*, which have left their worker, where they wait for another one."""
+        if self.lifecycle.broken is not None:
+            self.fail(jobs, "broken")
+            return
+        pinned_jobs = tuple(job for job in jobs if jobs[job] is PINNED)
+        if pinned_jobs:
+            jobs = {job: jobs[job] for job in jobs if job not in pinned_jobs}
+            self.give_up(pinned_jobs, "drop_pinned", pinned_jobs)
+        calls = {job: of for job, of in jobs.items() if isinstance(of, SessionTraits)}
+        if calls:
+            jobs = {job: jobs[job] for job in jobs if job not in calls}
+            self.sessions.requeue(calls)
+        for index, job in self.dispatcher.requeue(jobs):
+            self.slots[index].assign()
+            self.do("assign", index, (job,))
+
+    # Workers start, become ready, and end.
+
+    def start(self, now: float) -> None:
+        """Fill every slot, unless the pool already closes and has nothing to do."""
+        if not self.closing.needs_nobody:
+            for slot in self.slots:
+                if slot.state is SlotState.VACANT:
+                    self.lifecycle.spawn(slot, now, new=True)
+            self.sessions.open_buckets()
+
+    def ready(self, index: int, now: float) -> None:
+        """Record that the worker in slot *index* has said hello."""
+        slot = self.slots[index]
+        if slot.state is not SlotState.STARTING:
+            return
+        slot.apply(SlotEvent.READY)
+        slot.is_overdue = False  # it may have been asked just before
+        slot.ready_at, slot.idle_since, slot.due = now, now, None
+        was_broken = self.lifecycle.broken is not None
+        self.lifecycle.on_ready(slot, now)
+        # Sessions that ended in a broken pool may leave more slots than its size.
+        self.exits.close_surplus()
+        self.lifecycle.spawn_parked(now)
+        if was_broken:
+            for other in self.slots:
+                if 0 < len(other.in_flight.jobs) < other.concurrency:
+                    # It has free lanes, and may get jobs again.
+                    self.refill(other.index, now)
+        self.sessions.assign_bucket(slot)
+        self.exits.ready(slot, now)
+        if not slot.draining:
+            self._feed(slot, now)
+        self._go_on(now)
+
+    def ended(
+        self,
+        index: int,
+        now: float,
+        *,
+        started: bool,
+        requeue: Sequence[int],
+        jitter: float,
+    ) -> tuple[Aftermath, set[int]]:
+        """Record that the process in slot *index* is gone.
+
+        Args:
+            index: The slot.
+            now: The time.
+            started: Whether the worker had begun one of its jobs, or had served a
+                connection.
+            requeue: Which of its jobs are tried again, oldest first.
+            jitter: A random number in ``[0, 1)``, which shortens the delay.
+
+        Returns:
+            What follows in the slot, and which jobs can have no other worker.
+        """
+        slot = self.slots[index]
+        given_up = self._given_up = set()
+        self.dispatcher.exclude(index)
+        in_flight, slot.in_flight = slot.in_flight, InFlight(slot.concurrency)
+        slot.due = None
+        slot.is_probe = False
+        slot.apply(SlotEvent.EXITED)
+        old = None if slot.replaces is None else self.slots[slot.replaces]
+        self.exits.gone(slot)
+        needed = self.exits.needs(slot)
+        self.sessions.drop_pinned(slot)
+        self._put_back({job: in_flight.traits_of(job) for job in requeue})
+        if self.closing.needs_nobody:
+            aftermath = Aftermath(NextStep.CLOSE)
+        elif slot.exit_planned:
+            aftermath = self._follow_exit(slot, now, needed=needed)
+        elif old is not None:
+            aftermath = self.exits.failed(slot, old, now, jitter)
+        else:
+            by_jobs = slot.faulty and in_flight.ended > 0 and not self.serving
+            blamed = started or by_jobs
+            aftermath = self._follow_death(
+                slot, now, needed=needed, blamed=blamed, jitter=jitter
+            )
+        self.sessions.gone(slot)
+        self.sessions.hand_out()
+        self._go_on(now)
+        self._given_up = None
+        return aftermath, given_up
+
+    def _follow_exit(self, slot: Slot, now: float, *, needed: bool) -> Aftermath:
+        if not needed:
+            return self.lifecycle.leave_empty(slot)
+        if self.lifecycle.broken is not None:
+            return self.lifecycle.park(slot, self.lifecycle.broken, now)
+        self.lifecycle.spawn(slot, now)
+        return Aftermath(NextStep.RESTART, 0.0)
+
+    def _follow_death(
+        self, slot: Slot, now: float, *, needed: bool, blamed: bool, jitter: float
+    ) -> Aftermath:
+        before = self.lifecycle.broken
+        aftermath = self.lifecycle.follow_death(
+            slot, now, needed=needed, blamed=blamed, jitter=jitter
+        )
+        if self.lifecycle.broken != before:
+            self.exits.suspend("the pool broke")
+            self.fail(self.sessions.take_all(), "broken")
+            self.sessions.break_off()
+        return aftermath
+
+    def _go_on(self, now: float) -> None:
+        """Do what follows when a worker has come or gone."""
+        self.exits.step(now)
+        self.exits.count(now)
+        self.settle(now)
+
+    def served(self, index: int, served: int, now: float) -> None:
+        """Record how many connections the worker in slot *index* has served in all."""
+        slot = self.slots[index]
+        slot.in_flight.ended = served
+        if served >= slot.recycle_limits.jobs:
+            self.exits.replace(slot, "max_jobs", now)
+
+    def replace_faulty(self, index: int, now: float) -> None:
+        """Replace the faulty worker in slot *index*, once it has nothing in flight.
+
+        The successor of a worker that serves starts before that.
+        """
+        slot = self.slots[index]
+        slot.faulty = True
+        self.dispatcher.exclude(index)
+        if slot.state is SlotState.BUSY:
+            return
+        if not self.serving or slot.ready_at is None:
+            self.lifecycle.stop(slot, StopStage.KILLED, now)
+        elif slot.state is SlotState.IDLE:  # or else it drains already
+            self.exits.fail_after_drain(slot, "uncaught exception", now)
+
+    def oversized(self, index: int, reason: str, now: float) -> None:
+        """Kill the worker in slot *index*, which has more memory than it may have."""
+        slot = self.slots[index]
+        if slot.state in UP:
+            slot.oversized = True
+            self.lifecycle.stop(slot, StopStage.KILLED, now, reason=reason)
+
+    def kill(self, index: int, now: float) -> None:
+        """Kill the worker in slot *index*, which was ready, because the user asked for it.
+
+        So its end is no crash, unless the worker was about to end for another reason.
+        """
+        slot = self.slots[index]
+        planned = not (slot.faulty or slot.hung)
+        slot.exit_reason, reason = "kill", "kill() was called"
+        how = StopStage.KILLED
+        self.lifecycle.stop(slot, how, now, planned=planned, reason=reason)
+
+    # Workers belong to sessions.
+
+    def want_worker(self) -> None:
+        """Offer the next idle worker to a caller that waits for a session."""
+        self.dispatcher.wanted += 1
+        self.sessions.hand_out()
+        self.sessions.update_buckets()
+
+    def leave_queue(self, now: float) -> None:
+        """Record that a caller that waited wants no session any more."""
+        self.dispatcher.wanted -= 1
+        self._feed_spare(now)
+
+    def end_session(self, session: int, now: float, *, fresh: bool) -> None:
+        """Return the worker of *session* to the pool, or replace it by a *fresh* one.
+
+        The session must have no calls that wait.
+        """
+        slot = self.sessions.end(session)
+        if slot is None:
+            return
+        if fresh and slot.ready_at is not None:
+            self.exits.release(slot, "session", now)
+        elif slot.in_flight.exhausted and slot.state is SlotState.IDLE:
+            self.exits.retire(slot, "max_jobs", now, unsent=None)
+        elif slot.state in UP:
+            self.sessions.assign_bucket(slot)
+            if slot.state is SlotState.IDLE and not slot.hung:
+                slot.idle_since = now
+                self._feed(slot, now)
+        self._go_on(now)
+
+    def refuse_sessions(self, now: float) -> None:
+        """Refuse all callers that wait for a session.
+
+        Workers that were held back for them have room for jobs that are tried again.
+        """
+        self.sessions.refuse()
+        self._feed_spare(now)
+
+    # The end of the pool.
+
+    def close(self, finish: Finish, deadline: float | None, now: float) -> None:
+        """Finish what *finish* says, by *deadline* if there is one, and stop every worker."""
+        pinned_jobs: dict[int, Slot] = {}
+        if max(finish, self.closing.finish or Finish.ALL) is not Finish.ALL:
+            self.exits.stop(CLOSED)
+            pinned_jobs = self.sessions.take_all()
+            self.fail(pinned_jobs, "closed")
+        self.closing.begin(finish, deadline, now)
+        if self.closing.finish is not Finish.ALL:  # unless the time is over already
+            self.refuse_sessions(now)
+        for index in {slot.index: None for slot in pinned_jobs.values()}:
+            self.refill(index, now)  # the worker may have free lanes
+        self.settle(now)
+
+    def release(self, now: float) -> None:
+        """Record that a source has no more jobs, which held the pool open."""
+        self.closing.holds -= 1
+        self.settle(now)
+
+    def settle(self, now: float) -> None:
+        """If the pool closes, let workers go that no job needs any more."""
+        if not self.closing.over and self.closing.needs_nobody:
+            self.exits.stop(CLOSED)
+            self.closing.settle(now)
+
+    # Time.
+
+    def next_deadline(self) -> float | None:
+        """When to call :meth:`on_timer`; ``None`` if nothing is due."""
+        return earliest(
+            self.lifecycle.next_deadline(),
+            self.exits.next_deadline(),
+            self.closing.due,
+        )
+
+    def on_timer(self, now: float) -> None:
+        """Do what is due."""
+        self.closing.on_timer(now)
+        if self.closing.finish is Finish.NONE:
+            self.refuse_sessions(now)
+        self.endings.on_timer(now)
+        self.lifecycle.on_timer(now)
+        self.exits.on_timer(now)
+        self.settle(now)
+
+    # Workers that the pool is about to kill, since they have not ended in time.
+    #
+    # The pool asks each of them for its stacks shortly before its time is over.  So the
+    # answer takes no extra time, and a worker that ends in time after all has lost nothing.
+
+    def next_overdue(self) -> float | None:
+        """When to call :meth:`take_overdue`; ``None`` if no worker's time is limited."""
+        due = earliest(*map(self._due_to_end, self.slots))
+        return None if due is None else due - STACK_GRACE
+
+    def take_overdue(self, now: float) -> list[tuple[int, float]]:
+        """Return the slots of the workers to ask now, each with the end of the worker's time."""
+        found: list[tuple[int, float]] = []
+        for slot in self.slots:
+            due = self._due_to_end(slot)
+            if due is not None and due - STACK_GRACE <= now:
+                slot.is_overdue = True
+                found.append((slot.index, due))
+        return found
+
+    def _due_to_end(self, slot: Slot) -> float | None:
+        """Return when the pool kills the worker of *slot*, unless it was asked already."""
+        if slot.is_overdue:
+            return None
+        if slot.state is SlotState.BUSY:
+            jobs = slot.in_flight.jobs
+            # A cancelled job has had time to end.  Nobody needs to know why it did not.
+            if jobs and not any(map(slot.job_endings.is_wanted, jobs)):
+                return None
+            return earliest(slot.drain_deadline, self.closing.due)
+        if slot.state is SlotState.STARTING:
+            return slot.due
+        if slot.state is SlotState.STOPPING and slot.stop_stage is not StopStage.KILLED:
+            return earliest(slot.due, self.closing.due)
+        return None
+
+    # Questions.
+
+    @property
+    def broken(self) -> str | None:
+        """Why the pool is broken, or has given up; ``None`` if it has not."""
+        return self.lifecycle.broken
+
+    @property
+    def waiting(self) -> int:
+        """How many jobs have not begun: in the queue, or in a worker behind other jobs."""
+        ahead = sum(
+            max(0, len(slot.in_flight.jobs) - slot.concurrency) for slot in self.slots
+        )
+        return self.dispatcher.waiting + ahead
+
+    @property
+    def pipelining(self) -> bool:
+        """Whether a job waits inside a worker for its turn."""
+        return any(len(slot.in_flight.jobs) > slot.concurrency for slot in self.slots)
+
+    @property
+    def unbalanced(self) -> bool:
+        """Whether a worker is idle while jobs wait in other workers, and were not asked back."""
+        return self.dispatcher.idle > 0 and any(
+            len(slot.in_flight.jobs) > slot.concurrency and not slot.in_flight.revoking
+            for slot in self.slots
+        )
+
+    @property
+    def minimum_ready(self) -> bool:
+        """Whether as many workers are ready as there must be at the least."""
+        ready = sum(slot.state in UP and not slot.draining for slot in self.slots)
+        return ready >= self.exits.sizing.least
+
+    @property
+    def failure(self) -> str | None:
+        """How starts have failed, if so that the pool may be broken."""
+        ledger = self.lifecycle.ledger
+        return ledger.reason if ledger.breaks_pool else None

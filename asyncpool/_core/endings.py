@@ -1,0 +1,454 @@
+"""The end of a pool and of single jobs: what is still done, until when, and which workers must go.
+
+A pool that finishes all its jobs *drains*.  As long as a job may need another worker,
+the pool goes on like an open one.  After that it lets its workers go.  The jobs that a
+pool has to do are those in the queue, those that wait in a worker behind others, and
+pinned jobs.  A map that has not drawn all of its items also *holds* the pool open,
+since more jobs are to come.
+
+A job that a worker has may be cancelled, late, out of time, or silent.  The table of
+``slots.py`` has the stages of its end.  This module moves the job from one stage
+to the next, and tells its worker.  The pool asks the worker to give back a job that
+only waits there, and also the jobs that wait behind one that turns out to be long.  A
+job that runs has some time to end by itself.  When that is over, the pool waits until
+the worker has given back all other jobs that wait in it.  Then it kills the worker.  A
+job that ends in time costs no worker.
+
+Jobs that run beside such a job go on.  But nothing else begins in that worker
+meanwhile, since the pool may have to kill it.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from asyncpool._core.in_flight import InFlight
+from asyncpool._core.job_options import CancelMode, JobTraits
+from asyncpool._core.lifecycle import EMPTY
+from asyncpool._core.slots import (
+    BY_ITSELF,
+    UP,
+    EndingEvent,
+    EndingStage,
+    Slot,
+    SlotEvent,
+    StopStage,
+)
+from asyncpool.enums import SlotState
+
+if TYPE_CHECKING:
+    from asyncpool._core.core import Core
+
+
+class Finish(enum.IntEnum):
+    """What a closing pool still does; a later close can only make it stricter."""
+
+    ALL = 0
+    RUNNING = 1
+    NONE = 2
+
+
+class Closing:
+    """How far the close of a pool has got, and what it still does.
+
+    Args:
+        core: The core of the pool.
+        grace: Seconds that a worker has to end by itself once it is told to stop;
+            by default as many as at other times.
+
+    Attributes:
+        finish: What the pool still does; ``None`` as long as it does not close.
+        over: Whether the pool has no process left.
+        due: When the time for closing is over; ``None`` if there is no limit.
+        holds: How many sources hold the pool open.  It accepts their jobs while it
+            drains.
+        unpacking: The jobs that have an outcome which takes a while to unpickle.
+    """
+
+    def __init__(self, core: Core, grace: float | None = None) -> None:
+        self.finish: Finish | None = None
+        self.over = False
+        self.due: float | None = None
+        self.holds = 0
+        self.unpacking: dict[int, None] = {}
+        self._core = core
+        self._grace = grace
+
+    @property
+    def needs_nobody(self) -> bool:
+        """Whether the pool closes, and no job may need another worker."""
+        if self.finish is None or self._core.dispatcher.waiting or self.unpacking:
+            return False
+        return self.finish is not Finish.ALL or not self._more_to_do
+
+    @property
+    def draining(self) -> bool:
+        """Whether the pool closes, and still accepts jobs from the sources that hold it open."""
+        return self.finish is Finish.ALL and not self.over
+
+    @property
+    def _more_to_do(self) -> bool:
+        """Whether a pool that finishes all has jobs besides those that are running."""
+        core = self._core
+        if core.lifecycle.broken is not None:
+            return False  # the pool refuses the jobs of the sources that hold it open
+        return self.holds > 0 or core.sessions.any_pinned or core.pipelining
+
+    def begin(self, finish: Finish, deadline: float | None, now: float) -> None:
+        """Finish what *finish* says, by *deadline* if there is one.
+
+        If the pool is closed several times, the strictest close counts.
+        """
+        core = self._core
+        self.finish = max(finish, self.finish or Finish.ALL)
+        if deadline is not None and (self.due is None or deadline < self.due):
+            self.due = deadline
+        if self.due is not None and self.due <= now:
+            # It kills the workers, so none of them needs to be told.
+            self.on_timer(now)
+            return
+        if self.finish >= Finish.RUNNING:
+            core.fail(core.dispatcher.take_all(), "closed")
+        if self.finish is Finish.NONE:
+            core.fail(self._take_begun(), "closed")
+            for slot in core.slots:
+                if slot.state is SlotState.BUSY:
+                    core.lifecycle.stop(slot, StopStage.TERMINATED, now, planned=True)
+
+    def on_timer(self, now: float) -> None:
+        """Kill all workers that are left, if the time is over."""
+        if self.due is None or self.due > now:
+            return
+        self.due = None
+        self.finish = Finish.NONE
+        core = self._core
+        core.lifecycle.stop_trying()  # a start may be due now, too
+        jobs = [*self._take_begun(), *core.dispatcher.take_all()]
+        core.fail([*jobs, *core.sessions.take_all()], "closed")
+        for slot in core.slots:
+            if slot.state in EMPTY:
+                slot.due = None
+            elif slot.state is not SlotState.RETIRED:
+                core.lifecycle.stop(slot, StopStage.KILLED, now, planned=True)
+
+    def settle(self, now: float) -> None:
+        """Let workers go that no job needs any more, since the pool *needs nobody*."""
+        lifecycle = self._core.lifecycle
+        for slot in self._core.slots:
+            if slot.state in EMPTY:
+                slot.due = None
+                slot.apply(SlotEvent.RETIRE)
+            elif slot.state is SlotState.STARTING:
+                lifecycle.stop(slot, StopStage.TERMINATED, now, planned=True)
+            elif slot.state is SlotState.IDLE:
+                how = StopStage.STOPPED
+                lifecycle.stop(slot, how, now, planned=True, grace=self._grace)
+        if lifecycle.retire_all():
+            self.over = True
+            self.due = None
+            self._core.do("finished")
+
+    def abandon(self) -> None:
+        """Mark the close as over, whatever is left: nobody decides any more."""
+        self.finish, self.over = Finish.NONE, True
+
+    def _take_begun(self) -> list[int]:
+        """Take every job from the workers, and return those that are still wanted.
+
+        The jobs whose outcomes are being unpickled are among them.
+        """
+        jobs: list[int] = []
+        for slot in self._core.slots:
+            if slot.in_flight.jobs:
+                jobs += filter(slot.job_endings.is_wanted, slot.in_flight.jobs)
+                slot.in_flight = InFlight(slot.concurrency)
+                for ending in slot.job_endings.values():
+                    ending.apply(EndingEvent.CLOSE)
+        jobs += self.unpacking
+        self.unpacking.clear()
+        return jobs
+
+
+# Seconds that a worker has to give back its other jobs before the pool kills it for one
+# job.
+REVOKE_GRACE = 0.1
+
+# The seconds that a worker has to write its stacks before the pool kills it, unless the
+# pool sends the signal for them late.  An idle machine needs 1 to 8 ms, or 100 ms if a
+# job holds the GIL.  The worker may also have to wait for a CPU: beside six computing
+# processes on two cores, for 30 ms and more.
+STACK_GRACE = 0.25
+
+# If a job has less than these seconds to end by itself, the pool does not ask it to.
+LEAST_GRACE = 0.1
+
+
+class Endings:
+    """Ends jobs.
+
+    Args:
+        core: The core of the pool.
+    """
+
+    def __init__(self, core: Core) -> None:
+        self._core = core
+        self._slots = core.slots
+
+    def cancel(
+        self, slot: Slot, job: int, now: float, *, begun: bool, mode: CancelMode
+    ) -> None:
+        """Give up *job*, which the worker of *slot* has in flight."""
+        slot.job_endings.of(job).mode = mode
+        if slot.state is SlotState.BUSY:
+            if begun:
+                self._make_end(slot, job, mode, now)
+            else:
+                self._ask_back(slot, job)
+
+    def revoke(self, job: int, index: int) -> None:
+        """Ask the worker in slot *index* to give back *job*, which has not begun in time.
+
+        If the worker gives it back, the job fails.  If the worker has begun it, it goes
+        on.
+        """
+        slot = self._slots[index]
+        if slot.state is SlotState.BUSY and job in slot.in_flight.jobs:
+            slot.job_endings.of(job).expired = True
+            self._ask_back(slot, job)
+
+    def is_revoked(self, job: int, index: int) -> bool:
+        """Tell whether the pool has asked for *job* in this way, and has no answer yet."""
+        return self._slots[index].job_endings.is_expired(job)
+
+    def unanswered(self, job: int, index: int) -> bool:
+        """Tell whether the worker in slot *index* has *job*, and still has to give it back."""
+        slot = self._slots[index]
+        in_flight = slot.in_flight
+        busy = slot.state is SlotState.BUSY
+        return busy and job in in_flight.jobs and in_flight.is_revoking(job)
+
+    def check_for_stalls(self) -> None:
+        """Ask for the jobs that have waited behind the same jobs since the last check."""
+        for slot in self._slots:
+            in_flight, seen = slot.in_flight, slot.seen
+            slot.seen = in_flight.running
+            if not seen or seen != slot.seen or slot.state is SlotState.STOPPING:
+                continue
+            if self._ask_back_waiting(slot):
+                in_flight.block(slot.seen)
+                self._core.dispatcher.exclude(slot.index)
+
+    def take_answer(
+        self, slot: Slot, sequences: Iterable[int], now: float
+    ) -> dict[int, JobTraits]:
+        """Handle a worker's answer to a question for jobs: those that it will not begin.
+
+        Returns:
+            The traits of the jobs that somebody still wants.
+
+        Raises:
+            ProtocolError: If the pool has not asked for these jobs.
+        """
+        back, kept = slot.in_flight.end_revoke(sequences)
+        endings = slot.job_endings
+        wanted = {job: back[job] for job in back if endings.is_wanted(job)}
+        expired = [job for job in wanted if endings.is_expired(job)]
+        for job in expired:
+            del wanted[job]
+        for job in back:
+            self.clear(slot, job)
+        if back:
+            self._core.do("unassign", tuple(back))
+        self._end_kept(slot, kept, now)
+        self._core.fail(expired, "expired")
+        return wanted
+
+    def expire(self, job: int, now: float, *, index: int, mode: CancelMode) -> None:
+        """End *job*, which the worker in slot *index* runs.
+
+        Its caller waits for that: whatever the job then returns or raises is its
+        outcome.
+        """
+        slot = self._slots[index]
+        if slot.state is not SlotState.BUSY:
+            return
+        if mode.action == "kill" or mode.grace < LEAST_GRACE:
+            mode = CancelMode("kill", STACK_GRACE)
+        elif mode.action == "wait":
+            mode = CancelMode("interrupt", mode.grace)
+        self._core.do("write_stacks", slot.index, job)
+        self._make_end(slot, job, mode, now)
+
+    def hang(self, index: int, now: float, job: int | None = None) -> None:
+        """Kill the worker in slot *index* because it, or its *job*, has been silent for too long.
+
+        This is a crash of the worker.  Before the kill, the worker is asked for its
+        stacks.
+        """
+        slot = self._slots[index]
+        endings = slot.job_endings
+        if slot.state not in UP or slot.hung or endings.killing is not None:
+            return
+        job = slot.in_flight.head if job is None else job
+        slot.hung = True
+        due = now + STACK_GRACE
+        self._core.do("write_stacks", slot.index, job)
+        if job is None:
+            slot.due = due
+            self._core.dispatcher.exclude(slot.index)
+            return
+        ending = endings.of(job)
+        ending.silent, ending.written = True, False
+        if ending.stage in BY_ITSELF:
+            endings.apply(job, EndingEvent.DUMP, due)
+            _set_due(slot)
+        else:
+            self._give_time(slot, job, EndingEvent.DUMP, due)
+
+    def stacks_demanded(self, index: int, due: float) -> None:
+        """Give the worker in slot *index* until *due* to write its stacks.
+
+        It gets the signal for that now, which may be late: the pool's own process may
+        have been held up.  Then its time would be over before it could write anything,
+        by the deadline of whichever of its jobs comes first.
+        """
+        slot = self._slots[index]
+        if slot.state is SlotState.BUSY:
+            for ending in slot.job_endings.values():
+                ending.extend(due)
+            _set_due(slot)
+        elif slot.state is SlotState.IDLE and slot.hung and slot.due is not None:
+            slot.due = max(slot.due, due)
+
+    def stacks_written(self, index: int, now: float, job: int | None = None) -> None:
+        """Record that the worker in slot *index* has written its stacks, or those of *job*."""
+        slot = self._slots[index]
+        if slot.hung and slot.state is SlotState.IDLE:
+            self._core.lifecycle.stop(slot, StopStage.KILLED, now)
+        if slot.state is not SlotState.BUSY:
+            return
+        endings = slot.job_endings
+        ending = None if job is None else endings.get(job)
+        if ending is not None and ending.written is False:
+            ending.written = True
+        dumping = endings.dumping
+        if not dumping or (job is not None and endings.unwritten):
+            return
+        for one in dumping:
+            self._kill_for(slot, one, now)
+        self.end_worker(slot, now)
+
+    def clear(self, slot: Slot, job: int) -> None:
+        """Forget the ending of *job*, which has left its worker: that need not be killed for it."""
+        ending = slot.job_endings.get(job)
+        if ending is None:
+            return
+        if slot.state is not SlotState.BUSY:
+            ending.mode = None
+            return  # too late: the worker ends already, maybe because of this job
+        del slot.job_endings[job]
+        if ending.silent:
+            slot.hung = False
+        _set_due(slot)
+
+    def end_worker(self, slot: Slot, now: float) -> None:
+        """End a worker that gets no more jobs; first ask for the jobs that wait in it."""
+        stop = self._core.lifecycle.stop
+        if slot.job_endings.killing is not None:
+            if not slot.in_flight.waiting():
+                stop(slot, StopStage.KILLED, now, planned=not slot.hung)
+            else:
+                self._ask_back_waiting(slot)
+        elif not slot.in_flight.jobs:
+            how = StopStage.KILLED if slot.faulty else StopStage.STOPPED
+            stop(slot, how, now, planned=not slot.faulty)
+
+    @property
+    def grace(self) -> float:
+        """For how many seconds, at the most, a cancelled job may still run."""
+        endings = (it for slot in self._slots for it in slot.job_endings.values())
+        modes = [it.mode for it in endings if it.mode is not None]
+        return max((it.grace for it in modes if it.action == "interrupt"), default=0.0)
+
+    def on_timer(self, now: float) -> None:
+        """End the workers whose job had its time to end by itself."""
+        for slot in self._slots:
+            endings = slot.job_endings
+            if not endings or slot.state is not SlotState.BUSY:
+                continue
+            over = [job for job in endings.by_itself if endings.is_due(job, now)]
+            for job in over:
+                self._kill_for(slot, job, now)
+            if over:
+                self.end_worker(slot, now)
+
+    def _ask_back(self, slot: Slot, job: int) -> None:
+        """Ask for *job*, which nobody wants, unless its worker was asked for it already."""
+        slot.job_endings.apply(job, EndingEvent.REVOKE)
+        # Or else the answer will tell whether the worker has begun it.
+        if not slot.in_flight.is_revoking(job):
+            self._core.ask_back(slot, [job], wanted=False)
+
+    def _ask_back_waiting(self, slot: Slot) -> bool:
+        """Ask for all jobs that wait in a worker, unless it still has to answer."""
+        behind = slot.in_flight.waiting()
+        if not behind or slot.in_flight.revoking:
+            return False
+        self._core.ask_back(slot, behind)
+        return True
+
+    def _end_kept(self, slot: Slot, kept: list[int], now: float) -> None:
+        """End the cancelled jobs that the worker has not given back, since it has begun them."""
+        endings = slot.job_endings
+        for job in endings.keys() & kept:
+            endings.keep(job)
+        cancelled = [job for job in kept if not endings.is_wanted(job)]
+        if not cancelled or slot.state is not SlotState.BUSY:
+            return
+        # The worker has begun the last of them, so those before it are done, and their
+        # outcomes are on their way.
+        for job in cancelled[-slot.concurrency :]:
+            mode = endings[job].mode
+            assert mode is not None
+            self._make_end(slot, job, mode, now)
+
+    def _make_end(self, slot: Slot, job: int, mode: CancelMode, now: float) -> None:
+        """End *job*, which has begun, as *mode* says."""
+        ending = slot.job_endings.of(job)
+        if mode.action == "wait" or ending.stage in BY_ITSELF:
+            return
+        if ending.silent:
+            slot.hung = ending.silent = False
+        if mode.grace == 0:
+            self._kill_for(slot, job, now)
+            self.end_worker(slot, now)
+            return
+        if mode.action == "kill":
+            ending.written = False
+        else:
+            self._core.do("interrupt", slot.index, slot.in_flight.sequence_of(job))
+        # A worker that was asked for its stacks is killed as soon as they are written.
+        dumps = ending.written is not None
+        event = EndingEvent.DUMP if dumps else EndingEvent.INTERRUPT
+        self._give_time(slot, job, event, now + mode.grace)
+
+    def _give_time(self, slot: Slot, job: int, event: EndingEvent, due: float) -> None:
+        """Give *job* time until *due*; nothing may wait behind it meanwhile."""
+        slot.job_endings.apply(job, event, due)
+        _set_due(slot)
+        slot.in_flight.block((job,))
+        self._core.dispatcher.exclude(slot.index)
+        self._ask_back_waiting(slot)
+
+    def _kill_for(self, slot: Slot, job: int, now: float) -> None:
+        """Have a worker killed for *job*, as soon as no other job can begin there."""
+        if slot.job_endings.of(job).stage is not EndingStage.KILLING:
+            slot.job_endings.apply(job, EndingEvent.KILL, now + REVOKE_GRACE)
+        _set_due(slot)
+        self._core.dispatcher.exclude(slot.index)
+
+
+def _set_due(slot: Slot) -> None:
+    slot.due = slot.job_endings.due

@@ -1,4 +1,0 @@
-"""Calls, results and errors as bytes.
-
-Large buffers travel beside the pickle, and functions travel by number.
-"""

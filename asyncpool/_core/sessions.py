@@ -1,0 +1,342 @@
+"""Workers that certain jobs need: pinned jobs, sessions, keys; and the broadcasts that new workers run.
+
+Each new worker runs the broadcasts when it starts, in their order.  Only the last broadcast of a function counts.  Otherwise a service that broadcasts its
+configuration every minute would have workers that take longer and longer to start.  Two
+functions are the same if they have the same name.  So this also holds for closures and
+partials, which are new objects each time.
+
+A *pinned* job is for one given worker, which begins it before any other.  Such jobs wait
+at their slot, never in the queue.  If the worker goes before it has begun such a job,
+the pool drops the job.
+
+A caller that asks for a *session* gets the next idle worker.  While callers wait, the
+pool holds back as many workers as are wanted: it sends them no job of the queue, so
+that they finish what they have in flight.  The first worker that has finished goes to a
+caller.  From then on until the session ends, the worker runs only the session's
+*calls*, one after the other, and pinned jobs.
+
+A worker that is to be replaced stays until its session is over.  If the worker dies, or
+a call retires it, that ends the session.
+
+A *bucket* is a number that stands for one worker.  The keys of jobs are divided among
+the buckets (``dispatcher.py``).  A bucket passes from a worker to the one that
+follows it:
+
+* If a worker ends and another one follows at once in its slot, that one gets the
+  bucket.  Jobs wait for it, since it is there within milliseconds.
+* A replacement, which starts in an unused slot, gets the bucket when it is ready and
+  the old worker leaves.
+* A worker that belongs to a session has no bucket meanwhile.
+* If no worker follows at once, the bucket is given up, and its keys go to their next
+  choices.  That is so if there is a backoff, if the slot is parked or not needed, or if
+  a worker leaves before its replacement is ready.  A worker that is ready and has no
+  bucket takes the lowest free one.  Most likely that is the one that was given up, so
+  its keys come back, and no other keys move.
+
+A worker that is started because the pool grows has no bucket before it is ready.  The
+workers with which a pool begins have theirs from the start.  Otherwise all keys would
+first belong to the first worker that is ready, and then move.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, NamedTuple
+
+from asyncpool._core.job_options import PINNED, JobTraits, SessionTraits
+from asyncpool._core.slots import UP, Slot
+from asyncpool.enums import SlotState
+
+if TYPE_CHECKING:
+    from asyncpool._core.core import Core
+
+
+class Broadcast(NamedTuple):
+    """A call for every worker.
+
+    Attributes:
+        number: Which broadcast it is; an earlier one has a lower number.
+        name: The name of its function in errors and reports.
+        payload: The pickled call.
+    """
+
+    number: int
+    name: str
+    payload: bytes
+
+    def replaces(self, other: Broadcast) -> bool:
+        """Tell whether new workers no longer need *other* when they run this one."""
+        return self.name == other.name and other.number < self.number
+
+
+class StartBroadcasts:
+    """The broadcasts that a new worker runs before it is ready.
+
+    Args:
+        limit: The most bytes that all of the pickled calls may have together.
+    """
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._broadcasts: list[Broadcast] = []
+
+    @property
+    def calls(self) -> tuple[tuple[str, bytes], ...]:
+        """The name and the pickled call of each, in the order of the broadcasts."""
+        return tuple((one.name, one.payload) for one in self._broadcasts)
+
+    @property
+    def numbers(self) -> tuple[int, ...]:
+        """The number of each, in their order."""
+        return tuple(one.number for one in self._broadcasts)
+
+    def check(self, new: Broadcast, under_way: Iterable[Broadcast]) -> None:
+        """Check that there is room for *new* and for the broadcasts that are *under way*.
+
+        Raises:
+            ValueError: If there is not.
+        """
+        others = [one for one in self._broadcasts if not new.replaces(one)]
+        kept = sum(len(one.payload) for one in (*others, *under_way))
+        if kept + len(new.payload) > self._limit:
+            raise ValueError(
+                f"the call of {new.name} has {len(new.payload)} bytes when pickled, the "
+                f"broadcasts before it have {kept}, and {self._limit} is the most, since "
+                "every new worker gets them: have the function load what is large, from "
+                "a file for example"
+            )
+
+    def add(self, new: Broadcast) -> None:
+        """Remember *new*, in its order, and drop earlier broadcasts of the same function."""
+        if any(one.replaces(new) for one in self._broadcasts):
+            return  # a later one of the same function was faster
+        kept = [one for one in self._broadcasts if not new.replaces(one)]
+        self._broadcasts = sorted([*kept, new])
+
+
+# The states of a slot whose worker is there, comes at once, or is followed at once.
+_SEATED = UP | {SlotState.STARTING, SlotState.STOPPING}
+
+
+class Sessions:
+    """The pinned jobs of a pool, its sessions, and its buckets.
+
+    Args:
+        core: The core of the pool.
+    """
+
+    def __init__(self, core: Core) -> None:
+        self._core = core
+        self._slots = core.slots
+        self._dispatcher = core.dispatcher
+        self._numbers = itertools.count(1)
+        self._slot_of: dict[int, Slot] = {}
+        # Slots that are held back, and still have jobs in flight.
+        self._held: set[int] = set()
+
+    # Pinned jobs.
+
+    @property
+    def any_pinned(self) -> bool:
+        """Whether there is a pinned job that has not begun."""
+        return any(slot.pinned for slot in self._slots)
+
+    def pin(self, slot: Slot, job: int) -> None:
+        """Let *job* begin as soon as the worker of *slot* has nothing in flight."""
+        slot.pinned.append(job)
+        if slot.state is SlotState.IDLE and slot.hung:
+            return
+        self._dispatcher.exclude(slot.index)
+        if slot.state is SlotState.IDLE:
+            self.begin_pinned(slot)
+
+    def begin_pinned(self, slot: Slot) -> None:
+        """Begin the next pinned job of *slot*, if its worker has nothing in flight."""
+        if slot.in_flight.jobs:
+            return
+        # It does not count towards max_jobs: each replacement would also have one, and
+        # go again.
+        slot.recycle_limits = slot.recycle_limits._replace(
+            jobs=slot.recycle_limits.jobs + 1
+        )
+        self._begin(slot, slot.pinned.popleft(), PINNED)
+        slot.in_flight.most += 1
+
+    def drop_pinned(self, slot: Slot) -> None:
+        """Drop the pinned jobs of *slot*, since its worker goes."""
+        pinned_jobs = tuple(slot.pinned)
+        slot.pinned.clear()
+        if pinned_jobs:
+            self._core.give_up(pinned_jobs, "drop_pinned", pinned_jobs)
+
+    def discard(self, job: int) -> Slot | None:
+        """Forget *job* if it is a pinned job or a session's call, and return its slot."""
+        for slot in self._slots:
+            for jobs in (slot.pinned, slot.calls):
+                if job in jobs:
+                    jobs.remove(job)
+                    return slot
+        return None
+
+    def take_all(self) -> dict[int, Slot]:
+        """Forget all pinned jobs, and all calls of sessions; return them, each with its slot."""
+        jobs: dict[int, Slot] = {}
+        for slot in self._slots:
+            jobs |= dict.fromkeys((*slot.pinned, *slot.calls), slot)
+            slot.pinned.clear()
+            slot.calls.clear()
+        return jobs
+
+    # Sessions begin.
+
+    def hand_out(self) -> None:
+        """Offer idle workers to callers that wait.
+
+        A worker is offered when it becomes idle.  But a worker that was to be replaced,
+        and stays because its replacement has failed, is idle already.
+        """
+        if self._dispatcher.wanted:
+            for index in self._dispatcher.idle_slots():
+                if self._dispatcher.wanted and self._may_have(self._slots[index]):
+                    self._offer(self._slots[index])
+
+    def take(self, slot: Slot) -> bool:
+        """Give the worker of *slot*, which needs no job just now, to a caller that waits.
+
+        Returns:
+            Whether it gets no job, since it is a caller's, or is held back for one.
+        """
+        if not self._may_have(slot):
+            self._held.discard(slot.index)
+            return False
+        if not slot.in_flight.jobs:
+            self._offer(slot)
+        elif slot.index not in self._held:
+            # Workers that have begun to end meanwhile are of no use.
+            self._held = {n for n in self._held if self._may_come(self._slots[n])}
+            if len(self._held) >= self._dispatcher.wanted:
+                return False
+            self._held.add(slot.index)
+            self._dispatcher.exclude(slot.index)
+        return True
+
+    def release_spare(self) -> list[Slot]:
+        """Return the slots that are held back in vain, so that they get jobs again."""
+        spare = sorted(self._held)[self._dispatcher.wanted :]
+        self._held.difference_update(spare)
+        return [self._slots[index] for index in spare]
+
+    def refuse(self) -> None:
+        """Refuse all callers that wait; the slots held back for them are for :meth:`release_spare`."""
+        wanted, self._dispatcher.wanted = self._dispatcher.wanted, 0
+        if wanted:
+            self._core.do("refuse_sessions")
+
+    def _offer(self, slot: Slot) -> None:
+        self._dispatcher.wanted -= 1
+        self._dispatcher.exclude(slot.index)
+        self._held.discard(slot.index)
+        slot.session = next(self._numbers)
+        self._slot_of[slot.session] = slot
+        self._core.do("offer", slot.index, slot.session)
+
+    def _may_have(self, slot: Slot) -> bool:
+        # A worker whose replacement is starting is about to leave.  So is a worker that
+        # may run no more jobs.
+        return not slot.in_flight.exhausted and not any(
+            other.replaces == slot.index for other in self._slots
+        )
+
+    def _may_come(self, slot: Slot) -> bool:
+        stays = slot.state in UP and not (slot.draining or slot.faulty)
+        return stays and slot.job_endings.killing is None and self._may_have(slot)
+
+    # Sessions go on.
+
+    def call(self, job: int, traits: SessionTraits) -> None:
+        """Run *job* in the worker of its session, after the session's other calls."""
+        slot = self._slot_of.get(traits.session)
+        if slot is None:
+            self._core.give_up((job,), "end_session", traits.session, (job,))
+            return
+        slot.calls.append(job)
+        self.go_on(slot)
+
+    def go_on(self, slot: Slot) -> None:
+        """Begin the next call in the worker of *slot*, if it has nothing in flight."""
+        if slot.in_flight.jobs or slot.state not in UP or slot.hung or slot.draining:
+            return
+        if slot.pinned:
+            self.begin_pinned(slot)
+        elif slot.calls:
+            assert slot.session is not None
+            self._begin(slot, slot.calls.popleft(), SessionTraits(slot.session))
+
+    def requeue(self, jobs: Mapping[int, SessionTraits]) -> None:
+        """Put *jobs*, which have not begun, before the other calls of their session."""
+        for job, traits in jobs.items():
+            slot = self._slot_of.get(traits.session)
+            if slot is None:
+                self._core.give_up((job,), "end_session", traits.session, (job,))
+            else:
+                slot.calls.appendleft(job)
+
+    def _begin(self, slot: Slot, job: int, traits: JobTraits) -> None:
+        slot.in_flight.add(job, traits)
+        slot.assign()
+        self._core.do("assign", slot.index, (job,))
+
+    # Sessions lose their worker, and end.
+
+    def gone(self, slot: Slot) -> None:
+        """Record that the worker of *slot* is gone."""
+        self._held.discard(slot.index)
+        session = slot.session
+        if session is not None:
+            calls = tuple(slot.calls)
+            self.end(session)
+            self._core.give_up(calls, "end_session", session, calls)
+
+    def break_off(self) -> None:
+        """Record that the pool is broken: refuse all callers that wait."""
+        self._held.clear()  # the workers get jobs again when the pool has recovered
+        self.refuse()
+
+    def end(self, session: int) -> Slot | None:
+        """End *session*; return the slot of its worker, unless it is over already."""
+        slot = self._slot_of.pop(session, None)
+        if slot is not None:
+            slot.session = None
+            slot.calls.clear()
+        return slot
+
+    # Buckets.
+
+    def open_buckets(self) -> None:
+        """Give buckets to the workers with which the pool begins."""
+        for slot in self._slots:
+            if slot.state is SlotState.STARTING:
+                slot.bucket = slot.index
+        self.update_buckets()
+
+    def assign_bucket(self, slot: Slot) -> None:
+        """Give a bucket to the worker of *slot*, which is ready; then update all of them."""
+        if slot.bucket is None and slot.replaces is not None:
+            old = self._slots[slot.replaces]
+            slot.bucket, old.bucket = old.bucket, None
+        if slot.bucket is None:
+            taken = {other.bucket for other in self._slots}
+            slot.bucket = min(set(range(len(self._slots))) - taken)
+
+    def update_buckets(self) -> None:
+        """Free the buckets that were given up, and move jobs to where their keys belong now."""
+        for slot in self._slots:
+            if slot.draining or slot.session or slot.state not in _SEATED:
+                slot.bucket = None
+        slots_by_bucket = {
+            s.bucket: s.index for s in self._slots if s.bucket is not None
+        }
+        for index, job in self._dispatcher.assign_buckets(slots_by_bucket):
+            self._slots[index].assign()
+            self._core.do("assign", index, (job,))

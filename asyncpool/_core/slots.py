@@ -1,0 +1,671 @@
+"""The states of a slot and of a job that is to end, as two tables; why workers ended; how many there are.
+
+The reason of a worker's end may name a job, or be a text of the user's.  So may its detail.  The cause
+of an end names neither: there are only a few, by which ends are counted.
+
+How the pool ends one job that a worker has, step by step: it ends a job whose caller has cancelled it, whose time is over, or which is
+silent.  The *stage* says how far the pool has got.  Every change of the stage goes
+through the table below, and this file does not know *why* a change happens.  A job that
+nobody wants to end has no record here.  The pool drops the record when its worker has
+finished the job, or has given it back.
+
+The table as a drawing::
+
+    NONE ─────────┬─ REVOKE ────▶ REVOKING
+    REVOKING ─────┘
+
+    NONE ─────────┬─ KEEP ──────▶ NONE
+    REVOKING ─────┘
+
+    NONE ─────────┐
+    REVOKING ─────┼─ INTERRUPT ─▶ INTERRUPTING
+    KILLING ──────┘
+
+    NONE ─────────┐
+    REVOKING ─────┤
+    INTERRUPTING ─┼─ DUMP ──────▶ DUMPING
+    DUMPING ──────┤
+    KILLING ──────┘
+
+    NONE ─────────┐
+    REVOKING ─────┼─ KILL ──────▶ KILLING
+    INTERRUPTING ─┤
+    DUMPING ──────┘
+
+    INTERRUPTING ─┐
+    DUMPING ──────┼─ REVOKE ────▶ (the same)
+    KILLING ──────┘
+
+    INTERRUPTING ─┐
+    DUMPING ──────┼─ KEEP ──────▶ (the same)
+    KILLING ──────┘
+
+    (each) ───────── CLOSE ─────▶ NONE
+
+The pool asks a job to end only once: there is no ``INTERRUPT`` in ``INTERRUPTING`` or
+``DUMPING``.  ``KILLING`` is not yet the end.  The worker first gives back the jobs that
+wait in it.  Until then, a caller that cancels the job may still give it time to end by
+itself.
+
+A worker that is ``STOPPING`` ends together with all of its jobs.  Their stages do not
+change any more, and their deadlines do not count any more.
+
+The life of a slot goes from an empty slot to an empty slot.  One worker process after another runs in a slot.  Workers come and go, and the slot
+stays.  Rule 1: every change of a slot's state goes through the table below.  Rule 2:
+this file does not know *why* something happens.  A worker that was told to stop and a
+worker that was killed both end with ``EXITED``.
+
+The states in the order in which a healthy worker visits them::
+
+    VACANT -> STARTING -> IDLE <-> BUSY -> STOPPING -> VACANT
+
+``BUSY`` begins when the pool assigns a job, not when the worker confirms it.  Otherwise
+a worker would look idle while a job is on its way to it, and the pool could stop it.
+
+A ``PARKED`` slot is empty, and waits for a probe.  An ``UNUSED`` slot is not needed
+now.  A ``RETIRED`` slot never gets a worker again.
+
+The size of a pool is how many workers it should have, between a least and a most number.  A pool
+grows when jobs have waited for a while: by one worker, then by two, by four, and
+so on, as long as jobs go on waiting.  So a burst that the present workers can finish at
+once starts no worker, and a flood of jobs does not start all workers in one moment.
+The pool starts no more workers than there are jobs without one.
+
+A pool shrinks when a worker has been idle for *idle_timeout*.  The time of the next
+check never comes later than that.  While no worker is idle, the next check is a whole
+*idle_timeout* from now, so the pool need not do anything at the moment when a worker
+becomes idle.
+"""
+
+from __future__ import annotations
+
+import enum
+import re
+from collections import deque
+from collections.abc import Iterable, Mapping
+from dataclasses import field
+
+from asyncpool._core.deadlines import earliest
+from asyncpool._core.in_flight import InFlight
+from asyncpool._core.job_options import CancelMode
+from asyncpool._core.policies import NEVER, RecycleLimits
+from asyncpool._dataclass import dataclass
+from asyncpool.enums import SlotState
+
+CRASH = "crash"
+
+# What cannot be counted by itself.
+OTHER = "other"
+
+CAUSES = (
+    CRASH,
+    "cancellation",
+    "close",
+    "idle",
+    "kill",
+    "max_age",
+    "max_jobs",
+    "max_memory",
+    "request_replacement",
+    "resize",
+    "retire",
+    "retire_worker",
+    "roll",
+    "session",
+    "timeout",
+    "uncaught exception",
+    OTHER,
+)
+
+# What stands between the cause and the number of a job.
+_OF_JOB = " of job "
+
+_NOT_ENDED = re.compile(r"(killed since )?job (\d+)(, which it ran too,)? did not end")
+
+
+def reason_for_job(cause: str, job: int) -> str:
+    """Return the reason of an end that a job was the cause of: ``"timeout of job 12"``."""
+    return f"{cause}{_OF_JOB}{job}"
+
+
+def exit_cause(reason: str) -> str:
+    """Return the cause in the reason of a planned exit; of the one above, ``"timeout"``."""
+    call, _, _ = reason.partition(":")
+    cause, _, _ = call.partition(_OF_JOB)
+    cause = cause.removesuffix("()")
+    return cause if cause in CAUSES else OTHER
+
+
+def job_not_ended(job: int, *, beside: bool) -> str:
+    """Return the detail of the end of a worker whose job did not end when it had to.
+
+    Args:
+        job: The job.
+        beside: Whether it was not the only job of the worker.
+    """
+    return f"job {job}{', which it ran too,' if beside else ''} did not end"
+
+
+def killed_since(detail: str) -> str:
+    """Return the detail of an end that the pool brought about."""
+    return f"killed since {detail}"
+
+
+def reason_for_client(reason: str, numbers: Mapping[int, int]) -> str:
+    """Return a reason with the client's number of its job, and none of another's.
+
+    Args:
+        reason: What the pool of an agent says.
+        numbers: The client's numbers of its jobs, by those of the agent.
+    """
+    cause, of_job, text = reason.rpartition(_OF_JOB)
+    if not of_job or not text.isdecimal():
+        return reason
+    job = numbers.get(int(text))
+    return cause if job is None else reason_for_job(cause, job)
+
+
+def detail_for_client(detail: str, numbers: Mapping[int, int]) -> str:
+    """Return the detail of an end with the client's number of its job, and none of another's.
+
+    Args:
+        detail: What the pool of an agent says.
+        numbers: See :func:`reason_for_client`.
+    """
+    found = _NOT_ENDED.fullmatch(detail)
+    if found is None:
+        return detail
+    killed, number, beside = found[1] or "", int(found[2]), bool(found[3])
+    if number in numbers:
+        return killed + job_not_ended(numbers[number], beside=beside)
+    return f"{killed}{'another' if beside else 'a'} job did not end"
+
+
+class IllegalTransitionError(AssertionError):
+    """An event that cannot happen in this state: a bug in asyncpool."""
+
+
+class EndingStage(enum.Enum):
+    """How far the pool has got in ending a job."""
+
+    # The pool does nothing about it: its caller has gone, and it may run on.
+    NONE = "none"
+    # The pool has asked its worker to give it back, unless it has begun.
+    REVOKING = "revoking"
+    # The pool has told it to end, and waits until the deadline.
+    INTERRUPTING = "interrupting"
+    # Its worker has been asked to write the stacks of its threads, and has until the
+    # deadline.
+    DUMPING = "dumping"
+    # The pool will kill its worker, at the deadline or before.
+    KILLING = "killing"
+
+
+class EndingEvent(enum.Enum):
+    """What can happen to a job that the pool ends."""
+
+    REVOKE = enum.auto()  # the pool asks its worker to give it back
+    KEEP = enum.auto()  # its worker says that it has begun it
+    INTERRUPT = enum.auto()  # the pool gives it time to end by itself
+    DUMP = enum.auto()  # the pool gives its worker time to write the stacks
+    # That time is over, the stacks are written, or there was no time.
+    KILL = enum.auto()
+    CLOSE = enum.auto()  # the pool closes, which ends the worker anyway
+
+
+ENDING_TRANSITIONS: dict[EndingStage, dict[EndingEvent, EndingStage]] = {
+    EndingStage.NONE: {
+        EndingEvent.REVOKE: EndingStage.REVOKING,
+        EndingEvent.KEEP: EndingStage.NONE,
+        EndingEvent.INTERRUPT: EndingStage.INTERRUPTING,
+        EndingEvent.DUMP: EndingStage.DUMPING,
+        EndingEvent.KILL: EndingStage.KILLING,
+        EndingEvent.CLOSE: EndingStage.NONE,
+    },
+    EndingStage.REVOKING: {
+        EndingEvent.REVOKE: EndingStage.REVOKING,
+        EndingEvent.KEEP: EndingStage.NONE,
+        EndingEvent.INTERRUPT: EndingStage.INTERRUPTING,
+        EndingEvent.DUMP: EndingStage.DUMPING,
+        EndingEvent.KILL: EndingStage.KILLING,
+        EndingEvent.CLOSE: EndingStage.NONE,
+    },
+    EndingStage.INTERRUPTING: {
+        EndingEvent.REVOKE: EndingStage.INTERRUPTING,
+        EndingEvent.KEEP: EndingStage.INTERRUPTING,
+        EndingEvent.DUMP: EndingStage.DUMPING,
+        EndingEvent.KILL: EndingStage.KILLING,
+        EndingEvent.CLOSE: EndingStage.NONE,
+    },
+    EndingStage.DUMPING: {
+        EndingEvent.REVOKE: EndingStage.DUMPING,
+        EndingEvent.KEEP: EndingStage.DUMPING,
+        EndingEvent.DUMP: EndingStage.DUMPING,
+        EndingEvent.KILL: EndingStage.KILLING,
+        EndingEvent.CLOSE: EndingStage.NONE,
+    },
+    EndingStage.KILLING: {
+        EndingEvent.REVOKE: EndingStage.KILLING,
+        EndingEvent.KEEP: EndingStage.KILLING,
+        EndingEvent.INTERRUPT: EndingStage.INTERRUPTING,
+        EndingEvent.DUMP: EndingStage.DUMPING,
+        EndingEvent.CLOSE: EndingStage.NONE,
+    },
+}
+
+# The stages in which a job has time to end by itself.
+BY_ITSELF = frozenset({EndingStage.INTERRUPTING, EndingStage.DUMPING})
+
+
+def next_stage(stage: EndingStage, event: EndingEvent) -> EndingStage:
+    """Return the stage that follows *stage* when *event* happens.
+
+    Raises:
+        IllegalTransitionError: If the table has no such arrow.
+    """
+    try:
+        return ENDING_TRANSITIONS[stage][event]
+    except KeyError:
+        raise IllegalTransitionError(f"{event.name} at stage {stage.name}") from None
+
+
+@dataclass(slots=True)
+class JobEnding:
+    """How the pool ends one job.
+
+    Attributes:
+        stage: How far the pool has got; see :data:`ENDING_TRANSITIONS`.
+        due: When the pool takes the next step at the latest, if the stage has a
+            deadline.
+        mode: How the pool ends the job, if its caller has cancelled it and nobody
+            wants it.
+        expired: It has not begun within its ``queue_timeout``.  It fails if its worker gives it back, and
+            goes on if the worker has begun it.
+        silent: The pool kills the worker because this job is silent.
+        written: Whether its worker has written its stacks; ``None`` if the pool has
+            not asked.
+    """
+
+    stage: EndingStage = EndingStage.NONE
+    due: float | None = None
+    mode: CancelMode | None = None
+    expired: bool = False
+    silent: bool = False
+    written: bool | None = None
+
+    def apply(self, event: EndingEvent, due: float | None = None) -> None:
+        """Change to the stage that the table says; *due* is the deadline of a new stage.
+
+        Raises:
+            IllegalTransitionError: If the table has no such arrow; nothing has changed.
+        """
+        stage = next_stage(self.stage, event)
+        if {stage, self.stage} <= BY_ITSELF:
+            self.due = earliest(self.due, due)  # see extend()
+        elif stage is not self.stage:
+            self.due = due
+        self.stage = stage
+
+    def extend(self, due: float) -> None:
+        """Give a job that has time to end by itself time until *due*, if it has less."""
+        if self.stage in BY_ITSELF and self.due is not None:
+            self.due = max(self.due, due)
+
+
+class JobEndings(dict[int, JobEnding]):
+    """The jobs of one worker that the pool ends.
+
+    They are in the order in which they came to their stages.
+    """
+
+    __slots__ = ()
+
+    def of(self, job: int) -> JobEnding:
+        """Return the record of *job*, which may be a new one."""
+        return self.setdefault(job, JobEnding())
+
+    def apply(self, job: int, event: EndingEvent, due: float | None = None) -> None:
+        """Apply *event* to *job*, which moves to the end of the order if its stage changes.
+
+        Raises:
+            IllegalTransitionError: If the table has no such arrow; nothing has changed.
+        """
+        ending = self.of(job)
+        before = ending.stage
+        ending.apply(event, due)
+        if ending.stage is not before:
+            self[job] = self.pop(job)
+
+    def keep(self, job: int) -> None:
+        """Record that its worker has begun *job*, and so does not give it back."""
+        ending = self[job]
+        ending.apply(EndingEvent.KEEP)
+        ending.expired = False
+        if ending.stage is EndingStage.NONE and ending.mode is None:
+            del self[job]  # it goes on like any other job
+
+    def is_expired(self, job: int) -> bool:
+        """Tell whether the pool asks *job* back because it has not begun in time."""
+        ending = self.get(job)
+        return ending is not None and ending.expired
+
+    def is_wanted(self, job: int) -> bool:
+        """Tell whether somebody still wants *job*: its caller has not cancelled it."""
+        ending = self.get(job)
+        return ending is None or ending.mode is None
+
+    def is_due(self, job: int, now: float) -> bool:
+        """Tell whether the deadline of *job* has passed."""
+        due = self[job].due
+        return due is not None and due <= now
+
+    @property
+    def due(self) -> float | None:
+        """The earliest of the deadlines; ``None`` if there is none."""
+        return earliest(*(ending.due for ending in self.values()))
+
+    @property
+    def by_itself(self) -> list[int]:
+        """The jobs that have time to end by themselves."""
+        return [job for job, it in self.items() if it.stage in BY_ITSELF]
+
+    @property
+    def dumping(self) -> list[int]:
+        """The jobs whose stacks the worker has been asked to write."""
+        stage = EndingStage.DUMPING
+        return [job for job, it in self.items() if it.stage is stage]
+
+    @property
+    def unwritten(self) -> bool:
+        """Whether the worker has still to write the stacks of one of them."""
+        return any(it.written is False for it in self.values())
+
+    @property
+    def killing(self) -> int | None:
+        """The job for which the pool kills the worker, or the first of several."""
+        found = (j for j, it in self.items() if it.stage is EndingStage.KILLING)
+        return next(found, None)
+
+    @property
+    def silent(self) -> int | None:
+        """The job for whose silence the pool kills the worker."""
+        return next((job for job, it in self.items() if it.silent), None)
+
+
+_NEW = RecycleLimits(jobs=NEVER, age=None, memory=None)
+
+
+class SlotEvent(enum.Enum):
+    """What can happen to a slot."""
+
+    SPAWN = enum.auto()
+    READY = enum.auto()
+    STOP = enum.auto()
+    EXITED = enum.auto()
+    PARK = enum.auto()
+    CLOSE = enum.auto()
+    REOPEN = enum.auto()
+    RETIRE = enum.auto()
+
+
+class StopStage(enum.IntEnum):
+    """How far the pool has got in ending a process; each step has a deadline."""
+
+    NO = 0
+    STOPPED = 1
+    TERMINATED = 2
+    KILLED = 3
+
+
+_S, _E = SlotState, SlotEvent
+
+TRANSITIONS: dict[SlotState, dict[SlotEvent, SlotState]] = {
+    _S.VACANT: {
+        _E.SPAWN: _S.STARTING,
+        _E.PARK: _S.PARKED,
+        _E.CLOSE: _S.UNUSED,
+        _E.RETIRE: _S.RETIRED,
+    },
+    _S.STARTING: {_E.READY: _S.IDLE, _E.STOP: _S.STOPPING, _E.EXITED: _S.VACANT},
+    _S.IDLE: {_E.STOP: _S.STOPPING, _E.EXITED: _S.VACANT},
+    _S.BUSY: {_E.STOP: _S.STOPPING, _E.EXITED: _S.VACANT},
+    _S.STOPPING: {_E.EXITED: _S.VACANT},
+    _S.PARKED: {
+        _E.SPAWN: _S.STARTING,
+        _E.CLOSE: _S.UNUSED,
+        _E.RETIRE: _S.RETIRED,
+    },
+    _S.UNUSED: {
+        _E.SPAWN: _S.STARTING,
+        _E.REOPEN: _S.VACANT,
+        _E.RETIRE: _S.RETIRED,
+    },
+    _S.RETIRED: {},
+}
+
+
+def next_state(state: SlotState, event: SlotEvent) -> SlotState:
+    """Return the state that follows *state* when *event* happens.
+
+    Raises:
+        IllegalTransitionError: If the table has no such arrow.
+    """
+    try:
+        return TRANSITIONS[state][event]
+    except KeyError:
+        raise IllegalTransitionError(f"{event.name} in state {state.name}") from None
+
+
+# The states of a slot whose worker is ready and does not end.
+UP = frozenset({SlotState.IDLE, SlotState.BUSY})
+
+
+@dataclass(slots=True)
+class Slot:
+    """One slot: its state, and what its present worker has done.
+
+    Attributes:
+        index: Its number in the pool, from 0.
+        rank: The number that its worker knows itself by; see ``lifecycle.py``.
+        state: See :data:`TRANSITIONS`.
+        generation: Which worker of the slot it is, or was last, counting from 1.
+        in_flight: The jobs that its worker has in flight.
+        concurrency: How many jobs its workers run at once.
+        job_endings: The jobs of its worker that the pool ends; see
+            :data:`ENDING_TRANSITIONS`.  All that concerns one such job is there; the attributes
+            below are about the worker.
+        seen: The jobs that were running at the last check for a stall.  If they
+            still run at the next check, the pool asks for the jobs that wait behind
+            them.
+        hung: The worker, or one of its jobs, has been silent for too long, and the
+            pool kills the worker for that.
+        recycle_limits: When its worker is due for recycling.
+        replace_reason: Why the worker is to be replaced, if it is.
+        replaces: The slot whose worker this one replaces as soon as it is ready.
+        bucket: The number by which jobs with keys find its workers; see
+            ``_core/sessions.py``.
+        draining: The worker gets no more jobs, and ends when it has finished what
+            it has.
+        drain_deadline: By when a draining worker must have ended.
+        exit_reason: Why the pool ends the worker, if it does, and if no job is the
+            reason.
+        pinned: The jobs that are pinned to its worker, which begins them before any
+            other.
+        session: The session that its worker belongs to, if any.
+        calls: The jobs of that session that have not begun.
+        idle_since: Since when the worker has had nothing to do, if it has nothing
+            to do.
+        oversized: The worker had more memory than it may, and the pool kills it for
+            that.
+        began_at: When the worker was started.
+        ready_at: When the worker said hello; ``None`` before that.
+        due: When the supervisor must act on the slot at the latest: to start a
+            worker, to probe, or to take the next step in ending a process.
+        exit_planned: The supervisor itself ends the worker, so its end is no crash.
+        faulty: The worker must not get another job, since something in it is
+            broken.
+        hopeless: Its start has failed, and another one would fail in the same way.
+        is_probe: The worker was started to find out whether starts succeed again.
+        stop_stage: How far the pool has got in ending the process.
+        is_overdue: The pool has asked the worker for its stacks, since its time to end
+            is nearly over.
+    """
+
+    index: int
+    state: SlotState = SlotState.VACANT
+    rank: int = 0
+    generation: int = 0
+    in_flight: InFlight = field(default_factory=InFlight)
+    concurrency: int = 1
+    job_endings: JobEndings = field(default_factory=JobEndings)
+    seen: tuple[int, ...] = ()
+    hung: bool = False
+    recycle_limits: RecycleLimits = _NEW
+    replace_reason: str | None = None
+    replaces: int | None = None
+    bucket: int | None = None
+    draining: bool = False
+    drain_deadline: float | None = None
+    exit_reason: str = ""
+    pinned: deque[int] = field(default_factory=deque)
+    session: int | None = None
+    calls: deque[int] = field(default_factory=deque)
+    idle_since: float = 0.0
+    oversized: bool = False
+    began_at: float = 0.0
+    ready_at: float | None = None
+    due: float | None = None
+    exit_planned: bool = False
+    faulty: bool = False
+    hopeless: bool = False
+    is_probe: bool = False
+    stop_stage: StopStage = StopStage.NO
+    is_overdue: bool = False
+
+    def apply(self, event: SlotEvent) -> None:
+        """Change to the state that the table says.
+
+        Raises:
+            IllegalTransitionError: If it says nothing; the slot is unchanged.
+        """
+        self.state = next_state(self.state, event)
+
+    def assign(self) -> None:
+        """Record that its worker has a job in flight.
+
+        The table does not have this, nor the way back, since each call takes both.
+        """
+        if self.state is SlotState.IDLE:
+            self.state = SlotState.BUSY
+
+    def renew(self) -> None:
+        """Begin the next generation."""
+        self.generation += 1
+        self.in_flight = InFlight(self.concurrency)
+        self.job_endings = JobEndings()
+        self.ready_at = self.due = None
+        self.seen = ()
+        self.exit_planned = self.faulty = self.hung = self.hopeless = False
+        self.replace_reason = self.replaces = self.drain_deadline = None
+        self.draining = self.oversized = self.is_overdue = False
+        self.exit_reason = ""
+        self.stop_stage = StopStage.NO
+
+
+# Seconds that jobs wait before the pool adds workers, and before it adds more again.  A
+# worker is ready about 10 ms after the pool wants it.
+GROW_EVERY = 0.02
+
+
+class Sizing:
+    """The size that a pool should have.
+
+    Args:
+        least: How many workers there are at the least.
+        most: How many workers there may be.
+        idle_timeout: After how many seconds without work the pool lets a worker go.
+
+    Attributes:
+        size: How many workers there should be.
+        watching: Whether it matters that a job has to wait; see :meth:`job_waits`.
+    """
+
+    def __init__(self, least: int, most: int, idle_timeout: float) -> None:
+        self.size = self.least = least
+        self.most = most
+        self._idle_timeout = idle_timeout
+        self._burst = 1
+        self._grow_at: float | None = None
+        self._shrink_at: float | None = None
+        self.watching = least < most
+
+    def limit(self, least: int, most: int, now: float) -> None:
+        """Set the least and the most number of workers."""
+        self.least, self.most = least, most
+        self._grow_at, self._burst = None, 1
+        self._resize(min(max(self.size, least), most), now)
+
+    def job_waits(self, now: float) -> None:
+        """Record that a job waits and no worker is being started for it, while *watching*."""
+        if self.watching:
+            self.watching, self._grow_at = False, now + GROW_EVERY
+
+    def grow(self, now: float, *, waiting: int, coming: int) -> None:
+        """Grow, if jobs have waited long enough; workers that are starting take one job each.
+
+        Args:
+            now: The time.
+            waiting: How many jobs have no worker.
+            coming: How many workers are already being started.
+        """
+        if self._grow_at is None or now < self._grow_at:
+            return
+        self._grow_at = None
+        more = min(self._burst, waiting - coming)
+        if more > 0:
+            self._burst *= 2
+            self._resize(min(self.size + more, self.most), now)
+            if self.size < self.most:
+                self._grow_at = now + GROW_EVERY
+        elif not waiting:
+            self._burst = 1
+        self.watching = self._grow_at is None and self.size < self.most
+
+    def shrink(self, now: float, idle: Iterable[tuple[float, int]]) -> int | None:
+        """Shrink by one idle worker, if there is one too many, and return its slot.
+
+        Args:
+            now: The time.
+            idle: The idle workers: for each, since when it is idle, and its slot.
+        """
+        if self._shrink_at is None or now < self._shrink_at:
+            return None
+        since, slot = min(idle, default=(now, None))
+        if slot is None or since + self._idle_timeout > now:
+            self._shrink_at = min(since, now) + self._idle_timeout
+            return None
+        self._resize(self.size - 1, now)
+        # There is no next check if that was the last worker too many.
+        if self._shrink_at is not None:  # pyright: ignore[reportUnnecessaryComparison] - _resize() sets it
+            self._shrink_at = now
+        return slot
+
+    @property
+    def shrinks(self) -> bool:
+        """Whether the pool looks for a worker that has been idle for too long."""
+        return self._shrink_at is not None
+
+    def next_deadline(self, *, nobody_goes: bool) -> float | None:
+        """When to call :meth:`grow` and :meth:`shrink`; ``None`` if there is no need.
+
+        While *nobody_goes*, since no worker may leave now, there is no need to shrink.
+        """
+        return earliest(self._grow_at, None if nobody_goes else self._shrink_at)
+
+    def _resize(self, size: int, now: float) -> None:
+        self.size = size
+        self.watching = self._grow_at is None and size < self.most
+        if size == self.least:
+            self._shrink_at = None
+        elif self._shrink_at is None:
+            self._shrink_at = now + self._idle_timeout

@@ -1,0 +1,1 @@
+"""The service's process: the engine of a pool, its workers as the service sees them, and jobs."""

@@ -1,0 +1,359 @@
+"""Which jobs a pool takes: whether it is open, and has room for another job."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+from abc import ABC, abstractmethod
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+from asyncpool import events
+from asyncpool._core import log_messages as say
+from asyncpool._core.job_options import DrainHold, JobOptions
+from asyncpool._engine.loop import Alarm
+from asyncpool._engine.registry import broken_errors
+from asyncpool.errors import PoolClosedError, PoolFullError
+
+if TYPE_CHECKING:
+    from asyncpool._engine.engine import Engine
+
+
+class Admission:
+    """Admits jobs to a pool, or turns them away.
+
+    Args:
+        engine: The pool's engine.
+
+    Attributes:
+        saturated: Whether the queue was full, and has not been empty since.  Code that takes
+            jobs out of the queue must call :meth:`update_saturated` then.
+    """
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._core = engine.core
+        self._limit = engine.config.max_queued
+        self.saturated = False
+        self._has_room = asyncio.Event()
+
+    def check_open(self, hold: DrainHold | None = None) -> None:
+        """Check that the pool is open.
+
+        Args:
+            hold: A hold that still admits the caller while the pool drains.
+
+        Raises:
+            PoolClosedError: If the pool is closed.
+            PoolBrokenError: If it is broken.
+        """
+        closing = self._core.closing
+        if closing.finish is not None and not (
+            closing.draining and hold is not None and hold.held
+        ):
+            raise PoolClosedError
+        if self._core.broken is not None:
+            with self._engine.turn as now:
+                self._core.lifecycle.try_sooner(now)
+            raise broken_errors(self._engine)(None)
+
+    def check_trying(self) -> None:
+        """Check that the pool works, or still tries to start workers.
+
+        Raises:
+            PoolClosedError: If it is closed.
+            PoolBrokenError: If it has given up.
+        """
+        if self._core.closing.finish is not None:
+            raise PoolClosedError
+        is_broken = self._core.broken is not None
+        if (
+            is_broken
+            and self._core.lifecycle.retry_in(self._engine.loop.time()) is None
+        ):
+            raise broken_errors(self._engine)(None)
+
+    def check(self, options: JobOptions) -> None:
+        """Check that the pool takes a job with these options.
+
+        The calls of a broadcast do not come this way (:meth:`Traffic.send_pinned`).  Only the
+        broadcast itself needs an open pool.  Its calls take no room in the queue, since each is for
+        one worker.  And a worker that starts while the pool drains gets the broadcasts that the
+        pool remembers.
+
+        Raises:
+            PoolClosedError: If the pool is closed.
+            PoolBrokenError: If it is broken.
+            PoolFullError: If too many jobs and callers wait.
+        """
+        core, limit = self._core, self._limit
+        if core.closing.finish is not None or core.broken is not None:
+            self.check_open(options.hold)
+        if limit is None or core.dispatcher.can_begin_now(options.key):
+            return
+        if options.bound is not None:
+            return  # it waits for its session's worker, and takes no room in the queue
+        # Jobs that are being pickled, and for which workers are idle, will not be queued.
+        waiting = self._waiting
+        not_for_long = min(core.dispatcher.free, core.dispatcher.preparing)
+        if waiting - not_for_long >= limit:
+            if not self.saturated:
+                self.saturated = True
+                self._has_room.clear()
+                self._engine.hub.publish(events.QueueFull(waiting))
+            raise PoolFullError(waiting=waiting, max_queued=limit)
+
+    @property
+    def _waiting(self) -> int:
+        """How many jobs wait, and callers for a worker of their own."""
+        return self._core.waiting + self._core.dispatcher.wanted
+
+    def check_session(self) -> None:
+        """Check that one more caller may wait for a worker of its own.
+
+        Raises:
+            PoolClosedError: If the pool is closed.
+            PoolBrokenError: If it is broken.
+            PoolFullError: If too many jobs and callers wait.
+        """
+        self.check_open()
+        core, limit = self._core, self._limit
+        waiting = self._waiting
+        if limit is not None and not core.dispatcher.idle and waiting >= limit:
+            raise PoolFullError(waiting=waiting, max_queued=limit)
+
+    def note_queued(self) -> None:
+        """Tell the core that a job is queued, since a new worker could take it."""
+        if self._core.dispatcher.unserved:
+            with self._engine.turn as now:
+                self._core.exits.sizing.job_waits(now)
+
+    def update_saturated(self) -> None:
+        """Wake the callers that wait for room, if nobody waits for a worker; too many did before."""
+        core = self._core
+        if self._waiting:
+            return
+        closing = core.closing
+        refuses = closing.finish is not None and not closing.draining
+        # With max_queued=0 the queue is always empty, and there is room only while a worker is
+        # idle.  But if the pool ends, callers that wait for room must hear of that.
+        if (
+            self._limit
+            or core.dispatcher.can_begin_now(None)
+            or refuses
+            or core.broken is not None
+        ):
+            self.wake_all()
+            self._engine.hub.publish(events.QueueEmptied())
+
+    def wake_all(self) -> None:
+        """Wake all callers that wait for room."""
+        self.saturated = False
+        self._has_room.set()
+
+    async def room(self) -> None:
+        """Wait until the queue, which was full, is empty; or until the pool is closed.
+
+        Cancellation:
+            Safe.
+        """
+        while self.saturated:  # another caller may have filled it again meanwhile
+            await self._has_room.wait()
+
+
+# What a closing pool waits for: its jobs, and maps and sessions that will submit more jobs.
+
+# Say in words what a closing pool waits for.
+
+# Seconds between two log records of a closing pool.
+REPORT_EVERY = 10.0
+
+_MOST = 5  # how many functions are named
+
+
+def describe_waiting(
+    *, jobs: int, queued: int, names: Counter[str], holds: Sequence[str]
+) -> str:
+    """Say in words what a closing pool waits for.
+
+    Args:
+        jobs: How many jobs are open.
+        queued: How many of them have not begun.
+        names: The functions of the oldest of them, and how many jobs call each.
+        holds: What else holds the pool open, maps and sessions, each as a text.
+    """
+    parts: list[str] = []
+    if jobs:
+        in_queue = f", {min(queued, jobs)} of them in the queue" if queued else ""
+        oldest = "" if names.total() == jobs else f"of the oldest {names.total()}: "
+        parts.append(f"{_count(jobs)}{in_queue} ({oldest}{list_functions(names)})")
+    parts += holds[:_MOST]
+    if len(holds) > _MOST:
+        parts.append(f"{len(holds) - _MOST} more maps and sessions")
+    return "; ".join(parts) or "its workers to end"
+
+
+def list_functions(names: Counter[str]) -> str:
+    """Return the names of functions, the most frequent first, with how many jobs call each."""
+    parts = [f"{count} x {name}" for name, count in names.most_common(_MOST)]
+    others = names.total() - sum(count for _, count in names.most_common(_MOST))
+    return ", ".join([*parts, f"{others} of others"] if others else parts) or "none"
+
+
+def _count(jobs: int) -> str:
+    return "1 job" if jobs == 1 else f"{jobs} jobs"
+
+
+_LOGGER = logging.getLogger("asyncpool")
+
+# How many jobs of a queue the message looks at: with a million, 1,000 of them take 0.3 ms.
+_LOOKED_AT = 1000
+
+
+class Hold(ABC):
+    """What holds a pool open until it is released; its text says in logs what that is."""
+
+    def __init__(self) -> None:
+        self._let_go: Callable[[Hold], None] | None = None
+
+    @abstractmethod
+    def __str__(self) -> str: ...
+
+    @property
+    def held(self) -> bool:
+        """Whether this holds the pool open."""
+        return self._let_go is not None
+
+    def take(self, let_go: Callable[[Hold], None]) -> None:
+        """Hold the pool open; :meth:`release` calls *let_go*."""
+        self._let_go = let_go
+
+    def release(self) -> None:
+        """Let the pool close, whatever is left."""
+        let_go, self._let_go = self._let_go, None
+        if let_go is not None:
+            let_go(self)
+
+
+class MapHold(Hold):
+    """The hold of a map, which ends when all its items are drawn and done.
+
+    It does not matter whether the caller has taken the results.
+
+    Args:
+        name: What logs call the function of the map.
+
+    Attributes:
+        under_way: How many items are drawn and not yielded.
+    """
+
+    def __init__(self, name: str) -> None:
+        super().__init__()
+        self.under_way = 0
+        self._name = name
+        self._open_batches = 0
+        self._drawn = False
+
+    def __str__(self) -> str:
+        return f"a map of {self._name}, {self.under_way} items under way"
+
+    def begin(self) -> None:
+        """Note that a batch of items has begun."""
+        self._open_batches += 1
+
+    def done(self) -> None:
+        """Note that all items of a batch are done."""
+        self._open_batches -= 1
+        self._release_if_done()
+
+    def drawn(self) -> None:
+        """Note that all items are drawn."""
+        self._drawn = True
+        self._release_if_done()
+
+    def _release_if_done(self) -> None:
+        if self._drawn and not self._open_batches:
+            self.release()
+
+
+class SessionHold(Hold):
+    """The hold of a session, or of a caller that waits for one.
+
+    Attributes:
+        what: What logs call it.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.what = "a session that waits for a worker"
+
+    def __str__(self) -> str:
+        return self.what
+
+
+class Draining:
+    """Lets maps and sessions hold a pool open, and logs what a closing pool waits for.
+
+    Args:
+        engine: The pool's engine.
+    """
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._holds: dict[Hold, None] = {}
+        self._began: float | None = None
+        self._alarm = Alarm(engine.loop, self._say)
+
+    def hold(self, hold: Hold) -> None:
+        """Let *hold* keep the pool open from now on, unless it closes already."""
+        core = self._engine.core
+        if core.closing.finish is None:
+            self._holds[hold] = None
+            core.closing.holds += 1
+            hold.take(self._let_go)
+
+    def begin(self) -> None:
+        """Note that the pool closes."""
+        if self._began is None:
+            self._began = self._engine.loop.time()
+            self._alarm.set_in(REPORT_EVERY)
+
+    def stop(self) -> None:
+        """Stop, and log which jobs failed that nobody waited for."""
+        self._alarm.cancel()
+        unheard = self._engine.registry.unheard
+        if unheard:
+            say.JOBS_UNHEARD.log(
+                _LOGGER,
+                {"pool": self._engine.config.name, "jobs": unheard.total()},
+                title=self._engine.config.title,
+                names=list_functions(unheard),
+            )
+
+    def _let_go(self, hold: Hold) -> None:
+        del self._holds[hold]
+        with self._engine.turn as now:
+            self._engine.core.release(now)
+
+    def _say(self, _: float) -> None:
+        assert self._began is not None
+        engine, jobs = self._engine, self._engine.registry.jobs
+        names = (job._title for job in itertools.islice(jobs.values(), _LOOKED_AT))
+        queued = engine.core.waiting
+        what = describe_waiting(
+            jobs=len(jobs),
+            queued=queued,
+            names=Counter(names),
+            holds=[str(hold) for hold in self._holds],
+        )
+        seconds = round(engine.loop.time() - self._began)
+        extra = {
+            "pool": engine.config.name,
+            "seconds": seconds,
+            "jobs": len(jobs),
+            "queued": queued,
+        }
+        say.CLOSE_IS_SLOW.log(_LOGGER, extra, title=engine.config.title, what=what)
+        self._alarm.set_in(REPORT_EVERY)

@@ -1,0 +1,455 @@
+"""Find out what a worker died of, and report it."""
+
+from __future__ import annotations
+
+import random
+import signal
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from asyncpool import events
+from asyncpool._core.job_options import costs_attempt
+from asyncpool._core.lifecycle import Aftermath
+from asyncpool._core.slots import (
+    CRASH,
+    Slot,
+    exit_cause,
+    job_not_ended,
+    killed_since,
+    reason_for_job,
+)
+from asyncpool._engine.job import Chunk, Job, StreamJob
+from asyncpool._engine.loop import Reporter
+from asyncpool._engine.machine import OomKills
+from asyncpool._engine.registry import crash_error, delivery_of, overdue, stacks_of
+from asyncpool._engine.worker import WorkerHandle
+from asyncpool._wire.posix import signal_name
+from asyncpool.enums import CrashKind, Delivery, NextStep, TimeLimit
+from asyncpool.errors import JobTimeoutError
+from asyncpool.events import Crash
+
+if TYPE_CHECKING:
+    from asyncpool._engine.engine import Engine
+
+
+# Decide which deaths of workers the kernel caused because memory ran out.
+#
+# The kernel counts the processes that it kills for this reason, but does not say which
+# ones they were.  So each such kill explains one death of a worker by a SIGKILL that the
+# pool has not sent: the death that the pool finds first.  If the kernel killed several
+# workers together, the pool finds the others while it already replaces the first.
+#
+# The kernel's count also includes processes that are no workers, such as a program that a
+# job has started.  Such a kill would explain any death that happens much later.  So the
+# pool soon forgets each kill.
+
+# Seconds for which a kill may explain a death.  A process with much memory takes a
+# while to end.  If the time is too short, the pool does not recognise a death for lack
+# of memory, and may retry a job that takes the memory of the next worker as well.  If
+# it is too long, the pool does not retry a job that it could.
+FRESH = 5.0
+
+
+class OomLedger:
+    """The kills that have explained no death so far.
+
+    Args:
+        count: How many kills the kernel has counted before.
+    """
+
+    def __init__(self, count: int) -> None:
+        self._count = count
+        self._unclaimed = 0
+        self._seen_at = 0.0
+
+    def update(self, count: int, now: float) -> None:
+        """Record how many kills the kernel has counted by now."""
+        if now - self._seen_at > FRESH:
+            self._unclaimed = 0
+        if count > self._count:  # it falls only if it could not be read
+            self._unclaimed += count - self._count
+            self._count, self._seen_at = count, now
+
+    def claim(self) -> bool:
+        """Tell whether a kill explains a death that was just found; it explains one death only."""
+        if not self._unclaimed:
+            return False
+        self._unclaimed -= 1
+        return True
+
+
+# What a death means for the jobs of the worker.
+
+
+class Loss(NamedTuple):
+    """What the death of a worker means for one of its jobs.
+
+    Attributes:
+        job: The job.
+        delivery: How far it had got on its way.
+        blamed: Whether it may be the cause, or its time was over.
+        costs: Whether it has lost an attempt.
+        again: Whether it goes back to the queue.
+        error: What its caller gets if its time was over before the death.
+    """
+
+    job: Job[Any]
+    delivery: Delivery
+    blamed: bool
+    costs: bool
+    again: bool
+    error: BaseException | None
+
+    @property
+    def begun(self) -> bool:
+        """Whether it had begun."""
+        return self.delivery is Delivery.STARTED
+
+
+def judge(
+    jobs: Iterable[Job[Any]], handle: WorkerHandle, slot: Slot, kind: CrashKind
+) -> list[Loss]:
+    """Return what the death of a worker means for *jobs*, which it had in flight."""
+    losses: list[Loss] = []
+    # The job that it would have begun next, if it had room for that, may be the cause as well;
+    # but it cannot have begun a large call that was still on its way.
+    suspects = not slot.exit_planned and not handle.outbox.loading
+    for job in jobs:
+        delivery = _delivery_despite_lies(job, handle, slot)
+        policy, returned = job._attempt_policy, job._times_returned
+        blamed = delivery is Delivery.STARTED
+        if not blamed and suspects:
+            blamed, suspects = slot.in_flight.runs(job.id), False
+        over = job._exceeded is not None
+        blamed = blamed or over  # its time is over, whether it had begun or not
+        costs = blamed and costs_attempt(delivery=delivery, times_returned=returned)
+        error: BaseException | None = None
+        again = True
+        if over:
+            costs = costs or job._exceeded is TimeLimit.TIMEOUT
+            error, may_retry, _ = overdue(job, handle)
+            again = may_retry and policy.after_exception(error, attempt=job.attempt)
+        elif blamed:
+            again = policy.after_crash(
+                kind=kind,
+                delivery=delivery,
+                attempt=job.attempt,
+                times_returned=returned,
+            )
+        losses.append(Loss(job, delivery, blamed, costs, again, error))
+    return losses
+
+
+def _delivery_despite_lies(job: Job[Any], handle: WorkerHandle, slot: Slot) -> Delivery:
+    delivery = delivery_of(job, handle)
+    # A worker that broke the protocol may have erased its page, so that its jobs run twice.  If
+    # it had the job before that, and it was the job's turn, then the job has begun.
+    had_before = job._frame_end <= handle.taken_in_trust
+    if delivery is Delivery.SENT and had_before and slot.in_flight.runs(job.id):
+        return Delivery.STARTED
+    return delivery
+
+
+class Deaths:
+    """Does what the end of a worker requires: for its jobs, its slot, the log and listeners.
+
+    Args:
+        engine: The pool's engine.
+    """
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        config = engine.config
+        self._kills = OomKills()
+        count = self._kills.count()
+        self._ledger = None if count is None else OomLedger(count)
+        self._reporter = Reporter(engine.loop, config.name, config.on_crash, engine.log)
+
+    async def finish(self) -> None:
+        """Wait for the callbacks that report crashes; see :meth:`Reporter.finish`.
+
+        Cancellation:
+                Safe: the callbacks go on.
+        """
+        await self._reporter.finish()
+
+    def ended(self, handle: WorkerHandle) -> None:
+        """Handle the end of a worker: the one place where its jobs and its slot hear of it."""
+        with self._engine.turn as now:
+            self._handle(handle, now)
+        self._engine.replacement.resize_waits.check()
+
+    def _handle(self, handle: WorkerHandle, now: float) -> None:
+        engine, registry = self._engine, self._engine.registry
+        slot, serving = engine.core.slots[handle.slot], engine.serving
+        # 1. What it has left: the last heartbeats of its jobs, and its CPU time.
+        engine.heartbeats.look(handle)
+        if handle.process is not None:
+            engine.figures.exited_cpu += handle.process.cpu
+        # 2. What it died of.
+        kind, planned = self.kind_of(handle, slot, now), slot.exit_planned
+        was_ready, decided = slot.ready_at is not None, slot.exit_reason
+        slot.hopeless = handle.final and not was_ready
+        silent, killed_for = slot.job_endings.silent, slot.job_endings.killing
+        # 3. What that means for its jobs, which are with no worker from now on.
+        found = (registry.jobs.get(number) for number in slot.in_flight.jobs)
+        losses = judge([job for job in found if job is not None], handle, slot, kind)
+        for loss in losses:
+            self._take_off(loss, handle, slot)
+        begun = [loss.job for loss in losses if loss.begun]
+        if slot.is_overdue:
+            handle.read_requested_stacks()
+        # 4. What follows in its slot.
+        blamed = bool(begun) if serving is None else serving.ended(handle)
+        after, given_up = engine.core.ended(
+            handle.slot,
+            now,
+            started=blamed,
+            requeue=[loss.job.id for loss in losses if loss.again],
+            jitter=random.random(),  # noqa: S311 - jitter
+        )
+        if after.next_step is NextStep.PARK and (
+            after.next_start is None or engine.status.cannot_start
+        ):
+            after = after._replace(next_step=NextStep.GIVE_UP, next_start=None)
+        # 5. The report.  A worker that was told to end may still have died of something else, and
+        # connections died with it.  (In a pool it has no job in flight then.)  Its slot goes on as
+        # planned.
+        crashed = not planned or (serving is not None and was_ready and handle.failed)
+        crash = self.report(
+            handle,
+            kind=kind,
+            planned=planned,
+            jobs=sorted(begun, key=lambda job: job.id != silent),
+            killed_for=killed_for if planned else None,
+            now=now,
+            after=after,
+        )
+        handle.page.close()
+        # 6. Counters, events, the log.
+        if crashed:
+            engine.crashes.append(crash)
+            engine.sessions.worker_crashed(crash)
+            engine.figures.crash_kinds[kind] += 1
+            engine.figures.exits[CRASH] += 1
+            engine.hub.publish(events.Crashed(crash))
+        else:
+            error = next((it.error for it in losses if it.job.id == killed_for), None)
+            reason = decided or ("" if engine.core.closing.finish is None else "close")
+            if killed_for is not None:
+                cause = "cancellation" if error is None else "timeout"
+                reason = reason_for_job(cause, killed_for)
+            self._tell_exit(crash, reason)
+            if was_ready:  # told in the next turn, and before what follows from it
+                self._log_exit(crash, handle, error, reason, killed_for)
+        # 7. Which jobs go to another worker.  Told before the effects, since with them an idle
+        # worker gets such a job at once, and that is its next attempt.
+        self._take_over(losses, given_up, crash)
+        # 8. The next worker starts before a log handler, a callback or a future hears of this end:
+        # those take half a millisecond and more.
+        engine.act()
+        # 9. The callbacks.
+        if crashed:
+            self._reporter.report(crash, handle.late_stacks, handle.take_report())
+        else:
+            handle.release_report()
+        # 10. The jobs that are not tried again, unless their end came with the effects.
+        for loss in losses:
+            if not loss.again and not loss.job.done():
+                _note(loss, crash)
+                error = loss.error or crash_error(loss.job, loss.delivery)
+                registry.fail(loss.job, error)
+        engine.leases.worker_gone(handle.slot)
+        if not planned and not was_ready:
+            engine.replacement.resize_waits.start_failed(crash, handle.began_at)
+
+    # What it died of.
+
+    def kind_of(self, handle: WorkerHandle, slot: Slot, now: float) -> CrashKind:
+        """Return the kind of an end that nobody asked for."""
+        # Claimed first: whatever the kind is, this may be the death that the kernel counted.
+        lacked_memory = _was_killed(handle) and (
+            self._claim(now) or handle.lacked_memory
+        )
+        if handle.broke_protocol:
+            return CrashKind.PROTOCOL
+        if slot.ready_at is None:
+            return CrashKind.FAILED_START
+        if slot.oversized or lacked_memory:
+            return CrashKind.OUT_OF_MEMORY
+        if slot.hung and handle.killed:
+            return CrashKind.HUNG
+        return CrashKind.CRASH
+
+    def look(self, now: float) -> None:
+        """Note the kernel's count of kills, so that old kills are not taken for new ones."""
+        count = self._kills.count()
+        if self._ledger is not None and count is not None:
+            self._ledger.update(count, now)
+
+    def _claim(self, now: float) -> bool:
+        self.look(now)
+        return self._ledger is not None and self._ledger.claim()
+
+    def report(
+        self,
+        handle: WorkerHandle,
+        *,
+        kind: CrashKind,
+        planned: bool,
+        jobs: Sequence[Job[object]],
+        killed_for: int | None,
+        now: float,
+        after: Aftermath,
+    ) -> Crash:
+        """Return the crash report of a worker.
+
+        *jobs* have lost an attempt by it.  If the pool killed the worker to end a job, that is
+        the job *killed_for*.  If the end was *planned*, the worker was to end anyhow.
+        """
+        job = next(iter(jobs), None)
+        status, detail = handle.status, handle.detail
+        stack = handle.traceback or handle.late_stacks
+        if kind is CrashKind.HUNG:
+            detail = handle.silence
+            stack = handle.page.read_stacks() if job is None else stacks_of(job, handle)
+        else:
+            if not detail and kind is CrashKind.FAILED_START and not planned:
+                seconds = self._engine.config.start_timeout
+                late = f"it was not ready within {seconds:g} s (start_timeout)"
+                detail = late if handle.killed else ""
+            if not detail and _was_killed(handle) and self._ledger is None:
+                detail = "not by the pool; perhaps there was no memory left"
+            if not detail and killed_for is not None:
+                beside = any(job.id != killed_for for job in jobs)
+                detail = job_not_ended(killed_for, beside=beside)
+            if detail and handle.killed and handle.pid is not None:
+                detail = killed_since(detail)
+        crash = Crash(
+            slot=handle.slot,
+            generation=handle.generation,
+            pid=handle.pid,
+            exit_code=status if status is not None and status >= 0 else None,
+            signal=signal_name(-status) if status is not None and status < 0 else None,
+            kind=kind,
+            uptime=now - handle.began_at,
+            job_id=None,
+            attempt=0,
+            detail=detail,
+            stack=stack,
+            stderr_tail=handle.stderr_tail,
+            final=handle.final and kind is CrashKind.FAILED_START,
+            **after._asdict(),
+        )
+        if job is None:
+            return crash
+        return with_job(job, crash, tuple(other.id for other in jobs[1:]))
+
+    # Who is told of it.
+
+    def _take_off(self, loss: Loss, handle: WorkerHandle, slot: Slot) -> None:
+        """Note that a job is with no worker any more, since its worker has died."""
+        job, registry = loss.job, self._engine.registry
+        if loss.begun and isinstance(job, Chunk):
+            has_begun = job.find_in_log(handle.page)
+            if not has_begun and handle.broke_protocol:
+                job.find_nothing()
+        if loss.again and isinstance(job, StreamJob):
+            job.begin_again()
+        if loss.begun:
+            registry.watch.lost(job, slot, handle.since)
+            registry.await_attempt(job)
+            return
+        job._times_returned += loss.blamed
+        job.attempt += loss.costs  # else a worker that dies so would get it for ever
+        registry.unassign(job)
+
+    def _tell_exit(self, end: Crash, reason: str) -> None:
+        self._engine.figures.exits[exit_cause(reason)] += 1
+        self._engine.hub.publish(
+            events.Exited(
+                slot=end.slot,
+                generation=end.generation,
+                pid=end.pid,
+                exit_code=end.exit_code,
+                signal=end.signal,
+                detail=end.detail,
+                reason=reason,
+            )
+        )
+
+    def _log_exit(
+        self,
+        end: Crash,
+        handle: WorkerHandle,
+        error: BaseException | None,
+        reason: str,
+        killed_for: int | None,
+    ) -> None:
+        """Log an exit that the pool wanted, and for which job, if it was for one."""
+        log, serves = self._engine.log, self._engine.serving is not None
+        if isinstance(error, JobTimeoutError):
+            log.killed_for_timeout(handle, end, error)
+        elif killed_for is not None:
+            log.killed_for_cancellation(handle, end, killed_for)
+        elif handle.late_stacks and not serves:  # a cluster says that itself
+            log.killed_late(handle, end)
+        else:
+            log.worker_ended(handle, end, reason)
+
+    def _take_over(self, losses: list[Loss], given_up: set[int], crash: Crash) -> None:
+        """Count and tell which jobs wait for another worker, or are about to get one."""
+        registry, hub = self._engine.registry, self._engine.hub
+        for loss in losses:
+            job = loss.job
+            if not loss.again or job.done():
+                continue
+            if not loss.begun:
+                self._engine.timers.wait_again(job)
+            # One that is not blamed had not begun, and is only queued again.
+            if not loss.blamed or job.id in given_up:
+                continue
+            _note(loss, crash)
+            registry.figures.takeovers += 1
+            job._function.figures.takeovers += 1
+            hub.publish(events.TakenOver(job.id, job.attempt if loss.costs else 0))
+            if hub.watched and loss.begun:  # else it is told as given back
+                registry.watch.again(job, loss.error or crash_error(job, loss.delivery))
+
+
+def _was_killed(handle: WorkerHandle) -> bool:
+    """Return whether SIGKILL has ended a worker, and not the pool's."""
+    return handle.status == -signal.SIGKILL and not handle.killed
+
+
+def _note(loss: Loss, crash: Crash) -> None:
+    if loss.error is None:
+        loss.job._crashes += (crash_of_job(loss.job, crash),)
+
+
+def crash_of_job(job: Job[object], crash: Crash) -> Crash:
+    """Return the crash report as *job* shows it, which has lost an attempt by it."""
+    first = crash.job_id
+    if first is None or first == job.id or not crash.concurrent_jobs:
+        return crash
+    all_jobs = (first, *crash.concurrent_jobs)
+    beside = tuple(number for number in all_jobs if number != job.id)
+    return with_job(job, crash, beside)
+
+
+def with_job(job: Job[object], crash: Crash, beside: tuple[int, ...]) -> Crash:
+    """Return *crash* as the one of *job*, with all that a crash tells of a job.
+
+    Args:
+        job: The job.
+        crash: The crash of its worker.
+        beside: The other jobs that the worker ran then.
+    """
+    return replace(
+        crash,
+        job_id=job.id,
+        attempt=job.attempt,
+        concurrent_jobs=beside,
+        function=job._function.name,
+    )

@@ -1,0 +1,759 @@
+"""The supervisor of a pool: it makes the parts, runs until all is over, and closes them.
+
+It carries out what the core decides, hears what workers send, and passes each thing to the part
+that it is for; ``deaths.py`` does what the end of a worker requires.  All of this runs in the
+loop's thread and does not wait in between, so there are no locks.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+from collections import deque
+from collections.abc import Callable, Iterable
+from threading import get_ident
+from time import monotonic
+from typing import TYPE_CHECKING, Any, Literal
+
+from asyncpool import events
+from asyncpool._core.core import Core
+from asyncpool._core.deadlines import earliest
+from asyncpool._core.endings import Finish
+from asyncpool._core.figures import Durations
+from asyncpool._core.slots import UP
+from asyncpool._engine.admission import Admission, Draining
+from asyncpool._engine.channel import READ_SIZE
+from asyncpool._engine.deaths import Deaths
+from asyncpool._engine.hub import PoolHub
+from asyncpool._engine.job import Job, unreadable
+from asyncpool._engine.large import LargeObjects, load_item
+from asyncpool._engine.launcher import Launcher, LaunchError
+from asyncpool._engine.life_log import LifeLog
+from asyncpool._engine.loop import Alarm, Threads, check_home
+from asyncpool._engine.options import SupervisorConfig
+from asyncpool._engine.output import WorkerLogs, explicit_levels
+from asyncpool._engine.registry import (
+    JobRegistry,
+    JobWatch,
+    broken_errors,
+    closed_error,
+    expire,
+)
+from asyncpool._engine.replacement import WorkerReplacement
+from asyncpool._engine.segments import Segments
+from asyncpool._engine.sessions import Broadcaster, Sessions
+from asyncpool._engine.stacks import Profiles, Stacks
+from asyncpool._engine.stats import pool_stats
+from asyncpool._engine.timers import Heartbeats, JobTimers, Pings, StallWatch
+from asyncpool._engine.traffic import Traffic
+from asyncpool._engine.worker import WorkerHandle
+from asyncpool._wire.frames import Frame
+from asyncpool._wire.messages import WorkerConfig
+from asyncpool.errors import (
+    JobTimeoutError,
+    PoolBrokenError,
+    PoolClosedError,
+    ProtocolError,
+)
+from asyncpool.events import Crash
+from asyncpool.stats import PoolStats
+
+if TYPE_CHECKING:  # few pools have a sandbox
+    from asyncpool._sandbox.confinement import Confinement
+    from asyncpool._sandbox.places import Places
+
+
+# How many jobs fail in one turn of the loop.  Each takes some microseconds, and a queue may have a
+# million of them.
+_FAILED_A_TURN = 500
+
+_CRASHES_KEPT = 10
+
+
+class Turn:
+    """A step in which the core decides; afterwards, what it has decided is carried out.
+
+    It is a context manager, whose value is the time.  There may be one inside another.  On Ctrl-C,
+    asyncio's handler cancels tasks, and with them jobs, between any two bytecodes.  While the core
+    decides about a job, the cancellation of that job waits for the end of the turn.
+
+    Args:
+        engine: The pool's engine.
+    """
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+
+    def __enter__(self) -> float:
+        self._engine.deciding += 1
+        return self._engine.loop.time()
+
+    def __exit__(self, *_: object) -> None:
+        try:
+            self._engine.act()
+            self._engine.rearm()
+        finally:
+            self._engine.deciding -= 1
+
+
+# How late the event loop of the service runs what is due.
+
+PERIOD = 1.0
+"""Seconds from one measurement to the next."""
+
+
+class LoopLag:
+    """Measures once a second, as long as there is something to measure for.
+
+    An idle pool has no timer, so that the service may sleep.
+
+    Args:
+        loop: The event loop.
+        is_needed: Tells whether to go on.
+
+    Attributes:
+        durations: What was measured, in seconds.
+        active: Whether there is a next measurement.
+    """
+
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, is_needed: Callable[[], bool]
+    ) -> None:
+        self.durations = Durations()
+        self.active = False
+        self._loop = loop
+        self._is_needed = is_needed
+        self._timer: asyncio.TimerHandle | None = None
+
+    def go(self) -> None:
+        """Begin to measure."""
+        self.active = True
+        due = self._loop.time() + PERIOD
+        self._timer = self._loop.call_at(due, self._look, due)
+
+    def stop(self) -> None:
+        """Measure no more."""
+        self.active = False
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _look(self, due: float) -> None:
+        self.durations.note(self._loop.time() - due)
+        if self._is_needed():
+            self.go()
+        else:
+            self.active = False
+
+
+# The status of a pool, for callers that wait until it is ready, or until it has ended.
+
+
+class PoolStatus:
+    """Whether a pool works, has ended, or has failed.
+
+    Args:
+        engine: The pool's engine.
+
+    Attributes:
+        ready: Done when the first worker is ready, or all are, as the options say; failed if
+            the pool broke before.
+        ended: Done when nothing of the pool is left.
+        outcome: Done when nothing of the pool is left; failed when the pool gives up for good, or
+            when its supervisor fails.
+    """
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self.ready: asyncio.Future[None] = engine.loop.create_future()
+        self.ended: asyncio.Future[None] = engine.loop.create_future()
+        self.outcome: asyncio.Future[None] = engine.loop.create_future()
+
+    @property
+    def was_ready(self) -> bool:
+        """Whether the pool has been ready."""
+        return self.ready.done() and self.ready.exception() is None
+
+    @property
+    def cannot_start(self) -> bool:
+        """Whether the pool was never ready and cannot become ready, so that it ends."""
+        if self.ready.done():
+            return self.ready.exception() is not None
+        core = self._engine.core
+        breaks_pool = self._engine.config.wait_for_all and core.failure is not None
+        return breaks_pool or core.broken is not None
+
+    def worker_ready(self) -> None:
+        """Note that a worker is ready."""
+        if self._engine.config.wait_for_all:
+            self.check_all_ready()
+        elif not self.ready.done():
+            self.ready.set_result(None)
+
+    def check_all_ready(self) -> None:
+        """End the wait for all workers, if they are ready, or if some have failed to start."""
+        core = self._engine.core
+        if self.ready.done() or not self._engine.config.wait_for_all:
+            return
+        if core.minimum_ready:
+            self.ready.set_result(None)
+        elif core.failure is not None:
+            reason = f"{core.failure}, and not all workers are ready"
+            crashes = tuple(self._engine.crashes)
+            self._fail_waiters(
+                PoolBrokenError(reason=reason, crashes=crashes, retry_after=None)
+            )
+
+    def note_broken(self, error: PoolBrokenError) -> None:
+        """Note that the pool is broken; for good, if it was never ready."""
+        if error.retry_after is not None and not self.ready.done():
+            error = PoolBrokenError(
+                reason=error.reason, crashes=error.crashes, retry_after=None
+            )
+        self._engine.log.broken(error.reason, error.retry_after)
+        self._engine.hub.publish(events.Broken(error.reason, error.crashes))
+        if error.retry_after is None:
+            self._fail_waiters(error)
+
+    def note_recovered(self, slot: int) -> None:
+        """Note that starts succeed again, since the worker in *slot* is ready."""
+        self._engine.log.recovered(slot)
+        self._engine.hub.publish(events.Recovered(slot))
+
+    def note_failure(self, error: Exception) -> PoolClosedError:
+        """Note that the supervisor has failed; return the error for open jobs."""
+        self._engine.log.failed(error)
+        text = f"the supervisor failed: {error!r}"
+        crashes = tuple(self._engine.crashes)
+        self._fail_waiters(
+            PoolBrokenError(reason=text, crashes=crashes, retry_after=None)
+        )
+        return PoolClosedError(text)
+
+    def note_ended(self) -> None:
+        """Note that nothing of the pool is left."""
+        for future in (self.ready, self.outcome, self.ended):
+            if not future.done():
+                future.set_result(None)
+
+    def _fail_waiters(self, error: PoolBrokenError) -> None:
+        for future in (self.ready, self.outcome):
+            if not future.done():
+                future.set_exception(error)
+                future.exception()  # marks it as retrieved, since nobody may wait for it
+
+
+# The effects that are methods of the handle of a worker.
+_OF_WORKERS = {"revoke", "interrupt", "stop", "terminate", "kill", "abandon"}
+
+
+class Engine:
+    """A pool's side of the service's process; it lives as long as the pool.
+
+    Args:
+        config: What the user wants.
+        hub: Where its events go.
+
+    Attributes:
+        config: As above.
+        hub: As above.
+        loop: Its event loop.
+        concurrency: How many jobs each worker runs at once.
+        max_payload: The most bytes that an outcome may have.
+        counts_jobs: Whether no worker may begin more than so many jobs.
+        fresh: Whether each job has a new worker.
+        thread: The thread that made it; its loop runs there.
+        core: The pure part, which decides what happens.
+        registry: The open jobs.
+        handles: The worker handles, by slot.
+        crashes: The last crashes, oldest first.
+        turn: In its context the core may be asked to decide.
+        deciding: How many turns there are just now, one inside another.
+        loop_lag: Measures how late the loop runs what is due.
+        log: Logs the steps of its life.
+        threads: Pickle and copy large objects.
+        serving: What workers do instead of jobs, if they serve.
+        status: Whether the pool is ready, broken or over.
+        admission: Checks whether the pool takes a job.
+        draining: Keeps the pool open while it drains.
+        traffic: Brings jobs to workers and back.
+        leases: The holders of leases; submits jobs that have one.
+        figures: What it counts.
+        replacement: Retires, replaces and kills workers.
+        sessions: Gives workers to sessions.
+        broadcasts: Has every worker make a call.
+        stacks: Gets the stacks of workers.
+        large: Pickles large arguments, and unpickles large results.
+        heartbeats: Reads the heartbeats of jobs.
+        timers: Watches the time limits of jobs.
+        stalls: Looks at workers in which jobs wait.
+        profiles: Has workers sample their stacks.
+        tasks: The tasks that the pool waits for before it ends: one for each worker, and
+            others that take more than a turn of the loop.
+        segments: The shared memory.
+        launcher: Starts the processes.
+        places: Where workers in a sandbox are.
+        worker_logs: Passes on the records of workers.
+        buffer: Where the channels read into.
+    """
+
+    is_remote = False
+
+    def __init__(self, config: SupervisorConfig, hub: PoolHub) -> None:
+        loop, worker = asyncio.get_running_loop(), _first_config(config)
+        self.loop, self.thread, self.config, self.hub = loop, get_ident(), config, hub
+        self.core = _core_of(config)
+        self.concurrency = config.worker.concurrency
+        self.max_payload = config.worker.max_payload
+        self.fresh = config.fresh
+        self.counts_jobs = config.worker_limits.max_jobs is not None
+        self.log = LifeLog(loop, config)
+        self.registry = JobRegistry(JobWatch(hub))
+        self.leases, self.figures = self.registry.leases, self.registry.figures
+        self.handles: dict[int, WorkerHandle] = {}
+        self.crashes: deque[Crash] = deque(maxlen=_CRASHES_KEPT)
+        self.turn, self.deciding = Turn(self), 0
+        serves = config.serving is not None
+        self.loop_lag = LoopLag(loop, lambda: serves or bool(self.registry.jobs))
+        self.threads = Threads(loop)
+        self.serving = None if config.serving is None else config.serving(self, worker)
+        self.status = PoolStatus(self)
+        self.admission = Admission(self)
+        self.draining = Draining(self)
+        self.large = LargeObjects(self)
+        self.heartbeats = Heartbeats(self)
+        self.timers = JobTimers(self)
+        self.stalls = StallWatch(self)
+        self.stacks = Stacks(self)
+        self.traffic = Traffic(self)
+        self.replacement = WorkerReplacement(self)
+        self.sessions = Sessions(self)
+        self.broadcasts = Broadcaster(self, worker)
+        self.profiles = Profiles(self)
+        timeout = config.ping_timeout
+        self._pings = None if timeout is None else Pings(self, timeout)
+        # Not a task group of anyio's, which needs a current task: workers are also started in
+        # timers and readers, where there is none.
+        self.tasks = asyncio.TaskGroup()
+        self.segments = Segments(loop, config.max_shared_memory, self.threads)
+        env, sandbox = config.worker_env, config.confinement
+        self.launcher = Launcher(
+            loop,
+            fork=config.fork,
+            preload=config.preload if config.launcher_imports else (),
+            confinement=sandbox,
+            variables=() if env is None else env.common,
+            imports=config.launcher_imports,
+        )
+        self.places = None if sandbox is None else _places(sandbox, self.threads)
+        self.worker_logs = WorkerLogs(loop, config.name)
+        self.buffer = memoryview(bytearray(READ_SIZE))
+        self._deaths = Deaths(self)
+        self._alarm = Alarm(loop, self._on_alarm)
+        self._finished = asyncio.Event()
+        self._effects = self._table_of_effects()
+
+    # The life of the workers.
+
+    async def run(self) -> None:
+        """Keep the pool alive until it is closed.
+
+        Cancellation:
+            Costs everything: workers are killed, open jobs fail.
+        """
+        reason = PoolClosedError("the pool was closed before the job was done")
+        try:
+            async with self.tasks:
+                sandbox = self.config.confinement
+                if sandbox is not None and sandbox.missing:
+                    self.log.sandbox_incomplete(sandbox.missing)
+                if self.config.workers[0]:
+                    self.launcher.begin()
+                with self.turn as now:
+                    self.core.start(now)
+                try:
+                    await self._finished.wait()
+                except asyncio.CancelledError:
+                    # At once: the session of another task that is cancelled now would else have
+                    # its worker replaced, by a task that this group takes no more.
+                    self.core.closing.abandon()
+                    raise
+            await self._deaths.finish()
+            await self.worker_logs.finish()
+        except Exception as error:  # noqa: BLE001 - callers wait
+            reason = self.status.note_failure(error)
+        finally:
+            await self._end(reason)
+
+    async def _end(self, reason: PoolClosedError) -> None:
+        """Close everything and report the end, even if this task is cancelled meanwhile.
+
+        asyncio.run() cancels all tasks of a loop that ends.
+        """
+        try:
+            self._stop(reason)
+            try:
+                await self.threads.close()
+            finally:
+                await self.launcher.close()
+                if self.places is not None:
+                    await self.places.close()
+        finally:
+            self.leases.close()
+            if (handover := self.config.handover) is not None:
+                handover.close()
+            if self.serving is not None:
+                self.serving.close()
+            self.admission.wake_all()
+            try:
+                await self.hub.close_companions()
+            finally:
+                self.hub.end()
+                if self.status.was_ready:
+                    self.log.closed(self.summary())
+                self.status.note_ended()
+
+    def _stop(self, reason: PoolClosedError) -> None:
+        self._alarm.cancel()
+        for part in (self.traffic, self.timers, self.stalls, self.heartbeats):
+            part.stop()
+        self.loop_lag.stop()
+        self.replacement.stop()
+        self.profiles.stop()
+        if self._pings is not None:
+            self._pings.stop()
+        self.core.closing.abandon()
+        self.sessions.refuse()
+        self.registry.fail_all(reason)
+        self.draining.stop()
+        # Also what workers had whose end was not handled.
+        self.worker_logs.close()
+        self.segments.close()
+        for handle in self.handles.values():
+            handle.page.close()
+
+    def _start_worker(self, slot: int, generation: int) -> None:
+        rank = self.core.slots[slot].rank
+        handle = WorkerHandle(self, slot, generation, rank)
+        self.handles[slot] = handle
+        self.broadcasts.on_spawn(slot)
+        self.tasks.create_task(
+            self._run_worker(handle),
+            name=f"asyncpool worker in slot {slot} of {self.config.name}",
+            context=contextvars.Context(),  # not that of the caller that happens to be here
+        )
+
+    async def _run_worker(self, handle: WorkerHandle) -> None:
+        try:
+            await handle.run()
+        except OSError as error:
+            handle.detail = str(error)
+        except LaunchError as error:
+            why = error
+            if handle.killed and not self.core.slots[handle.slot].exit_planned:
+                why = await self.launcher.on_start_timeout(error)
+            handle.detail, handle.traceback = str(why), why.trace
+            handle.final, handle.status = why.final, why.status
+        self._deaths.ended(handle)
+        self.status.check_all_ready()
+
+    # What workers say.
+
+    # Their life.
+
+    def config_for(self, handle: WorkerHandle) -> bytes:
+        """Return what a worker is told that is being started, packed."""
+        if self.serving is not None:
+            return self.serving.config(handle)
+        return self.broadcasts.config()
+
+    def on_spawned(self, handle: WorkerHandle) -> None:
+        """Count a worker that has a process, and tell the listeners."""
+        self.registry.figures.spawned += 1
+        self._deaths.look(self.loop.time())
+        assert handle.pid is not None
+        self.hub.publish(events.Spawned(handle.slot, handle.generation, handle.pid))
+        self.log.worker_started(handle)
+
+    def on_ready(self, handle: WorkerHandle) -> None:
+        """Have a worker that is ready get its first jobs, or serve."""
+        assert handle.pid is not None
+        with self.turn as now:
+            took = now - handle.began_at
+            self.registry.figures.starts.note(took)
+            handle.since = monotonic()
+            self.hub.publish(
+                events.Ready(handle.slot, handle.generation, handle.pid, took)
+            )
+            self.log.worker_ready(handle, took)
+            self.core.ready(handle.slot, now)
+        if self.serving is not None:
+            self.serving.ready(handle)
+        self.replacement.resize_waits.check()
+        self.status.worker_ready()
+        self.profiles.join(handle)
+
+    def on_fault(self, handle: WorkerHandle) -> None:
+        """Have a worker replaced that has lost a thread."""
+        with self.turn as now:
+            self.core.replace_faulty(handle.slot, now)
+
+    def on_pong(self, handle: WorkerHandle) -> None:
+        """Take a worker for healthy that has answered a ping."""
+        if self._pings is None:
+            raise ProtocolError("it answered a ping, and nobody sends any")
+        try:
+            self._pings.answered(handle)
+        except ProtocolError:
+            if not self.core.slots[handle.slot].hung:  # or else it is only too late
+                raise
+
+    # What the core has decided is carried out here, and nowhere else.
+
+    def act(self) -> None:
+        """Carry out what the core has decided, in its order."""
+        todo = self.core.todo
+        if todo:
+            # What is decided meanwhile is carried out by whoever has asked for it.
+            effects, lifecycle = todo.copy(), False
+            todo.clear()
+            for effect in effects:
+                name = effect[0]
+                if name == "assign":
+                    jobs = self.registry.jobs
+                    self.traffic.send(effect[1], [jobs[n] for n in effect[2]])
+                    continue
+                lifecycle = True
+                if name in _OF_WORKERS:
+                    getattr(self.handles[effect[1]], name)(*effect[2:])
+                else:
+                    self._effects[name](*effect[1:])
+            if lifecycle:
+                self.rearm()  # for those who take no turn
+        # Checked here, since only effects take jobs out of the queue.
+        if self.admission.saturated:
+            self.admission.update_saturated()
+
+    def rearm(self) -> None:
+        """Set the pool's timer to the core's next deadline."""
+        due = earliest(self.core.next_deadline(), self.core.next_overdue())
+        self._alarm.set_at(due)
+
+    def _on_alarm(self, now: float) -> None:
+        with self.turn:
+            for slot, due in self.core.take_overdue(now):
+                self.stacks.ask_late(slot, due)
+            self.core.on_timer(now)
+
+    def _table_of_effects(self) -> dict[str, Callable[..., object]]:
+        """Return what does each effect that is not one worker's alone."""
+        publish = self.hub.publish
+        return {
+            "spawn": self._start_worker,
+            "unassign": self._take_back,
+            "drop_pinned": self.broadcasts.on_dropped,
+            "offer": self.sessions.offer,
+            "end_session": self.sessions.end,
+            "refuse_sessions": self.sessions.refuse,
+            "write_stacks": self._write_stacks,
+            "fail_jobs": self._fail_jobs,
+            "restarting": lambda *told: publish(events.Restarting(*told)),
+            "parked": self._parked,
+            "retiring": self.replacement.retiring,
+            "resized": self.replacement.resized,
+            "roll_ended": self.replacement.rolled,
+            "left_empty": lambda *_: self.replacement.resize_waits.check(),
+            "broken": lambda *_: self.status.note_broken(broken_errors(self)(None)),
+            "recovered": self.status.note_recovered,
+            "finished": self._finished.set,
+        }
+
+    def _fail_jobs(
+        self, numbers: tuple[int, ...], why: Literal["closed", "broken", "expired"]
+    ) -> None:
+        """Fail jobs: some at once, and if there are more, some in each turn of the loop."""
+        jobs = deque(self.registry.jobs[number] for number in numbers)
+        error_for: Callable[[Job[Any]], Exception] = {
+            "closed": self._closed_error,
+            "broken": broken_errors(self),
+            "expired": self._expire,
+        }[why]
+
+        def fail_some() -> None:
+            for _ in range(min(len(jobs), _FAILED_A_TURN)):
+                job = jobs.popleft()
+                self.registry.fail(job, error_for(job))
+
+        async def fail_rest() -> None:
+            while jobs:
+                fail_some()
+                await asyncio.sleep(0)
+
+        fail_some()
+        if jobs:
+            self.tasks.create_task(fail_rest(), name="asyncpool: fail queued jobs")
+
+    def _expire(self, job: Job[Any]) -> JobTimeoutError:
+        return expire(job, self.loop.time())
+
+    def _closed_error(self, job: Job[Any]) -> PoolClosedError:
+        handle = None if job._slot is None else self.handles[job._slot]
+        return closed_error(job, handle)
+
+    def _write_stacks(self, slot: int, number: int | None) -> None:
+        job = self.registry.jobs.get(number or 0)
+        attempt = 0 if job is None else job.attempt
+        self.handles[slot].ask_for_stacks(number or 0, attempt)
+
+    def _parked(self, slot: int, reason: str, probe_in: float | None) -> None:
+        if self.status.cannot_start:
+            probe_in = None
+        self.hub.publish(events.Parked(slot, reason, probe_in))
+
+    def _take_back(self, numbers: Iterable[int]) -> None:
+        for number in numbers:
+            job = self.registry.take_back(number)
+            if job is not None:
+                self.timers.wait_again(job)
+
+    # What others ask.
+
+    @property
+    def closing(self) -> bool:
+        """Whether it closes, or has ended."""
+        return self.core.closing.finish is not None
+
+    @property
+    def most_workers(self) -> int:
+        """How many workers there may be."""
+        return self.core.exits.sizing.most
+
+    @property
+    def unserved(self) -> int:
+        """How many jobs wait that more workers could serve."""
+        return self.core.dispatcher.unserved
+
+    def are_stored(self, items: list[Any], *, star: bool) -> bool:
+        """Tell that no engine brings arguments."""
+        del items, star
+        return False
+
+    def check_home(self) -> None:
+        """Check that this is the pool's event loop.
+
+        Raises:
+            RuntimeError: If it is not.
+        """
+        check_home(self.loop, self.config.title)
+
+    async def load(self, job: Job[Any], frame: Frame) -> Any:
+        """Return the item of a stream that is in *frame*.
+
+        Raises:
+            JobNotPicklableError: If it cannot be unpickled here.
+        """
+        try:
+            return await load_item(self.threads, job, frame)
+        except ProtocolError as broken:
+            if job._slot is not None:
+                self.handles[job._slot].distrust(str(broken))
+            raise unreadable(broken) from broken
+
+    def close(self, finish: Finish, timeout: float | None) -> None:
+        """Begin to close, or close faster than was asked before."""
+        if self.core.closing.over or self.status.ended.done():
+            return
+        with self.turn as now:
+            if self.serving is not None:
+                self.serving.stop()
+            else:
+                self.draining.begin()
+            if self.status.was_ready and not self.closing:
+                jobs = len(self.registry.jobs)
+                self.log.closing(jobs, finish.name.lower(), timeout)
+            self.registry.mark_close(self.core.lifecycle.kills)
+            deadline = None if timeout is None else now + timeout
+            self.core.close(finish, deadline, now)
+
+    def drop(self) -> None:
+        """Begin to close, since nobody has the pool any more."""
+        if not self.closing:
+            self.log.dropped()
+            self.close(Finish.ALL, None)
+
+    def give_up(self) -> None:
+        """Fail all jobs, and have those that run end as if they were cancelled.
+
+        A job is killed if it still runs after the longest *cancel_grace*, or must not be
+        interrupted.
+        """
+        if self.serving is not None:
+            self.close(Finish.NONE, 0.0)
+            return
+        self.close(Finish.RUNNING, None)
+        with self.turn:
+            for job in list(self.registry.jobs.values()):
+                if (slot := job._slot) is not None:
+                    self._fail_jobs((job.id,), "closed")
+                    self.traffic.take_out(job, slot)
+        self.close(Finish.RUNNING, self.core.endings.grace)
+
+    def tell_start(self, began: float) -> None:
+        """Log that the pool is ready, which was started at *began*."""
+        ready = sum(slot.state in UP for slot in self.core.slots)
+        size = self.core.exits.sizing.size
+        self.log.started(ready, size, self.loop.time() - began)
+        if self.config.fresh and self.launcher.shared:
+            self.log.memory_shared(self.launcher.shared)
+
+    # Figures.
+
+    @property
+    def queued(self) -> int:
+        """How many jobs are with no worker."""
+        return self.core.dispatcher.waiting
+
+    def limit_ahead(self) -> None:
+        """Do nothing: its workers never have more jobs than they can begin soon."""
+
+    def stats(self) -> PoolStats:
+        """Return the pool as it stands."""
+        return pool_stats(self, shared_memory=self.segments.total)
+
+    def job(self, number: int) -> Job[Any] | None:
+        """Return an open job."""
+        return self.registry.jobs.get(number)
+
+    def summary(self) -> events.CloseSummary:
+        """Return what the close did."""
+        return self.registry.summary(self.core.lifecycle.kills)
+
+
+def _first_config(config: SupervisorConfig) -> WorkerConfig:
+    """Return the configuration of workers that are started before any broadcast."""
+    levels, disabled = explicit_levels()
+    return config.worker._replace(
+        levels=levels, disabled=disabled, preload=config.preload
+    )
+
+
+def _core_of(config: SupervisorConfig) -> Core:
+    """Return the core of a pool with these options."""
+    return Core(
+        workers=config.workers,
+        policy=config.restart_policy,
+        start_timeout=config.start_timeout,
+        limits=config.worker_limits,
+        idle_timeout=config.idle_timeout,
+        concurrency=config.worker.concurrency,
+        max_surge=config.max_surge,
+        max_unavailable=config.max_unavailable,
+        stop_grace=config.stop_grace,
+        end_grace=config.end_grace,
+        serving=config.serving is not None,
+    )
+
+
+def _places(confinement: Confinement, threads: Threads) -> Places:
+    from asyncpool._sandbox.places import Places  # noqa: PLC0415 - few have a sandbox
+
+    return Places(confinement, threads)

@@ -1,0 +1,177 @@
+"""Hand over to workers what each of them calls first.
+
+Objects of :mod:`multiprocessing` can be pickled only while a process is started.  They contain
+a descriptor, which must travel beside the pickle, or a key.  Every worker of a pool needs them,
+even one that starts much later.  So the pool keeps its own copies of the descriptors, and keeps
+the objects alive.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import weakref
+from collections.abc import Callable, Iterable
+from multiprocessing.context import get_spawning_popen, set_spawning_popen
+from multiprocessing.reduction import ForkingPickler
+from typing import TYPE_CHECKING, Any, cast
+
+from asyncpool._wire.buffers import dumps_call
+from asyncpool._wire.messages import MAX_HOOK, MAX_INITIALIZER
+from asyncpool._wire.pickling import describe
+from asyncpool._wire.posix import Handed
+from asyncpool._wire.text import function_name
+from asyncpool.errors import JobNotPicklableError
+
+if TYPE_CHECKING:
+    from asyncpool._wire.buffers import Reducers
+    from asyncpool._wire.semaphores import Mappings
+
+
+class Handover:
+    """An initializer with its arguments, pickled, and the descriptors that go with it.
+
+    Args:
+        initializer: What each new worker calls first.
+        initargs: Its arguments.
+
+    Attributes:
+        payload: The pickled ``(initializer, initargs)``.
+        fds: The descriptors.
+
+    Raises:
+        JobNotPicklableError: If it cannot be pickled.
+        ValueError: If it is too large.
+        OSError: If this process may open no more descriptors.
+    """
+
+    def __init__(
+        self, initializer: Callable[..., object], initargs: tuple[Any, ...]
+    ) -> None:
+        self.fds: list[int] = []
+        # Kept alive, since a named semaphore loses its name when its object goes.
+        self._objects: object = initargs
+        self._close = weakref.finalize(self, _close_all, self.fds)
+        self.payload, theirs = _pack(initializer, initargs)
+        for fd in theirs:
+            self.fds.append(os.dup(fd))
+
+    def close(self) -> None:
+        """Close the descriptors and drop the objects: no more workers will start."""
+        self._close()
+        self._objects = None
+
+
+def packed_hook(around: Callable[..., object] | str) -> tuple[str, bytes]:
+    """Return the hook around jobs as :class:`WorkerConfig` has it.
+
+    Raises:
+        JobNotPicklableError: If it cannot be pickled.
+        ValueError: If it is too large.
+    """
+    if isinstance(around, str):
+        return around, b""
+    try:
+        payload = dumps_call(around)
+    except Exception as error:
+        raise JobNotPicklableError(
+            f"around cannot be pickled: {describe(error)}",
+            direction="arguments",
+            name="around",
+        ) from error
+    if len(payload) > MAX_HOOK:
+        raise ValueError(
+            f"around has {len(payload)} bytes when pickled, and {MAX_HOOK} is the most: "
+            "name a function of a module"
+        )
+    return function_name(around), payload
+
+
+class _Spawning:
+    """Stands for a process that is being started, while its arguments are pickled.
+
+    The standard library takes it for the ``Popen`` of that process, and asks it how an object
+    gets there.
+    """
+
+    DupFd = Handed
+
+    def __init__(self) -> None:
+        self.fds: list[int] = []
+        self._mappings: Mappings | None = None
+
+    def duplicate_for_child(self, fd: int) -> int:
+        """Keep a copy of a descriptor for the worker; return the number that it has there."""
+        self.fds.append(fd)
+        return len(self.fds) - 1
+
+    def reducers(self) -> Reducers:
+        """Return how to reduce objects; this drops the descriptors of an earlier call."""
+        self.fds.clear()
+        table: Reducers = dict(ForkingPickler._extra_reducers)  # type: ignore[attr-defined] # noqa: SLF001
+        synchronize = sys.modules.get("multiprocessing.synchronize")
+        if synchronize is not None:
+            for name in ("Lock", "RLock", "Semaphore", "BoundedSemaphore"):
+                table[getattr(synchronize, name)] = self._reduce_semaphore
+        return table
+
+    def _reduce_semaphore(self, lock: Any) -> Any:
+        semaphore = lock._semlock  # noqa: SLF001
+        if semaphore.name is not None:
+            return lock.__reduce_ex__(2)
+        # Imported here, since it needs ctypes, which few pools do.
+        from asyncpool._wire import semaphores as _semaphores  # noqa: PLC0415
+
+        self._mappings = self._mappings or _semaphores.Mappings()
+        fd = _semaphores.descriptor_of(lock, self._mappings)
+        handed = Handed(self.duplicate_for_child(fd))
+        what = type(lock), semaphore.kind, semaphore.maxvalue, handed
+        return _semaphores.semaphore_at, what
+
+
+def _pack(
+    initializer: Callable[..., object], initargs: tuple[Any, ...]
+) -> tuple[bytes, list[int]]:
+    """Pickle a call; return the descriptors that go with it, which belong to its objects."""
+    spawning, before = _Spawning(), get_spawning_popen()
+    set_spawning_popen(cast(Any, spawning))
+    try:
+        payload = dumps_call((initializer, initargs), spawning.reducers)
+    except Exception as error:  # noqa: BLE001 - an object's own methods
+        name, culprit = _culprit(initializer, initargs, spawning, error)
+        raise JobNotPicklableError(
+            f"{name} cannot be pickled: {describe(culprit)}",
+            direction="arguments",
+            name=name,
+        ) from culprit
+    finally:
+        set_spawning_popen(before)
+    if len(payload) > MAX_INITIALIZER:
+        raise ValueError(
+            f"initializer and initargs have {len(payload)} bytes when pickled, and "
+            f"{MAX_INITIALIZER} is the most, since every new worker gets them: have "
+            "the initializer load large objects itself, for example from a file"
+        )
+    return payload, spawning.fds
+
+
+def _culprit(
+    initializer: Callable[..., object],
+    initargs: tuple[Any, ...],
+    spawning: _Spawning,
+    error: Exception,
+) -> tuple[str, Exception]:
+    """Return the name of the part that cannot be pickled, and the error of that part."""
+    parts: dict[str, object] = {"initializer": initializer}
+    parts |= {f"initargs[{index}]": value for index, value in enumerate(initargs)}
+    for name, value in parts.items():
+        try:
+            dumps_call(value, spawning.reducers)
+        except Exception as own:  # noqa: BLE001
+            return name, own
+    return "the initializer with its arguments", error
+
+
+def _close_all(fds: Iterable[int]) -> None:
+    for fd in fds:
+        os.close(fd)

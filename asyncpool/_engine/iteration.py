@@ -1,0 +1,274 @@
+"""Who holds the iterator of a map or a stream: it ends when nobody does."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from threading import get_ident
+from types import AsyncGeneratorType
+from typing import Any, Generic, NoReturn, Self, TypeVar, cast
+from weakref import ref
+
+from asyncpool._engine.loop import shielded
+
+# An async iterator that only its own event loop may use.
+
+
+T = TypeVar("T")
+
+
+class HomeIterator(Generic[T]):
+    """The items of an async generator, in one event loop.
+
+    A generator itself goes on in whatever loop asks it.  It gives away an item there, or ends with
+    the error of what it waits for, and then its own loop gets no more.
+
+    Args:
+        items: The generator.
+        check_home: Raises :exc:`RuntimeError` in another loop than the generator's.
+    """
+
+    __slots__ = (
+        "__weakref__",
+        "_check_home",
+        "_is_running",
+        "_items",
+        "_next",
+        "_thread",
+    )
+
+    def __init__(
+        self, items: AsyncGenerator[T, Any], check_home: Callable[[], None]
+    ) -> None:
+        self._items = items
+        self._next = items.__anext__
+        self._check_home = check_home
+        self._thread = 0  # of the loop, once it has begun, and whether that runs now
+        self._is_running: Callable[[], bool] = bool
+
+    def __aiter__(self) -> Self:
+        return self
+
+    def __anext__(self) -> Awaitable[T]:
+        """Return an awaitable of the next item.
+
+        Raises:
+            RuntimeError: In another event loop.
+        """
+        # Before Python 3.12 it takes 140 ns to ask which loop runs, and this takes 70.
+        if get_ident() != self._thread or not self._is_running():
+            self._check_home()
+            if not self._thread:
+                return _begin(self._next)
+        return self._next()
+
+    async def aclose(self) -> None:
+        """End the iteration.
+
+        Raises:
+            RuntimeError: In another event loop, or while a task waits for the next item.
+
+        Cancellation:
+            Safe: the rest is done when the iteration is garbage-collected.
+        """
+        self._check_home()
+        await close(self._items)
+
+    def note_begin(self) -> None:
+        """Note that the generator begins, in this thread and loop."""
+        self._thread = get_ident()
+        self._is_running = asyncio.get_running_loop().is_running
+
+    def cut_short(self) -> None:
+        """Note that the cancellation of a wait for an item has ended the generator.
+
+        Whoever goes on, as after a timeout, must not take that for the end of the items.
+        """
+        self._next = _refuse
+
+
+async def _begin(ask: Callable[[], Awaitable[T]]) -> T:
+    """Ask for the first item.
+
+    A task that is cancelled before its first step would end a generator that has not begun.  So
+    it ends this coroutine, and nothing is lost.
+    """
+    return await ask()
+
+
+async def close(items: AsyncGenerator[Any, Any]) -> None:
+    """Close the generator *items*.
+
+    Raises:
+        RuntimeError: While a task waits for the next item, or closes it as well.
+    """
+    if cast("AsyncGeneratorType[Any, Any]", items).ag_running:
+        raise RuntimeError(
+            "aclose() while a task waits for the next item, or closes the iteration "
+            "already: cancel the task that waits, which ends the iteration"
+        )
+    await items.aclose()
+
+
+async def _refuse() -> NoReturn:
+    raise RuntimeError(
+        "the iteration has ended, since a wait for an item was cancelled, or timed out: to "
+        "go on after that, let a task wait for the item, and asyncio.wait() for the task"
+    )
+
+
+class Demand:
+    """What a generator and its :class:`Iteration` know of each other.
+
+    The generator must not know the iteration itself, which holds it.
+
+    Attributes:
+        loop: The event loop of the generator, once it has begun.
+        withdrawn: Closes the generator, which somebody still waits for, but nobody else wants.
+        iterator: The iterator, for as long as somebody holds it.
+    """
+
+    __slots__ = ("iterator", "loop", "withdrawn")
+
+    def __init__(self) -> None:
+        self.loop: asyncio.AbstractEventLoop | None = None
+        self.withdrawn: Callable[[], None] | None = None
+        self.iterator: ref[HomeIterator[Any]] | None = None
+
+    def begin(self) -> None:
+        """Note that the generator begins."""
+        self.loop = asyncio.get_running_loop()
+        iterator = self._held_iterator()
+        if iterator is not None:
+            iterator.note_begin()
+
+    def meet(self, item: T) -> T:
+        """Return *item*, which somebody has waited for, and the generator is about to yield."""
+        if self.withdrawn is not None:
+            assert self.loop is not None
+            self.loop.call_soon(self.withdrawn)
+            self.withdrawn = None
+        return item
+
+    def cancelled(self) -> None:
+        """Note that the generator ends by a :exc:`asyncio.CancelledError`.
+
+        The error may also be that of a job, or of an input: then no wait was cut short.
+        """
+        task = asyncio.current_task()
+        iterator = self._held_iterator()
+        if iterator is not None and task is not None and task.cancelling():
+            iterator.cut_short()
+
+    def _held_iterator(self) -> HomeIterator[Any] | None:
+        return None if self.iterator is None else self.iterator()
+
+
+class Iteration(Generic[T]):
+    """The only iteration over an object.
+
+    The object holds the iterator for ``anext()``, until a loop takes it.  Then only the loop holds
+    it.  Once the loop is left, by whatever way, nobody does, and the generator is closed, even if
+    the program keeps the object.
+
+    Args:
+        check_home: Raises :exc:`RuntimeError` in another loop than the generator's.
+
+    Attributes:
+        demand: What the generator tells when it begins, and before it yields.
+    """
+
+    __slots__ = ("_check_home", "_closing", "_held", "_items", "_taken", "demand")
+
+    def __init__(self, check_home: Callable[[], None]) -> None:
+        self._check_home = check_home
+        self._items: AsyncGeneratorType[T, Any] | None = None
+        self._held: HomeIterator[T] | None = None
+        self._taken: ref[HomeIterator[T]] | None = None
+        # Closes the generator since nobody holds the iterator any more.
+        self._closing: asyncio.Task[None] | None = None
+        self.demand = Demand()
+
+    @property
+    def iterator(self) -> HomeIterator[T] | None:
+        """The iterator, if there is one, and somebody holds it."""
+        if self._taken is not None:
+            return self._taken()
+        return self._held
+
+    @property
+    def is_taken(self) -> bool:
+        """Whether a loop has taken the iterator."""
+        return self._taken is not None
+
+    def begin(self, items: AsyncGenerator[T, Any]) -> HomeIterator[T]:
+        """Make the iterator, over *items*."""
+        self._items = cast("AsyncGeneratorType[T, Any]", items)
+        self._held = HomeIterator(items, self._check_home)
+        self.demand.iterator = ref(self._held)
+        return self._held
+
+    def withdraw(self) -> None:
+        """Forget the iterator, which has done nothing."""
+        self._items = self._held = None
+
+    def take(self) -> HomeIterator[T]:
+        """Return the iterator, which the caller holds from now on."""
+        iterator, self._held = self._held, None
+        assert iterator is not None, "begin() comes first, and one loop may have it"
+
+        def drop(_: ref[HomeIterator[T]]) -> None:  # in any thread, at any moment
+            items, loop = self._items, self.demand.loop
+            if items is None or items.ag_frame is None:
+                return
+            if loop is None:
+                # It has not begun, but somebody may have asked for an item.
+                self.demand.withdrawn = self._close
+            else:
+                with contextlib.suppress(RuntimeError):  # the loop is closed
+                    loop.call_soon_threadsafe(self._close)
+
+        self._taken = ref(iterator, drop)
+        return iterator
+
+    def _close(self) -> None:
+        """Close the generator, since nobody holds the iterator any more.
+
+        Whoever still waits for an item gets it before.
+        """
+        items = self._items
+        if items is None or items.ag_frame is None:
+            return
+        if items.ag_running:
+            # Not left to the loop, which closes what has no reference any more: if the last one
+            # goes with a task that ends, Python 3.15.0 crashes in the debug mode of a loop.
+            self.demand.withdrawn = self._close
+        else:
+            self._closing = asyncio.create_task(
+                _close(items), name="asyncpool end of an iteration"
+            )
+
+    async def aclose(self) -> None:
+        """End the iteration.
+
+        Raises:
+            RuntimeError: In another event loop, or while a task waits for the next item.
+
+        Cancellation:
+            Safe: the rest is done when the iterator is garbage-collected.
+        """
+        self._check_home()
+        closing = self._closing
+        if closing is not None:
+            try:
+                await shielded(closing)
+            finally:
+                if closing.done():
+                    self._closing = None
+        elif self._items is not None:
+            await close(self._items)
+
+
+async def _close(items: AsyncGenerator[Any, Any]) -> None:
+    await items.aclose()

@@ -1,0 +1,614 @@
+"""A job, as its caller sees it: a future that knows how far it is; its outcome, and its lease.
+
+``registry.py`` says why a job does not hold its lease itself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from time import monotonic
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Protocol, Self, TypeVar
+
+from asyncpool._core.functions import Function
+from asyncpool._core.job_options import (
+    LOADING_TRAITS,
+    STREAM_TRAITS,
+    AttemptPolicy,
+    JobLimits,
+    JobOptions,
+    JobTraits,
+    KeyedTraits,
+)
+from asyncpool._engine.loop import check_home
+from asyncpool._wire.frames import Frame, FrameKind
+from asyncpool._wire.page import CHUNK_SIZE, LOST, Beat, ChunkResult
+from asyncpool._wire.pickling import Serializer
+from asyncpool.enums import JobState, TimeLimit
+from asyncpool.errors import JobError, JobNotPicklableError, ProtocolError, job_text
+from asyncpool.events import Crash, Via
+
+if TYPE_CHECKING:
+    from asyncpool._engine.page import WorkerPage
+
+
+class Holder(asyncio.Future[None]):
+    """What holds a lease: a job, together with the worker that still has it in flight.
+
+    Args:
+        tell: Called when it is known that the lease lasts longer.
+
+    Attributes:
+        job: The job, once there is one.
+        until: When the lease lapses, on the loop's clock, if that is known.
+    """
+
+    __slots__ = ("_tell", "job", "until")
+
+    job: Job[Any] | None
+
+    def __init__(self, tell: Callable[[Holder], None]) -> None:
+        super().__init__(loop=asyncio.get_running_loop())
+        self.job = None
+        self.until: float | None = None
+        self._tell = tell
+
+    def cancel(self, msg: Any | None = None) -> bool:
+        """Hear from the keeper that the lease is lost."""
+        if not super().cancel(msg):
+            return False
+        assert self.job is not None
+        self.job.cancel(msg)
+        return True
+
+    def extended(self, until: float) -> None:
+        """Hear from the keeper when the lease lapses if it is not renewed."""
+        self.until = until
+        self._tell(self)
+
+    def let_go(self) -> None:
+        """Let the keeper give the lease up, unless it is lost already."""
+        if not self.done():
+            self.set_result(None)
+
+
+_VALUE = FrameKind.VALUE
+
+
+class Failed(NamedTuple):
+    """An outcome that is no value.
+
+    Attributes:
+        error: What the caller gets.
+        may_retry: Whether the job may have another attempt, if its policy says so.  It has none
+            after its deadline, and if its outcome cannot be read.
+        distrust: Why its worker is not to be trusted any more, if it is not.
+    """
+
+    error: BaseException
+    may_retry: bool
+    distrust: str = ""
+
+
+def load_outcome(
+    serializer: Serializer, frame: Frame, pause: Callable[[], None] | None = None
+) -> Any:
+    """Return the value in *frame*, or a :class:`Failed`.
+
+    Args:
+        serializer: Loads it.
+        frame: A ``VALUE`` or an ``ERROR``.
+        pause: Called now and then while a large value is loaded.
+    """
+    try:
+        if frame.kind is _VALUE:
+            return serializer.load_value(frame.payload, pause)
+        return Failed(serializer.load_error(frame.payload, pause), may_retry=True)
+    except JobNotPicklableError as error:
+        return Failed(error, may_retry=False)
+    except ProtocolError as error:
+        return Failed(unreadable(error), may_retry=False, distrust=str(error))
+
+
+def unreadable(why: ProtocolError) -> JobNotPicklableError:
+    """Return the error of a job whose worker has sent what no worker sends."""
+    error = JobNotPicklableError(
+        f"the job's outcome cannot be read, and its worker is at fault: {why}",
+        direction="result",
+        name="",
+    )
+    error.__cause__ = why
+    return error
+
+
+# What a running job reports, for any number of readers.
+
+
+class HeartbeatLog:
+    """The newest heartbeat of a job.
+
+    Args:
+        job: The job; its readers must hear of its end too.
+
+    Attributes:
+        attempt: The attempt that the heartbeat belongs to; 0 before the first one.
+        at: When it was sent, on the loop's clock.
+        details: Its details, pickled.
+        heard: How many heartbeats the pool has read; there may have been more.
+        news: Set, and cleared again, when there is a new one, or the job is done.
+    """
+
+    __slots__ = ("_number", "at", "attempt", "details", "heard", "news")
+
+    def __init__(self, job: asyncio.Future[Any]) -> None:
+        self.attempt: int = 0
+        self.heard: int = 0
+        self._number = 0
+        self.at: float = 0.0
+        self.details: bytes = b""
+        self.news: asyncio.Event = asyncio.Event()
+        job.add_done_callback(self._tell)
+
+    def add(self, beat: Beat, now: float) -> None:
+        """Store a heartbeat, if it is newer than the one that is here."""
+        if (beat.attempt, beat.number) <= (self.attempt, self._number):
+            return
+        self.attempt, self._number = beat.attempt, beat.number
+        # The worker has said when, which may be in the future, or no number at all.
+        self.at = min(now, beat.at)
+        self.details = beat.details
+        self.heard += 1
+        self._tell()
+
+    def _tell(self, _job: object = None) -> None:
+        self.news.set()
+        self.news.clear()
+
+
+class Progress:
+    """The details of a job's heartbeats; an async iterator, see :meth:`Job.progress`.
+
+    Args:
+        job: The job.
+        heartbeat_log: Its newest heartbeat.
+        load: Loads the details.
+    """
+
+    def __init__(
+        self,
+        job: asyncio.Future[Any],
+        heartbeat_log: HeartbeatLog,
+        load: Callable[[bytes], Any],
+    ) -> None:
+        self._job = job
+        self._pulse = heartbeat_log
+        self._load = load
+        self._seen = 0
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> Any:
+        """Wait for the next details.
+
+        Raises:
+            JobNotPicklableError: If they cannot be unpickled here; the next ones may be.
+            RuntimeError: Outside the job's event loop.
+
+        Cancellation:
+            Safe: nothing is lost.
+        """
+        check_home(self._job.get_loop(), "the progress of a job")
+        heartbeat_log = self._pulse
+        while self._seen == heartbeat_log.heard:
+            if self._job.done():
+                raise StopAsyncIteration
+            await heartbeat_log.news.wait()
+        self._seen = heartbeat_log.heard
+        return self._load(heartbeat_log.details)
+
+
+R = TypeVar("R")
+
+
+class JobOwner(Protocol):
+    """What a job needs of its supervisor."""
+
+    def is_running(self, job: Job[Any], /) -> bool:
+        """Tell whether it is one that its worker runs."""
+        ...
+
+    async def stack_of(self, job: Job[Any], /) -> str:
+        """Tell where it is, if its worker runs it."""
+        ...
+
+    def give_credit(self, job: StreamJob, /) -> None:
+        """Tell its worker how many items it may send in all."""
+        ...
+
+    def on_cancel(self, job: Job[Any], /) -> None:
+        """Hear that its caller does not want it any more."""
+
+
+class Job(asyncio.Future[R], Generic[R]):
+    """What :meth:`asyncpool.Pool.submit` returns: a future of the job's result.
+
+    Await it, gather it, give it callbacks, cancel it.  It is settled by the pool,
+    exactly once: with the result, with the exception that the job raised, or with
+    an :exc:`asyncpool.AsyncPoolError`.
+
+    Attributes:
+        id: Its number in the pool, as shown in events, errors and logs.
+        attempt: How many attempts there were, this one included, counted as soon as a
+            worker has the job in flight and may begin it; 0 before the first one.
+        worker_pid: The pid of the worker that has it in flight, or ``None``.
+    """
+
+    # With slots a job takes 230 bytes instead of 420, and 0.4 us less to make.  An attribute
+    # with an underscore belongs to the pool, whose parts read and write it.  Users should not
+    # see it.
+    __slots__ = (
+        "_attempt_policy",
+        "_began",
+        "_context",
+        "_crashes",
+        "_credit",
+        "_exceeded",
+        "_frame_end",
+        "_function",
+        "_heartbeats",
+        "_limits",
+        "_options",
+        "_owner",
+        "_payload",
+        "_queued_at",
+        "_sent_at",
+        "_slot",
+        "_times_returned",
+        "attempt",
+        "id",
+        "worker_pid",
+    )
+
+    def __init__(
+        self,
+        number: int,
+        function: Function,
+        options: JobOptions,
+        owner: JobOwner,
+        loop: asyncio.AbstractEventLoop,
+    ) -> None:
+        super().__init__(loop=loop)
+        self.id: int = number
+        self.attempt: int = options.begun
+        self.worker_pid: int | None = None
+        self._slot: int | None = None
+        self._function: Function = function
+        self._attempt_policy: AttemptPolicy = options.attempts
+        self._limits: JobLimits = options.limits
+        self._options: JobOptions = options
+        self._began: float | None = None
+        self._exceeded: TimeLimit | None = None
+        # Of a remote pool it may be what the engine knows it by.
+        self._payload: Any = b""
+        self._credit: int = 0
+        self._context: bytes = options.limits.context
+        self._queued_at: float = monotonic()
+        # Where there is one lane it is not needed; to set it takes 100 ns in all.
+        self._sent_at: float
+        # Where its frame ends on the channel of the worker that it was assigned to.
+        self._frame_end: int
+        self._crashes: tuple[Crash, ...] = ()
+        self._times_returned: int = 0
+        self._heartbeats: HeartbeatLog | None = None
+        self._owner = owner
+
+    @property
+    def _traits(self) -> JobTraits:
+        """How long its function takes; its place in the queue depends on that."""
+        options = self._options
+        if options.bound is not None:
+            return options.bound
+        traits = STREAM_TRAITS if self._credit else self._function.traits
+        if type(self._payload) is not bytes:
+            traits = LOADING_TRAITS
+        return traits if options.key is None else KeyedTraits(traits, options.key)
+
+    @property
+    def _title(self) -> str:
+        """What logs call it: the name of its function."""
+        return self._function.name
+
+    @property
+    def _awaited(self) -> bool:
+        """Whether its caller waits for its end, or has a callback."""
+        return bool(self._callbacks)
+
+    @property
+    def state(self) -> JobState:
+        """Where it is.
+
+        A short job may wait inside a worker; it is queued as long as it does.
+        """
+        if self.cancelled():
+            return JobState.CANCELLED
+        if self.done():
+            return JobState.DONE
+        return JobState.RUNNING if self._owner.is_running(self) else JobState.QUEUED
+
+    def progress(self) -> Progress:
+        """Return an async iterator over the details of the job's heartbeats.
+
+        It begins with the newest details, if there are any, and ends when the job is done,
+        however it ends; to learn how, await the job.  It has the heartbeats of all attempts.
+        A reader that is slower than the job misses some, but never the last ones.  There may be
+        any number of such iterators.
+
+        Raises:
+            JobNotPicklableError: In the iteration, if details cannot be unpickled here.
+            RuntimeError: Outside the pool's event loop, here and in the iteration.
+        """
+        self._check_home()
+        load = self._function.serializer.load_details
+        return Progress(self, self._listen(), load)
+
+    async def stack(self) -> str:
+        """Return the Python stack of the running job, the innermost call first.
+
+        The job goes on meanwhile: a thread of its worker reads the stack, in some 50 us.  For an
+        async job it is where its coroutine waits.  A job that is queued, or done, has no stack, so
+        the text is empty; :attr:`state` tells which it is.  If the worker has not answered within
+        two seconds, the text says so: C code holds the GIL, or the process is stopped.
+
+        Raises:
+            RuntimeError: Outside the pool's event loop.
+
+        Cancellation:
+            Safe: it has no effect on the job.
+        """
+        self._check_home()
+        return await self._owner.stack_of(self)
+
+    def _listen(self) -> HeartbeatLog:
+        """Return what hears of its beats."""
+        if self._heartbeats is None:
+            self._heartbeats = HeartbeatLog(self)
+        return self._heartbeats
+
+    def cancel(self, msg: Any | None = None) -> bool:
+        """Give the job up, and return whether there was still something to give up.
+
+        A queued job leaves the queue.  In one that runs, :exc:`asyncpool.JobCancelled`
+        is raised; if it has not ended after its ``cancel_grace``, its worker is killed
+        with all that it has started, and replaced at once (see ``on_cancel`` of
+        :meth:`asyncpool.Pool.options`).  Cancelling the task that awaits the job does
+        the same.
+
+        Raises:
+            RuntimeError: Outside the pool's event loop.
+        """
+        self._check_home()
+        if not super().cancel(msg):
+            return False
+        self._owner.on_cancel(self)
+        return True
+
+    def _check_home(self) -> None:
+        check_home(self.get_loop(), f"job {self.id}")
+
+    def __repr__(self) -> str:
+        attempt = f" attempt {self.attempt}" if self.attempt else ""
+        name = f" {self._function.name}" if self._function.name else ""
+        return f"<Job {self.id}{name} {self.state}{attempt}>"
+
+
+def claim(error: JobError, job: Job[Any]) -> None:
+    """Note in *error* which job it is the error of, unless it says that already."""
+    claim_as(error, job.id, job.attempt, job._function.name)
+
+
+def claim_as(error: JobError, number: int, attempt: int, name: str) -> None:
+    """Do the same by the number of a job, its attempt and the name of its function."""
+    if not error.job_id:
+        error.job_id, error.attempt, error.function = number, attempt, name
+        error.add_note(f"It is the error of {job_text(number, name)}.")
+
+
+# A job that has several items of a map.
+
+
+class Chunk:
+    """What a job is besides that has several items of a map; see ``_wire/page.py``.
+
+    A chunk that fails has no result.  Then the pool finds out which of its items are done.
+
+    Attributes:
+        rounds: How many rounds of the stall watch have found it running.
+    """
+
+    __slots__ = ()
+
+    rounds: int
+
+    # No abstract base class: each time a job is sent isinstance() is asked, which takes longer there.
+
+    def find_in_log(self, page: WorkerPage) -> bool:
+        """Find what its worker, which is dead, has noted; return whether it has begun with its first item."""
+        raise NotImplementedError
+
+    def find_in_result(self, result: Any) -> None:
+        """Find it in a result that came after the time was over."""
+        raise NotImplementedError
+
+    def find_nothing(self) -> None:
+        """Take it that each item may have begun."""
+        raise NotImplementedError
+
+
+class ChunkJob(Chunk, Job[R]):
+    """A chunk whose map is here.
+
+    Attributes:
+        found: The outcomes of the items that are done, if the chunk has not ended with a
+            result; ``None`` if it has not begun with its first item.
+    """
+
+    __slots__ = ("found", "rounds")
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.rounds = 0
+        self.found: list[Any] | None = None
+
+    def find_in_log(self, page: WorkerPage) -> bool:
+        """Find what its worker has noted; return whether it has begun with its first item."""
+        self.found = page.log(self.id, self.attempt)
+        return self.found is not None
+
+    def find_in_result(self, result: ChunkResult) -> None:
+        """Find all but the last item, which was running when the time was over."""
+        self.found = result.load()[:-1]
+
+    def find_nothing(self) -> None:
+        """Take it that each item may have begun."""
+        self.found = [LOST] * CHUNK_SIZE
+
+
+# A job whose caller takes what it yields, item by item.
+
+_ONCE = AttemptPolicy()
+
+
+class StreamJob(Job[Any]):
+    """A job whose caller takes what it yields, item by item.
+
+    An item counts as a heartbeat, and so does waiting for the caller.
+
+    Attributes:
+        _credit: How many items the worker may send in all, in this attempt.
+    """
+
+    __slots__ = (
+        "_first",
+        "_heard_at",
+        "_items",
+        "_news",
+        "_prefetch",
+        "_received",
+        "_taken",
+    )
+
+    def __init__(
+        self, number: int, function: Function, options: JobOptions, *args: Any
+    ) -> None:
+        super().__init__(number, function, options, *args)
+        self._credit = self._prefetch = options.prefetch
+        self._items: deque[Frame] = deque()
+        self._received = self._taken = 0
+        self._heard_at = 0.0
+        self._news: asyncio.Future[None] | None = None
+        self._first: asyncio.Future[None] | None = None
+        self.add_done_callback(StreamJob._ring)
+
+    def receive(self, frame: Frame) -> None:
+        """Take the next item.
+
+        Raises:
+            ProtocolError: If the worker has sent more items than it may.
+        """
+        if self._received >= self._credit:
+            raise ProtocolError(f"it sent more than {self._credit} items of {self!r}")
+        self._received += 1
+        self._heard_at = self.get_loop().time()
+        self._items.append(frame)
+        self._ring()
+
+    def heard_at(self, now: float) -> float:
+        """Return when the stream last showed that it is alive, by an item or by waiting."""
+        return now if self._received >= self._credit else self._heard_at
+
+    def begin_again(self) -> None:
+        """Drop the items that came: another attempt begins, and the caller has taken none."""
+        self._items.clear()
+        self._received, self._credit = 0, self._prefetch
+
+    @property
+    def _title(self) -> str:
+        waits = self._received >= self._credit
+        return f"{super()._title} (a stream{' that nobody reads' if waits else ''})"
+
+    async def started(self) -> None:
+        """Wait until there is a first item, or the job is done.
+
+        Raises:
+            BaseException: The job's error, if there was none before that.
+
+        Cancellation:
+            Safe, and any number may wait.
+        """
+        while not self._received and not self.done():
+            if self._first is None:
+                self._first = self.get_loop().create_future()
+            await asyncio.wait([self._first])
+        if not self._received:
+            self.result()
+
+    async def take(self) -> Frame | None:
+        """Wait for the next item and return it; ``None`` if the job is done.
+
+        Cancellation:
+            Safe: nothing is taken.
+        """
+        while not self._items:
+            if self.done():
+                return None
+            self._news = self.get_loop().create_future()
+            await self._news
+        # The caller has an item now, and another attempt would yield that item again.
+        self._attempt_policy = _ONCE
+        self._taken += 1
+        frame = self._items.popleft()
+        due = self._taken + self._prefetch - self._credit
+        if not self.done() and due > self._prefetch // 2:
+            self._credit += due
+            self._heard_at = self.get_loop().time()
+            self._owner.give_credit(self)
+        return frame
+
+    async def pass_on(self) -> list[Frame]:
+        """Wait for items and take all that are there; none if the job is done.
+
+        They count as taken by whoever they are passed to, which gives the credit.
+        """
+        while not self._items and not self.done():
+            self._news = self.get_loop().create_future()
+            await self._news
+        items = [*self._items]
+        self._items.clear()
+        return items
+
+    def allow(self, credit: int) -> None:
+        """Let the worker send *credit* items in all."""
+        if credit > self._credit and not self.done():
+            self._credit = credit
+            self._heard_at = self.get_loop().time()
+            self._owner.give_credit(self)
+
+    def _ring(self, _: Any = None) -> None:
+        news, self._news = self._news, None
+        if news is not None and not news.done():
+            news.set_result(None)
+        first, self._first = self._first, None
+        if first is not None:
+            first.set_result(None)
+
+
+# Which class of job there is for each way to call a function.
+
+# Those whose caller is in this process.
+JOB_TYPES: dict[Via, type[Job[Any]]] = {
+    "submit": Job,
+    "map": ChunkJob,
+    "stream": StreamJob,
+}

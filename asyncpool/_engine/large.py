@@ -1,0 +1,296 @@
+"""Large arguments and results, which the pool's threads pickle and unpickle.
+
+The arguments of a large job are pickled before the job comes into the queue.  That is done
+for a few jobs ahead only, since a pickle takes the memory of its objects a second time.  A
+large result is unpickled after its job has left the worker, which has other jobs by then.
+``channel/outbox.py`` moves the pickles into the worker and out of it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from asyncpool._engine.job import Failed, Job, claim, load_outcome
+from asyncpool._engine.loop import Pause, Threads
+from asyncpool._engine.worker import WorkerHandle
+from asyncpool._wire.buffers import OutOfBandPickle
+from asyncpool._wire.frames import Frame, FrameKind
+from asyncpool._wire.pickling import describe
+from asyncpool.errors import JobNotPicklableError
+
+if TYPE_CHECKING:
+    from asyncpool._engine.engine import Engine
+
+
+Call: TypeAlias = tuple[Callable[..., Any], tuple[Any, ...], Mapping[str, Any]]
+
+
+class LargeObjects:
+    """The jobs of one pool whose arguments are being pickled, or whose results are unpickled.
+
+    Args:
+        engine: The pool's engine.
+    """
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._max_payload = engine.config.worker.max_payload
+        self._sizing = engine.core.exits.sizing
+        ahead = engine.config.workers[1] + 1
+        self._packer = Packer(engine.threads, self.packed, self.refused, ahead=ahead)
+        self._unpacker = Unpacker(engine.threads, self.unpacked)
+
+    # To the queue.
+
+    def pack(self, job: Job[Any], call: Call) -> None:
+        """Pickle a job's call, and queue the job then; it counts as queued from now on."""
+        self._engine.core.dispatcher.prepare(job.id)
+        self._packer.add(job, call)
+
+    def put_off(self, job: Job[Any], payload: bytes | OutOfBandPickle) -> None:
+        """Queue a job in the next turn of the loop; it counts as queued from now on."""
+        self._engine.core.dispatcher.prepare(job.id)
+        self._engine.loop.call_soon(self.packed, job, payload)
+
+    def go_on(self) -> None:
+        """Pickle the next jobs, now that a job has left the queue."""
+        self._packer.go_on()
+
+    def packed(self, job: Job[Any], payload: bytes | OutOfBandPickle) -> None:
+        """Put a job into the queue, unless it is done or too large."""
+        if job.done():
+            return
+        if len(payload) > self._max_payload:
+            self.refused(job, too_large(len(payload), self._max_payload))
+            return
+        job._payload = payload
+        with self._engine.turn as now:
+            self._engine.core.submit_prepared(
+                job.id, job._traits, now, job._options.priority
+            )
+        if self._sizing.watching:
+            self._engine.admission.note_queued()
+
+    def refused(self, job: Job[Any], error: JobNotPicklableError) -> None:
+        """End a job whose call cannot be pickled."""
+        claim(error, job)
+        with self._engine.turn as now:
+            self._engine.registry.fail(job, error)
+            self._engine.core.drop(job.id, now)
+
+    # To the worker, in whose memory the large buffers come first.
+
+    def send(
+        self, handle: WorkerHandle, job: Job[Any], pickled: OutOfBandPickle
+    ) -> None:
+        """Put a job's large buffers where its worker sees them, then send the job.
+
+        The worker gets nothing else before.
+        """
+        send = partial(self._send_loaded, handle, job, job.attempt, pickled)
+        handle.outbox.load(pickled, send)
+        self.go_on()
+
+    def _send_loaded(
+        self,
+        handle: WorkerHandle,
+        job: Job[Any],
+        attempt: int,
+        pickled: OutOfBandPickle,
+    ) -> None:
+        """Send a job whose large buffers the worker can see by now."""
+        outbox, core = handle.outbox, self._engine.core
+        # The pool may have been closed meanwhile, which has failed the job.
+        if core.slots[handle.slot].in_flight.last == job.id:
+            self._engine.registry.leases.before_sending(job, handle.slot)
+            job._frame_end = outbox.put_job(
+                job.id,
+                attempt,
+                job._function,
+                pickled.payload,
+                job._context,
+                credit=job._credit,
+            )
+            self._engine.timers.begin(job)
+        outbox.flush()
+        if self._engine.config.worker.concurrency > 1:
+            with self._engine.turn as now:
+                core.arguments_loaded(handle.slot, now)
+
+    # From the worker.
+
+    def unpack(self, job: Job[Any], frame: Frame, handle: WorkerHandle) -> None:
+        """Unpickle the outcome of a job, which has left its worker, and settle the job then."""
+        self._engine.core.closing.unpacking[job.id] = None
+        if frame.kind is FrameKind.ERROR:
+            watch = self._engine.registry.watch
+            watch.failed(job, handle.slot, frame, handle.since)
+        self._unpacker.add(job, frame, handle.distrust)
+
+    def is_unpacking(self, job: Job[Any]) -> bool:
+        """Return whether the outcome of a job has come and is being unpickled."""
+        return job.id in self._unpacker.unpacking
+
+    def unpacked(self, job: Job[Any], outcome: Any) -> None:
+        """Settle a job."""
+        core = self._engine.core
+        with self._engine.turn as now:
+            if self._engine.registry.settle(job, outcome):
+                core.requeue({job.id: job._traits}, now)
+            core.outcome_unpacked(job.id, now)
+
+
+class Packer:
+    """Pickles the arguments of jobs, in their order.
+
+    Args:
+        threads: Do the pickling.
+        packed: Called with each job whose call was pickled, and with that.
+        refused: Called with each job whose call cannot be pickled, and with the error.
+        ahead: How many jobs without a worker may be pickled, or in pickling, at once.
+    """
+
+    def __init__(
+        self,
+        threads: Threads,
+        packed: Callable[[Job[Any], bytes | OutOfBandPickle], object],
+        refused: Callable[[Job[Any], JobNotPicklableError], object],
+        *,
+        ahead: int,
+    ) -> None:
+        self._threads = threads
+        self._packed, self._refused = packed, refused
+        self._most_ahead = ahead
+        self._calls: deque[tuple[Job[Any], Call]] = deque()
+        self._ahead: list[Job[Any]] = []
+        self._begun = 0
+
+    def add(self, job: Job[Any], call: Call) -> None:
+        """Pickle a call when its turn comes."""
+        self._calls.append((job, call))
+        self.go_on()
+
+    def go_on(self) -> None:
+        """Begin with the next call, if it may begin."""
+        self._ahead = [job for job in self._ahead if job._payload and job._slot is None]
+        while self._calls and self._begun + len(self._ahead) < self._most_ahead:
+            job, call = self._calls.popleft()
+            if job.done():
+                continue
+            self._begun += 1
+            packed = self._threads.pickle(_pack, job, call, unwanted=job.done)
+            packed.add_done_callback(partial(self._on_done, job))
+
+    def _on_done(
+        self, job: Job[Any], packed: asyncio.Future[bytes | OutOfBandPickle]
+    ) -> None:
+        self._begun -= 1
+        error = None if packed.cancelled() else packed.exception()
+        if not job.done() and not packed.cancelled():
+            if error is None:
+                payload = packed.result()
+                if isinstance(payload, OutOfBandPickle):
+                    self._ahead.append(job)
+                self._packed(job, payload)
+            else:
+                if not isinstance(error, JobNotPicklableError):
+                    error = unpicklable(error)
+                self._refused(job, error)
+        self.go_on()
+
+
+class Unpacker:
+    """Unpickles the outcomes of jobs.
+
+    Args:
+        threads: Do the unpickling.
+        unpacked: Hears of each unpickled outcome.
+
+    Attributes:
+        unpacking: The numbers of the jobs whose outcomes have come and are not unpickled yet.
+    """
+
+    def __init__(
+        self, threads: Threads, unpacked: Callable[[Job[Any], Any], None]
+    ) -> None:
+        self._threads = threads
+        self._unpacked = unpacked
+        self.unpacking: set[int] = set()
+
+    def add(self, job: Job[Any], frame: Frame, distrust: Callable[[str], None]) -> None:
+        """Unpickle an outcome when its turn comes; *distrust* hears what is wrong with it."""
+        self.unpacking.add(job.id)
+        serializer = job._function.serializer
+        loaded = self._threads.pickle(
+            load_outcome, serializer, frame, unwanted=job.done
+        )
+        loaded.add_done_callback(partial(self._on_done, job, distrust))
+
+    def _on_done(
+        self,
+        job: Job[Any],
+        distrust: Callable[[str], None],
+        loaded: asyncio.Future[Any],
+    ) -> None:
+        # Retrieved in any case: the loop complains about an exception that nobody retrieves.
+        error = None if loaded.cancelled() else loaded.exception()
+        if not loaded.cancelled() and not job.done():
+            outcome = Failed(error, may_retry=False) if error else loaded.result()
+            if type(outcome) is Failed and outcome.distrust:
+                distrust(outcome.distrust)
+            self._unpacked(job, outcome)
+        self.unpacking.discard(job.id)
+
+
+async def load_item(threads: Threads, job: Job[Any], frame: Frame) -> Any:
+    """Return the item of a stream that is in *frame*.
+
+    Raises:
+        JobNotPicklableError: If it cannot be unpickled here.
+        ProtocolError: If no worker sends such an item.
+
+    Cancellation:
+        Safe.
+    """
+    serializer, payload = job._function.serializer, frame.payload
+    if not serializer.is_heavy(payload):
+        return serializer.load_item(payload)
+    load: Callable[[Any, Pause], Any] = serializer.load_item
+    item = threads.pickle(load, payload, unwanted=job.cancelled)
+    try:
+        return await item
+    finally:
+        item.cancel()  # if its reader was closed, which cancels nothing by itself
+
+
+def _pack(job: Job[Any], call: Call, pause: Pause) -> bytes | OutOfBandPickle:
+    function, args, kwargs = call
+    pause()  # it may have waited for other calls, and be unwanted by now
+    known = job._function
+    return known.serializer.pack_job(
+        function, args, kwargs, number=known.number, pause=pause
+    )
+
+
+def unpicklable(error: BaseException) -> JobNotPicklableError:
+    """Return the error for a call for which pickle has raised *error*."""
+    refusal = _refusal(f"cannot be pickled: {describe(error)}")
+    refusal.__cause__ = error
+    return refusal
+
+
+def too_large(size: int, max_message_size: int) -> JobNotPicklableError:
+    """Return the error for a call of *size* bytes, which is more than *max_message_size*."""
+    return _refusal(
+        f"has {size} bytes when pickled, and max_message_size is {max_message_size}"
+    )
+
+
+def _refusal(why: str) -> JobNotPicklableError:
+    return JobNotPicklableError(
+        f"the call {why}", direction="arguments", name="the call"
+    )

@@ -1,0 +1,333 @@
+"""The life of a pool or of a cluster in its log: each step is one record, with its data.
+
+A record of a worker is made in the next turn of the loop: handlers take as long as they like, and
+a decision is being carried out here.  If the level of a record is off, nothing is made.
+"""
+
+from __future__ import annotations
+
+import logging
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from asyncpool._core import log_messages as say
+from asyncpool._wire.text import users_own
+from asyncpool.enums import CrashKind, TimeLimit
+from asyncpool.errors import JobTimeoutError
+from asyncpool.events import CloseSummary, Crash, RollResult
+
+if TYPE_CHECKING:
+    import asyncio
+
+    from asyncpool._engine.options import SupervisorConfig
+    from asyncpool._engine.worker import WorkerHandle
+    from asyncpool._sandbox.plan import Missing
+    from asyncpool._wire.log_records import LogMessage
+
+
+_LOGGER = logging.getLogger("asyncpool")
+
+# Why workers retire, for those who do not know the names of the limits.
+_REASONS = {
+    "roll": "a roll replaces it",
+    "resize": "there are more workers than wanted",
+    "max_jobs": "it has had as many jobs as it may (max_jobs)",
+    "max_age": "it is as old as it may be (max_age)",
+    "max_memory": "it has more memory than it may (max_memory)",
+    "idle": "it has been idle for idle_timeout",
+    "retire": "somebody has asked for another one",
+    "session": "its session has ended",
+    "retire_worker()": "its job has called retire_worker()",
+}
+_REASONS_OF_SERVERS = {
+    **_REASONS,
+    "roll": "a reload replaces it",
+    "max_jobs": "it has had as many connections as it may (max_jobs)",
+    "retire()": "its code has called retire()",
+    "request_replacement()": "it has asked for a successor",
+}
+_LATE = {
+    TimeLimit.TIMEOUT: "ran longer than its timeout of {:g} s",
+    TimeLimit.QUEUE_TIMEOUT: "waited longer than its queue_timeout of {:g} s",
+    TimeLimit.DEADLINE: "missed its deadline",
+}
+
+
+class LifeLog:
+    """Logs the steps in the life of one pool or cluster.
+
+    Args:
+        loop: Its loop.
+        config: Its options.
+    """
+
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, config: SupervisorConfig
+    ) -> None:
+        self._loop = loop
+        self._pool = config.name
+        self._title = config.title
+        self._serves = config.serving is not None
+
+    # The pool.
+
+    def started(self, ready: int, workers: int, seconds: float) -> None:
+        """Log that the pool takes jobs; a cluster says later where it serves."""
+        if not self._serves:
+            self._log(
+                say.POOL_STARTED,
+                ready=ready,
+                workers=workers,
+                seconds=round(seconds, 3),
+            )
+
+    def sandbox_incomplete(self, lacks: tuple[Missing, ...]) -> None:
+        """Log what this machine cannot enforce of a sandbox, once for a pool."""
+        words = {"missing": "; ".join(map(str, lacks))}
+        settings = ", ".join(lack.settings for lack in lacks)
+        self._log(say.SANDBOX_INCOMPLETE, words, settings=settings)
+
+    def memory_shared(self, memory: str) -> None:
+        """Log that jobs see what others wrote, though each has a new worker."""
+        self._log(say.MEMORY_SHARED, memory=memory)
+
+    def dropped(self) -> None:
+        """Log that nobody has the pool any more, and that nobody has closed it."""
+        self._log(say.POOL_DROPPED)
+
+    def closing(self, jobs: int, finish: str, timeout: float | None) -> None:
+        """Log that the pool begins to close."""
+        if not self._serves:
+            limit = "" if timeout is None else f", and have {timeout:g} s"
+            extra = {"jobs": jobs, "finish": finish, "timeout": timeout}
+            self._log(say.POOL_CLOSING, {"limit": limit}, **extra)
+
+    def closed(self, summary: CloseSummary) -> None:
+        """Log what the close has done; a cluster counts connections, and says that itself."""
+        if not self._serves:
+            self._log(
+                say.POOL_CLOSED,
+                finished=summary.finished,
+                failed=summary.failed,
+                killed=summary.killed,
+            )
+
+    def broken(self, reason: str, retry_after: float | None) -> None:
+        """Log that no worker can be started, and there is none."""
+        then = "giving up"
+        if retry_after is not None:
+            then = f"next try in {retry_after:.2g} s"
+        words = {"then": then}
+        # Behind the failed starts that came before it.
+        self._soon(say.POOL_BROKEN, words, reason=reason, retry_after=retry_after)
+
+    def recovered(self, slot: int) -> None:
+        """Log that starts succeed again."""
+        self._log(say.POOL_RECOVERED, slot=slot)
+
+    def failed(self, error: Exception) -> None:
+        """Log that the supervisor has failed."""
+        extra = {"pool": self._pool}
+        say.SUPERVISOR_FAILED.log(_LOGGER, extra, error=error, title=self._title)
+
+    def size_changed(self, workers: int) -> None:
+        """Log how many workers the pool is to have."""
+        self._soon(say.SIZE_CHANGED, workers=workers)
+
+    def resized(self, least: int, most: int, crash: Crash | None) -> None:
+        """Log that the pool has the size that was asked for, or cannot have it yet."""
+        size = {
+            "size": f"{least} to {most} workers"
+            if least < most
+            else count_workers(most)
+        }
+        if crash is None:
+            self._soon(say.RESIZED, size, least=least, most=most)
+        else:
+            words = {**size, "trouble": f"{crash}"}
+            extra = {"least": least, "most": most, "slot": crash.slot}
+            self._soon(say.RESIZE_FAILED, words, **extra)
+
+    def roll_begun(self, workers: int) -> None:
+        """Log that all workers are to be replaced."""
+        self._soon(say.ROLL_BEGUN, workers=workers)
+
+    def rolled(self, result: RollResult, seconds: float) -> None:
+        """Log how a roll has ended."""
+        words = {"outcome": describe_roll(result, "reload" if self._serves else "roll")}
+        extra: dict[str, object] = {
+            "replaced": result.replaced,
+            "filled": result.filled,
+            "seconds": round(seconds, 3),
+        }
+        if result.ok:
+            self._soon(say.ROLLED, words, **extra)
+        else:
+            self._soon(say.ROLL_FAILED, words, **extra, reason=result.reason)
+
+    # Its workers.
+
+    def worker_started(self, handle: WorkerHandle) -> None:
+        """Log that a worker has a process."""
+        self._of_worker(say.WORKER_STARTED, handle)
+
+    def worker_ready(self, handle: WorkerHandle, seconds: float) -> None:
+        """Log that a worker takes jobs."""
+        self._of_worker(say.WORKER_READY, handle, seconds=round(seconds, 3))
+
+    def worker_retiring(self, handle: WorkerHandle, reason: str) -> None:
+        """Log that a worker takes no more jobs, and why."""
+        call, colon, given = reason.partition(": ")
+        known = _REASONS_OF_SERVERS if self._serves else _REASONS
+        words = {
+            "what": "connections" if self._serves else "jobs",
+            "why": f"{known.get(call, call)}{colon}{given}",
+        }
+        self._of_worker(say.WORKER_RETIRING, handle, words, reason=reason)
+
+    def worker_ended(self, handle: WorkerHandle, end: Crash, reason: str) -> None:
+        """Log the end of a worker that the pool wanted."""
+        words = {"why": f": {end.detail}" if end.detail else ""}
+        extra = {"exit_code": end.exit_code, "signal": end.signal}
+        self._of_worker(
+            say.WORKER_ENDED,
+            handle,
+            words,
+            reason=reason,
+            uptime=round(end.uptime, 3),
+            **extra,
+        )
+
+    def killed_for_timeout(
+        self, handle: WorkerHandle, end: Crash, error: JobTimeoutError
+    ) -> None:
+        """Log that a worker was killed since a job had exceeded its time."""
+        words = {"late": _LATE[error.limit].format(error.seconds), "stack": error.stack}
+        self._of_worker(
+            say.KILLED_FOR_TIMEOUT,
+            handle,
+            words,
+            signal=end.signal,
+            uptime=round(end.uptime, 3),
+            job_id=error.job_id,
+            attempt=error.attempt,
+            function=error.function,
+            limit=str(error.limit),
+        )
+
+    def killed_for_cancellation(
+        self, handle: WorkerHandle, end: Crash, job_id: int
+    ) -> None:
+        """Log that a worker was killed since a cancelled job did not end."""
+        job = next((it for it in handle.cancelled if it.job_id == job_id), None)
+        self._of_worker(
+            say.KILLED_FOR_CANCELLATION,
+            handle,
+            signal=end.signal,
+            uptime=round(end.uptime, 3),
+            job_id=job_id,
+            attempt=0 if job is None else job.attempt,
+            function="?" if job is None else job.function,
+        )
+
+    def killed_late(self, handle: WorkerHandle, end: Crash) -> None:
+        """Log that a worker had not ended in time, with its stacks."""
+        words = {"stack": end.stack}
+        extra = {"signal": end.signal, "uptime": round(end.uptime, 3)}
+        self._of_worker(say.KILLED_LATE, handle, words, **extra)
+
+    def crashed(self, crash: Crash, stack: str, report: str) -> None:
+        """Log a crash, now: the caller is no decision.
+
+        Args:
+            crash: The crash.
+            stack: The stacks of a worker that was killed since it had not ended in time.
+            report: What the interpreter has said of its own fatal error.
+        """
+        trace = ""
+        if crash.kind is CrashKind.FAILED_START:
+            trace = users_own(crash.stack)
+            stack = "" if stack == crash.stack else stack
+        elif crash.kind is CrashKind.HUNG:
+            stack = crash.stack
+        extra: dict[str, object] = {
+            "pool": self._pool,
+            "slot": crash.slot,
+            "generation": crash.generation,
+            "pid": crash.pid,
+            "kind": str(crash.kind),
+            "exit_code": crash.exit_code,
+            "signal": crash.signal,
+            "uptime": round(crash.uptime, 3),
+            "job_id": crash.job_id,
+            "attempt": crash.attempt,
+            "function": crash.function,
+            "next_step": str(crash.next_step),
+        }
+        say.WORKER_CRASHED.log(
+            _LOGGER,
+            extra,
+            trace=trace,
+            stack=stack or report,
+            title=self._title,
+            crash=crash,
+            then=crash.next_step_text,
+        )
+
+    def _of_worker(
+        self,
+        message: LogMessage,
+        handle: WorkerHandle,
+        words: dict[str, Any] | None = None,
+        **extra: object,
+    ) -> None:
+        if _LOGGER.isEnabledFor(message.level):
+            who = {
+                "slot": handle.slot,
+                "generation": handle.generation,
+                "pid": handle.pid,
+            }
+            self._soon(message, words, **who, **extra)
+
+    def _soon(
+        self, message: LogMessage, words: dict[str, Any] | None = None, **extra: object
+    ) -> None:
+        if _LOGGER.isEnabledFor(message.level):
+            self._loop.call_soon(partial(self._log, message, words, **extra))
+
+    def _log(
+        self, message: LogMessage, words: dict[str, Any] | None = None, **extra: object
+    ) -> None:
+        data = {"pool": self._pool, **extra}
+        message.log(_LOGGER, data, title=self._title, **(words or {}))
+
+
+def describe_roll(result: RollResult, what: str = "reload") -> str:
+    """Return what a roll has done, and what it could not do.
+
+    Args:
+        result: Its result.
+        what: What the reader calls it: a roll, or a reload.
+    """
+    if not result.ok:
+        new = count_workers(result.replaced + result.filled)
+        return (
+            f"the {what} has ended after {new}, the others are as before: "
+            f"{roll_trouble(result)}"
+        )
+    are = "is" if result.replaced == 1 else "are"
+    done = f"{what}ed"
+    text = f"{done}: {count_workers(result.replaced)} {are} new"
+    if result.filled:
+        text += f", {count_workers(result.filled)} came where starts had failed"
+    return text
+
+
+def roll_trouble(result: RollResult) -> str:
+    """Return why a roll has ended early, with what has become of the new worker."""
+    return f"{result.reason}{f': {result.crash}' if result.crash else ''}"
+
+
+def count_workers(workers: int) -> str:
+    """Return a number of workers in words."""
+    return f"{workers} worker{'' if workers == 1 else 's'}"

@@ -1,0 +1,526 @@
+"""The event loop of a pool: one timer, callbacks of the user's, and threads for what would hold it up.
+
+No logger or callback of the user's can hurt the pool.
+
+Copying releases the GIL, so the loop hardly notices it.  Pickling holds the GIL, and takes a
+second for 100 MB of many small objects.  So pickling lets other threads run every millisecond
+(:class:`Pause`).  It does one call after the other, except that a short call need not wait for
+a long one.  The threads start when they are needed, and end with the pool.  The loop's default
+executor would not do: it belongs to the user, may be full, or may be a pool of this kind.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import inspect
+import logging
+import math
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Awaitable, Callable
+from functools import partial
+from queue import SimpleQueue
+from typing import TYPE_CHECKING, Any, NamedTuple, ParamSpec, TypeVar, TypeVarTuple
+
+from asyncpool._core import log_messages as say
+from asyncpool.events import Crash
+
+if TYPE_CHECKING:
+    from asyncpool._engine.life_log import LifeLog
+
+
+class Alarm:
+    """Calls back once, at the time that it is set to.
+
+    Args:
+        loop: The loop, for its clock and its timer.
+        callback: Called with the time, which is never before *due*, though a timer of the loop
+            may fire a tick of the clock early.  By then the alarm is no longer set.
+
+    Attributes:
+        is_set: Whether it is going to call back.
+        due: The time on the loop's clock that it is set to, or was set to last.
+    """
+
+    __slots__ = ("_callback", "_loop", "_timer", "due", "is_set")
+
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, callback: Callable[[float], object]
+    ) -> None:
+        self.is_set = False
+        self.due: float = 0.0
+        self._loop = loop
+        self._callback = callback
+        self._timer: asyncio.TimerHandle | None = None
+
+    def set_at(self, when: float | None) -> None:
+        """Call back at *when* instead of at any time set before; ``None`` sets no time."""
+        if self.is_set and when == self.due:
+            return
+        self.cancel()
+        if when is not None:
+            self._timer = self._loop.call_at(when, self._ring)
+            self.due, self.is_set = when, True
+
+    def set_by(self, when: float) -> None:
+        """Call back at *when*, unless it is set to an earlier time."""
+        if not self.is_set or when < self.due:
+            self.set_at(when)
+
+    def set_in(self, seconds: float) -> None:
+        """Call back after *seconds*, instead of at any time set before."""
+        self.cancel()
+        # First: if the process is held up here, the callback would else be told a time to come.
+        self.due = self._loop.time() + seconds
+        # Not call_at(): uvloop counts in whole milliseconds.  It would round the difference of
+        # two times, and get another number than for the seconds themselves.
+        self._timer = self._loop.call_later(seconds, self._ring)
+        self.is_set = True
+
+    def cancel(self) -> None:
+        """Do not call back."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+            self.is_set = False
+
+    def _ring(self) -> None:
+        self._timer = None
+        self.is_set = False
+        self._callback(max(self.due, self._loop.time()))
+
+
+CrashCallback = Callable[[Crash], object] | Callable[[Crash], Awaitable[object]]
+
+_LOGGER = logging.getLogger("asyncpool")
+
+# Seconds that async callbacks have to return after the last worker has ended.  After that they
+# are cancelled, and have as long again to end.
+_CALLBACK_GRACE = 1.0
+
+
+class Reporter:
+    """Reports crashes to the log, and to a callback, which may be sync or async.
+
+    Args:
+        loop: The pool's loop.
+        pool: The pool's name.
+        callback: What to call, or ``None``.
+        log: Logs them.
+    """
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        pool: str,
+        callback: CrashCallback | None,
+        log: LifeLog,
+    ) -> None:
+        self._loop = loop
+        self._pool = pool
+        self._callback = callback
+        self._log = log
+        # Not a task group: a callback that never returns would keep the pool from closing.
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def report(self, crash: Crash, stack: str, report: str) -> None:
+        """Log the crash and call the callback, in the next turn of the loop.
+
+        Args:
+            crash: The crash.
+            stack: The stacks of a worker that was killed since it had not ended in time.
+            report: What the interpreter has said of its own fatal error.
+        """
+        # Not at once: the callback may submit, cancel or close, and the supervisor is in the
+        # middle of a decision.  But still before the callbacks of the jobs.
+        self._loop.call_soon(self._tell, crash, stack, report)
+
+    async def finish(self) -> None:
+        """Wait for async callbacks, and cancel those that do not return.
+
+        Cancellation:
+            Safe: the callbacks go on.
+        """
+        late = self._tasks
+        if late:
+            _, late = await asyncio.wait(late, timeout=_CALLBACK_GRACE)
+        for task in late:
+            task.cancel()
+        if late:
+            _, late = await asyncio.wait(late, timeout=_CALLBACK_GRACE)
+        if late:
+            extra = {"pool": self._pool, "callbacks": len(late)}
+            say.ON_CRASH_IS_SLOW.log(_LOGGER, extra)
+
+    def _tell(self, crash: Crash, stack: str, report: str) -> None:
+        self._log.crashed(crash, stack, report)
+        if self._callback is None:
+            return
+        try:
+            result = self._callback(crash)
+            if inspect.isawaitable(result):
+                task = self._loop.create_task(
+                    self._await(result, crash), name="asyncpool on_crash"
+                )
+                self._tasks.add(task)
+                task.add_done_callback(self._tasks.discard)
+        except Exception as error:  # noqa: BLE001 - it is the user's code
+            self._tell_failed(error, crash)
+
+    async def _await(self, result: Awaitable[object], crash: Crash) -> None:
+        try:
+            await result
+        except Exception as error:  # noqa: BLE001 - it is the user's code
+            self._tell_failed(error, crash)
+
+    def _tell_failed(self, error: Exception, crash: Crash) -> None:
+        extra = {"pool": self._pool, "slot": crash.slot, "pid": crash.pid}
+        say.ON_CRASH_FAILED.log(_LOGGER, extra, error=error)
+
+
+def elsewhere(what: str) -> RuntimeError:
+    """Return the error for using *what* in another event loop than its own."""
+    return RuntimeError(
+        f"{what} belongs to another event loop: from another thread use "
+        "asyncio.run_coroutine_threadsafe() or loop.call_soon_threadsafe()"
+    )
+
+
+def check_home(loop: asyncio.AbstractEventLoop | None, what: str) -> None:
+    """Check that *what* is used in its own loop, which is *loop* if it was started.
+
+    Raises:
+        RuntimeError: If another loop runs here, or if *loop* runs in another thread.
+    """
+    here = asyncio._get_running_loop()  # noqa: SLF001 - no exception if there is none
+    # If its loop does not run now, a plain call disturbs nobody.
+    if loop is not None and here is not loop and (here or loop.is_running()):
+        raise elsewhere(what)
+
+
+R = TypeVar("R")
+
+
+async def shielded(future: asyncio.Future[R]) -> R:
+    """Wait for *future* and return its result, as :func:`asyncio.shield` does.
+
+    If the waiter has been cancelled, a later exception of the future is dropped.  From
+    Python 3.14 on, :func:`asyncio.shield` would report it to the loop's exception handler.
+
+    Cancellation:
+        Safe: the future goes on.
+    """
+    if not future.done():
+        try:
+            await asyncio.wait((future,))
+        except asyncio.CancelledError:
+            future.add_done_callback(_ignore)
+            raise
+    return future.result()
+
+
+def _ignore(future: asyncio.Future[Any]) -> None:
+    if not future.cancelled():
+        future.exception()  # marks it as retrieved
+
+
+def anyio_shield() -> contextlib.AbstractContextManager[object]:
+    """Return what keeps the cancelled scopes of anyio, if there are any, from ending a wait.
+
+    Such a scope cancels the task in every turn of the loop.  The first one loads anyio's backend,
+    25 modules and 30 ms: as long as that is not loaded, this task can be in none.
+    """
+    if "anyio._backends._asyncio" not in sys.modules:
+        return contextlib.nullcontext()
+    import anyio  # noqa: PLC0415 - see above
+
+    return anyio.CancelScope(shield=True)
+
+
+async def outlast(future: asyncio.Future[Any]) -> None:
+    """Wait for the end of *future*, even if this task is cancelled meanwhile.
+
+    Cancellation:
+        Is raised when the future is done.
+    """
+    cancelled: asyncio.CancelledError | None = None
+    with anyio_shield():
+        while not future.done():
+            try:
+                await asyncio.wait((future,))
+            except asyncio.CancelledError as error:
+                cancelled = error  # of Task.cancel(); a scope's does not get here
+    if cancelled is not None:
+        raise cancelled
+
+
+P = ParamSpec("P")
+Ts = TypeVarTuple("Ts")
+
+# Two copies at once use all of the memory's bandwidth.
+_COPIERS = 2
+
+# Seconds after which a call counts as long, so that another call may begin beside it.  When that
+# one has computed for as long too, it rests until it is the first.  What it has pickled takes
+# memory until then, so only a few calls may rest.
+_LONG = 0.02
+_PICKLERS = 3
+
+# Seconds between two looks of a resting call whether it may go on.
+_REST = 0.005
+
+# Seconds for which a thread holds the GIL without a break, and seconds of the break.  A thread
+# that waits for the GIL must wake up in the break, or it finds the GIL taken again.
+_STINT = 0.001
+_PAUSE = 0.00005
+
+# Seconds that a closing pool waits for a thread that runs code of the user's.
+_THREAD_GRACE = 5.0
+
+
+class AbandonedError(BaseException):
+    """Nobody wants the result any more.  No ``except Exception`` of the user's stops this."""
+
+
+class Pause:
+    """What long work calls between two pieces, so that other threads may run.
+
+    Args:
+        unwanted: Returns whether the work may be given up.
+
+    Attributes:
+        second: Whether other work comes first, if this work is long; another thread sets it.
+    """
+
+    def __init__(self, unwanted: Callable[[], bool]) -> None:
+        self._unwanted = unwanted
+        self.second = False
+        self._until = 0.0
+        # The time that the thread has computed, and not waited for the GIL.
+        self._long_at = math.inf
+
+    def __call__(self) -> None:
+        """Sleep a little if it is time for a break, or until the work that comes first is done.
+
+        Raises:
+            AbandonedError: If the work may be given up.
+        """
+        if self._unwanted():
+            raise AbandonedError
+        if time.monotonic() < self._until:
+            return
+        time.sleep(_PAUSE)
+        computed = time.thread_time()
+        self._long_at = min(self._long_at, computed + _LONG)
+        while self.second and computed >= self._long_at:
+            time.sleep(_REST)
+            if self._unwanted():
+                raise AbandonedError
+        self._until = time.monotonic() + _STINT
+
+
+class Threads:
+    """The threads of one pool.
+
+    Args:
+        loop: The pool's loop.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._copiers = _ThreadPool(loop, "asyncpool-copy", most=_COPIERS)
+        self._picklers = _ThreadPool(
+            loop, "asyncpool-pickle", most=_PICKLERS, apart=_LONG
+        )
+
+    def copy(
+        self, function: Callable[P, R], *args: P.args, **kwargs: P.kwargs
+    ) -> asyncio.Future[R]:
+        """Call *function*, which releases the GIL or takes only a moment."""
+        return self._copiers.call(partial(function, *args, **kwargs))
+
+    def pickle(
+        self,
+        function: Callable[[*Ts, Pause], R],
+        *args: *Ts,
+        unwanted: Callable[[], bool],
+    ) -> asyncio.Future[R]:
+        """Call *function*, which computes; a short call goes before the next one begins.
+
+        Args:
+            function: What to call, with *args* and a :class:`Pause`, which it calls often.
+            args: Its arguments.
+            unwanted: Returns whether the work may be given up.
+        """
+        pause = Pause(unwanted)
+        return self._picklers.call(partial(function, *args, pause), pause)
+
+    async def close(self) -> None:
+        """Wait until all calls are done, and end the threads.
+
+        If a call runs code of the user's and does not return within some seconds, the pool
+        leaves it alone, and cancels the calls behind it.
+
+        Cancellation:
+            Leaves the calls alone at once.
+        """
+        running = self._copiers.running | self._picklers.running
+        try:
+            if running:
+                await asyncio.wait(running, timeout=_THREAD_GRACE)
+        finally:
+            for threads in (self._copiers, self._picklers):
+                threads.close()
+
+
+class _Call(NamedTuple):
+    """A call that a thread is to make.
+
+    Attributes:
+        function: What the thread calls.
+        pause: The pause that *function* calls, if it does.
+        answer: The future that the caller has, and may cancel.
+        ended: Done when the thread has finished the call.
+    """
+
+    function: Callable[[], Any]
+    pause: Pause | None
+    answer: asyncio.Future[Any]
+    ended: asyncio.Future[None]
+
+
+class _ThreadPool:
+    """Some threads that take calls from one queue.
+
+    The standard library's executor would not do: it waits for its threads when the
+    interpreter ends, and if it cannot start a thread, it raises an error and yet keeps the
+    call.  These threads are daemons, and if none can be started, the loop makes the call.
+
+    Args:
+        loop: The pool's loop.
+        name: The name of its threads.
+        most: How many calls may be made at once.
+        apart: How many seconds a call must have lasted before the next one begins beside it.
+
+    Attributes:
+        running: The end of each call that has not ended.
+    """
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        name: str,
+        *,
+        most: int,
+        apart: float = 0.0,
+    ) -> None:
+        self._loop = loop
+        self._name = name
+        self._most = most
+        self._apart = apart
+        self._waiting: deque[_Call] = deque()
+        self._made: list[_Call] = []
+        # When the last call has lasted long enough for the next one to begin.
+        self._until = Alarm(loop, self._wait_no_longer)
+        self._threads: list[threading.Thread] = []
+        self._calls: SimpleQueue[_Call | None] = SimpleQueue()
+        self.running: set[asyncio.Future[None]] = set()
+
+    def call(
+        self, function: Callable[[], R], pause: Pause | None = None
+    ) -> asyncio.Future[R]:
+        """Make a call in a thread; cancelling the future does not stop the call."""
+        # Two futures, and not asyncio.shield(): if the caller has gone, nobody retrieves what
+        # the call raises after that, and asyncio would complain.
+        answer: asyncio.Future[R] = self._loop.create_future()
+        ended: asyncio.Future[None] = self._loop.create_future()
+        self.running.add(ended)
+        ended.add_done_callback(self.running.discard)
+        self._waiting.append(_Call(function, pause, answer, ended))
+        self._go_on()
+        return answer
+
+    def _go_on(self) -> None:
+        """Begin with the next calls, if they may begin."""
+        while self._waiting and len(self._made) < self._most and not self._until.is_set:
+            call = self._waiting.popleft()
+            if call.pause:
+                call.pause.second = bool(self._made)
+            self._made.append(call)
+            if self._apart:
+                self._until.set_in(self._apart)
+            self._calls.put(call)
+            if len(self._threads) < len(self._made):
+                self._start_one()
+            if not self._threads:
+                self._calls.get()
+                self._settle(call, *_outcome_of(call.function))
+
+    def _wait_no_longer(self, _: float) -> None:
+        self._go_on()
+
+    def _settle(self, call: _Call, value: Any, error: BaseException | None) -> None:
+        _answer(call.answer, value, error)
+        if not call.ended.done():
+            call.ended.set_result(None)
+        if call is self._made[-1]:
+            self._until.cancel()
+        self._made.remove(call)
+        if self._made and (pause := self._made[0].pause):
+            pause.second = False
+        self._go_on()
+
+    def close(self) -> None:
+        """End the threads."""
+        stuck = bool(self.running)
+        self._until.cancel()
+        for call in self._made:  # those that rest: nothing else would wake them up
+            if call.pause:
+                call.pause.second = False
+        while not self._calls.empty():
+            if not_begun := self._calls.get():
+                self._waiting.append(not_begun)
+        while self._waiting:
+            call = self._waiting.popleft()
+            call.answer.cancel()
+            call.ended.cancel()
+        for _ in self._threads:
+            self._calls.put(None)
+        while self._threads and not stuck:
+            self._threads.pop().join()  # it only has to wake up
+
+    def _start_one(self) -> None:
+        name = f"{self._name}_{len(self._threads)}"
+        thread = threading.Thread(target=self._work, name=name, daemon=True)
+        with contextlib.suppress(RuntimeError):  # the system may allow no more threads
+            thread.start()
+            self._threads.append(thread)
+
+    def _work(self) -> None:
+        while call := self._calls.get():
+            outcome = _outcome_of(call.function)
+            with contextlib.suppress(RuntimeError):  # the loop is closed
+                self._loop.call_soon_threadsafe(self._settle, call, *outcome)
+            del call, outcome
+
+
+def _outcome_of(function: Callable[[], Any]) -> tuple[Any, BaseException | None]:
+    try:
+        return function(), None
+    except BaseException as error:  # noqa: BLE001 - it is the caller's
+        return None, error
+
+
+def _answer(
+    answer: asyncio.Future[Any], value: Any, error: BaseException | None
+) -> None:
+    if answer.done():
+        pass  # the caller has cancelled it
+    elif error is None:
+        answer.set_result(value)
+    elif isinstance(error, StopIteration):  # a future does not accept that
+        answer.set_exception(RuntimeError(f"it raised {error!r}"))
+    else:
+        answer.set_exception(error)

@@ -1,0 +1,436 @@
+"""What arguments a pool takes, and what this machine allows: CPUs, and whether a pool can run at all."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import importlib.util
+import logging
+import math
+import os
+import resource
+import socket
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+from asyncpool._core import log_messages as say
+from asyncpool._core.policies import (
+    INT,
+    MAX_WORKERS,
+    SECONDS,
+    WorkerLimits,
+    check_type,
+    or_none,
+)
+from asyncpool._engine.interpreter import program
+from asyncpool.errors import UnsupportedPlatformError
+
+# System calls that exist but are refused, as in sandboxes; the pool does without them.
+#
+# A filter of system calls (seccomp, gVisor) answers with ``EPERM`` or ``ENOSYS``.  So the pool
+# learns only from the call itself whether it is allowed.
+
+_LOGGER = logging.getLogger("asyncpool")
+
+_REFUSED = frozenset({errno.EPERM, errno.EACCES, errno.ENOSYS})
+
+_told: set[str] = set()
+
+T = TypeVar("T")
+
+
+def is_refusal(error: OSError) -> bool:
+    """Return whether *error* says that the system call itself is not allowed here."""
+    return error.errno in _REFUSED
+
+
+def tell_once(call: str, error: OSError, instead: str) -> None:
+    """Log that *call* is refused, and what the pool does instead; once for each call."""
+    if call in _told:
+        return
+    _told.add(call)
+    say.CALL_REFUSED.log(_LOGGER, {"call": call}, why=error, instead=instead)
+
+
+def check_called(verb: str, function: object) -> None:
+    """Check the *function* that the method named *verb* is to call.
+
+    Raises:
+        TypeError: If it cannot be called.
+    """
+    if callable(function):
+        return
+    called = hasattr(function, "__await__") or hasattr(function, "__aiter__")
+    hint = ": pass the function, and its arguments behind it" if called else ""
+    raise TypeError(f"{verb}() takes a callable first, not {function!r}{hint}")
+
+
+def not_picklable(owner: object) -> TypeError:
+    """Return the error for a pool, or something like one, that a job was given."""
+    return TypeError(
+        f"cannot pickle a {type(owner).__name__}, which stays in its process: leave it out of "
+        "what the job gets, also out of the object whose method is called"
+    )
+
+
+def least_and_most(workers: int | tuple[int, int]) -> tuple[int, int]:
+    """Return the least and the greatest number of workers.
+
+    Raises:
+        TypeError: If *workers* is neither an int nor two of them.
+        ValueError: If they leave a pool without workers, or are more than :data:`MAX_WORKERS`, or
+            are in the wrong order.
+    """
+    pair: Any = workers if isinstance(workers, tuple) else (workers, workers)
+    if len(pair) != 2 or isinstance(pair[0], list):  # noqa: PLR2004
+        raise TypeError(
+            f"workers must be an int, or a pair such as (2, 16), not {workers!r}"
+        )
+    for number in pair:
+        check_int("workers", number, at_least=1)
+        if number > MAX_WORKERS:
+            raise ValueError(f"workers must be at most {MAX_WORKERS}, not {number}")
+    least, most = pair
+    if least > most:
+        raise ValueError(f"workers must be the least and the most, not {workers!r}")
+    return least, most
+
+
+def check_callable(name: str, value: T) -> T:
+    """Return an argument that is called, if it is not missing.
+
+    Raises:
+        TypeError: If it cannot be called.
+    """
+    if value is not None and not callable(value):
+        raise TypeError(f"{name} must be callable, not {value!r}")
+    return value
+
+
+def check_int(
+    name: str, value: int | None, *, at_least: int, optional: bool = False
+) -> int | None:
+    """Return an argument that is an int with a lower bound; ``None`` passes if *optional*.
+
+    Raises:
+        TypeError: If it is no int.
+        ValueError: If it is too small.
+    """
+    check_type(name, value, or_none(INT) if optional else INT)
+    if value is not None and value < at_least:
+        raise ValueError(f"{name} must be at least {at_least}, not {value}")
+    return value
+
+
+def check_choice(name: str, value: str, choices: tuple[str, ...]) -> str:
+    """Return an argument that is one of some words.
+
+    Raises:
+        ValueError: If it is none of *choices*.
+    """
+    if value not in choices:
+        raise ValueError(f"{name} must be one of {', '.join(choices)}, not {value!r}")
+    return value
+
+
+def check_seconds(
+    name: str, value: float | None, *, optional: bool = False
+) -> float | None:
+    """Return a time in seconds; ``None`` passes if *optional*.
+
+    Raises:
+        TypeError: If it is no number.
+        ValueError: If it is not greater than 0.
+    """
+    check_type(name, value, or_none(SECONDS) if optional else SECONDS)
+    if value is not None and not value > 0:
+        none = " or None" if optional else ""
+        raise ValueError(f"{name} must be > 0 seconds{none}, not {value}")
+    return value
+
+
+def check_timeout(timeout: float | None) -> None:
+    """Check a timeout, which may be 0.
+
+    Raises:
+        TypeError: If it is no number.
+        ValueError: If it is negative.
+    """
+    check_type("timeout", timeout, or_none(SECONDS))
+    if timeout is not None and not timeout >= 0:
+        raise ValueError(f"timeout must be >= 0 seconds, not {timeout}")
+
+
+# On macOS a fork without exec breaks the system's frameworks: jobs that use Accelerate, as NumPy
+# does, or that look for a proxy, crash or hang.
+DEFAULT_LAUNCHER: Literal["forkserver", "spawn"] = (
+    "spawn" if sys.platform == "darwin" else "forkserver"
+)
+
+_CGROUPS = Path("/sys/fs/cgroup")
+_NO_LIMIT = 1 << 60
+
+# Which field of /proc/PID/stat is the exit status, counted from the state.
+_EXIT_CODE = 52 - 3
+
+
+# How many descriptors a pool leaves for other things, such as starting workers.
+_SPARE_DESCRIPTORS = 64
+
+
+def is_scarce(fd: int) -> bool:
+    """Return whether descriptors are scarce here, given that *fd* is the newest."""
+    try:
+        limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    except OSError:  # a sandbox refuses to tell the limit
+        return False
+    # A new descriptor gets the lowest free number, so its number shows how many are open.
+    return limit != resource.RLIM_INFINITY and fd >= limit - _SPARE_DESCRIPTORS
+
+
+def raise_descriptor_limit() -> None:
+    """Raise the soft limit of open files to the hard one, here and for child processes."""
+    # macOS reports no hard limit, and refuses too high a soft one.
+    with contextlib.suppress(OSError, ValueError):
+        _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
+def check_platform() -> None:
+    """Check that this platform has what a pool needs.
+
+    Raises:
+        UnsupportedPlatformError: If something is missing; the text says what.
+    """
+    if os.name != "posix":
+        missing = "a POSIX system, such as Linux or macOS"
+    elif not (hasattr(socket, "AF_UNIX") and hasattr(socket, "SCM_RIGHTS")):
+        missing = "Unix sockets that pass descriptors"
+    elif not program()[0]:
+        missing = (
+            "the path of a Python interpreter: sys.executable is empty, so name one by "
+            "multiprocessing.set_executable()"
+        )
+    else:
+        return
+    raise UnsupportedPlatformError(f"asyncpool needs {missing}")
+
+
+def check_loop(kind: str) -> None:
+    """Check that workers can have an event loop of this kind.
+
+    Raises:
+        ValueError: If there is no such kind, or it is not installed.
+    """
+    check_choice("worker_loop", kind, ("asyncio", "uvloop"))
+    if kind == "uvloop" and importlib.util.find_spec("uvloop") is None:
+        raise ValueError(
+            "uvloop is not installed: pip install 'asyncpool-supervised[uvloop]'"
+        )
+
+
+def module_path() -> tuple[str, ...]:
+    """Return ``sys.path`` without entries that the import system would ignore."""
+    entries: list[object] = [*sys.path]
+    return tuple(entry for entry in entries if isinstance(entry, str))
+
+
+def working_folder() -> str:
+    """Return the path of this process's folder; empty if somebody has removed it.
+
+    It is ``$PWD`` if that leads there, as after ``cd current`` where that is a symbolic link.  A
+    deployment has the link lead to its next release, and later workers are to be in that one.
+    """
+    shown = os.environ.get("PWD", "")
+    if shown.startswith("/") and folder_at(shown) == folder_at("."):
+        return shown
+    try:
+        return os.getcwd()  # noqa: PTH109 - a string is what sys.path holds
+    except OSError:
+        return ""
+
+
+def folder_at(path: str) -> tuple[int, int] | None:
+    """Return which folder a path leads to now; ``None`` for none."""
+    try:
+        found = os.stat(path)  # noqa: PTH116 - asked at each start of a worker
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino
+
+
+def umask_and_ignored() -> tuple[str, ...]:
+    """Return this process's umask and the signals that it ignores, as far as Linux tells.
+
+    ``os.umask()`` cannot ask without setting another umask for a moment, in which another
+    thread may create a file.
+    """
+    lines = _read(Path("/proc/self/status")).splitlines()
+    return tuple(line for line in lines if line.startswith(("Umask:", "SigIgn:")))
+
+
+def is_stopped(pid: int) -> bool:
+    """Return whether SIGSTOP or a debugger has stopped a process, as far as Linux tells."""
+    return _stat(pid)[:1] in (["T"], ["t"])
+
+
+def status_of_zombie(pid: int) -> int | None:
+    """Return the exit status of a process that has ended and whose parent has not yet asked for it.
+
+    A negative status means that a signal with that number has ended the process.
+
+    Returns:
+        ``None`` if there is no such process, or if Linux does not tell.  It says 0 of processes
+        of other users, so that says nothing.
+    """
+    stat = _stat(pid)
+    if stat[:1] != ["Z"] or len(stat) <= _EXIT_CODE:
+        return None
+    return os.waitstatus_to_exitcode(int(stat[_EXIT_CODE])) or None
+
+
+def _stat(pid: int) -> list[str]:
+    """Return what Linux tells of a process, from its state on; see ``proc_pid_stat(5)``."""
+    # The state comes after the process's name, which may contain anything.
+    _, _, rest = _read(Path(f"/proc/{pid}/stat")).rpartition(") ")
+    return rest.split()
+
+
+def usable_cpus() -> int:
+    """Return how many CPUs this process may use, by affinity and by cgroup quota."""
+    cpus = len(usable_cores()) or os.cpu_count() or 1
+    quota = _quota(_CGROUPS)
+    return max(1, cpus if quota is None else min(cpus, math.ceil(quota)))
+
+
+def usable_cores() -> set[int]:
+    """Return the numbers of the CPUs that this process may use; an empty set if unknown."""
+    try:
+        return os.sched_getaffinity(0)
+    except (AttributeError, OSError):
+        return set()
+
+
+def _quota(root: Path) -> float | None:
+    """Return the smallest CPU quota of the cgroups that this process is in."""
+    quotas: list[float] = []
+    for folder, second in _cgroups(root, "cpu"):
+        with contextlib.suppress(ValueError, ZeroDivisionError):
+            quotas.append(_quota_v2(folder) if second else _quota_v1(folder))
+    return min(quotas, default=None)
+
+
+def _cgroups(root: Path, controller: str) -> Iterator[tuple[Path, bool]]:
+    """Yield the folders of this process's cgroups, and whether they are of version 2.
+
+    After each cgroup come the cgroups that contain it.
+    """
+    for line in _read(Path("/proc/self/cgroup")).splitlines():
+        _, controllers, path = line.split(":", 2)
+        if not controllers:
+            base = root
+        elif controller in controllers.split(","):
+            base = root / controller
+        else:
+            continue
+        # In a container the path is often that of the host, and not visible here.
+        place = base / path.lstrip("/")
+        for folder in (place, *place.parents):
+            if not folder.is_relative_to(base):
+                break
+            yield folder, not controllers
+
+
+def _quota_v2(folder: Path) -> float:
+    quota, period = _read(folder / "cpu.max").split()
+    return int(quota) / int(period)  # raises ValueError for "max", which means no quota
+
+
+def _quota_v1(folder: Path) -> float:
+    quota = int(_read(folder / "cpu.cfs_quota_us"))
+    if quota <= 0:
+        raise ValueError("no quota")
+    return quota / int(_read(folder / "cpu.cfs_period_us"))
+
+
+class OomKills:
+    """How many processes the kernel has killed since memory ran out.
+
+    The count is that of this process's cgroup, if the cgroup counts, else that of the
+    machine.  If it has risen while a worker died of a SIGKILL that the pool has not sent,
+    that worker was probably one of them.  To find the file with the count takes 0.3 ms, so
+    that is done only once and not at every crash.
+    """
+
+    def __init__(self) -> None:
+        files = [
+            folder / ("memory.events" if second else "memory.oom_control")
+            for folder, second in _cgroups(_CGROUPS, "memory")
+        ]
+        counts = (file for file in (*files, Path("/proc/vmstat")) if _count(file) >= 0)
+        self._file = next(counts, None)
+
+    def count(self) -> int | None:
+        """Return the count, or ``None`` if nobody counts."""
+        return None if self._file is None else max(_count(self._file), 0)
+
+
+def _count(file: Path) -> int:
+    _, name, rest = f"\n{_read(file)}".partition("\noom_kill ")
+    return int(rest.partition("\n")[0]) if name else -1
+
+
+def memory_limit() -> int | None:
+    """Return the smallest memory limit of this process's cgroups in bytes, if there is one."""
+    limits: list[int] = []
+    for folder, second in _cgroups(_CGROUPS, "memory"):
+        file = folder / ("memory.max" if second else "memory.limit_in_bytes")
+        with contextlib.suppress(ValueError):  # raised for "max", which means no limit
+            limits.append(int(_read(file)))
+    # Version 1 shows "no limit" as a number of bytes that no machine has.
+    return min((limit for limit in limits if limit < _NO_LIMIT), default=None)
+
+
+def cpu_time(pid: int) -> float:
+    """Return how many seconds of CPU time a process has used; 0 if it is gone.
+
+    With those of its children that it has waited for.
+    """
+    # User, system, and both of the children.
+    ticks = sum(int(field) for field in _stat(pid)[11:15])
+    return ticks / os.sysconf("SC_CLK_TCK")
+
+
+def check_limits(limits: WorkerLimits) -> None:
+    """Check the limits that depend on this machine.
+
+    Raises:
+        UnsupportedPlatformError: If this platform does not offer a limit.
+        ValueError: If this machine does not have what a limit names.
+    """
+    watched = limits.max_memory is not None or limits.kill_memory is not None
+    if watched and not Path("/proc/self/statm").exists():
+        raise UnsupportedPlatformError("max_memory and kill_memory need Linux's /proc")
+    if limits.cpu_affinity is not None:
+        if not hasattr(os, "sched_setaffinity"):
+            raise UnsupportedPlatformError("cpu_affinity needs Linux")
+        usable = usable_cores()
+        if not usable:
+            raise UnsupportedPlatformError(
+                "cpu_affinity: sched_getaffinity is refused here"
+            )
+        unusable = set(limits.cpu_affinity) - usable
+        if unusable:
+            raise ValueError(f"cpu_affinity: this process may not use {unusable}")
+    for name in limits.rlimits:
+        if not hasattr(resource, name):
+            raise ValueError(f"rlimits: there is no {name} here")
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(errors="replace")  # a process's name may be any bytes
+    except OSError:
+        return ""

@@ -1,0 +1,539 @@
+"""The options of pools and clusters: each is checked once, and then read by everybody.
+
+An option has one row in a table of checks and, if anybody reads it later, one field in the
+frozen record.  The defaults are in the signatures of the constructors, where editors show them.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import fields, replace
+from functools import partial
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar, get_args
+
+from asyncpool._core.job_options import OPTIONS, JobLimits, JobOptions
+from asyncpool._core.lifecycle import STOP_GRACE
+from asyncpool._core.policies import (
+    SWITCH,
+    TEXT,
+    GivenEnv,
+    RestartPolicy,
+    WorkerEnv,
+    WorkerLimits,
+    check_type,
+    or_none,
+    several,
+)
+from asyncpool._dataclass import dataclass
+from asyncpool._engine.interpreter import main_script
+from asyncpool._engine.loop import CrashCallback
+from asyncpool._engine.machine import (
+    check_callable,
+    check_choice,
+    check_int,
+    check_limits,
+    check_loop,
+    check_seconds,
+    least_and_most,
+    module_path,
+    usable_cpus,
+)
+from asyncpool._wire.frames import MAX_PAYLOAD
+from asyncpool._wire.messages import WorkerConfig
+from asyncpool._wire.page import MAX_LANES
+from asyncpool._wire.records import Later
+from asyncpool._wire.text import NAMES, is_name
+
+if TYPE_CHECKING:
+    from asyncpool import sandbox
+    from asyncpool._core import data_only
+    from asyncpool._core.data_only import DataOnly
+    from asyncpool._engine import handover, propagation
+    from asyncpool._engine.engine import Engine
+    from asyncpool._engine.handover import Handover
+    from asyncpool._engine.propagation import Propagation
+    from asyncpool._engine.worker import Serving
+    from asyncpool._sandbox import confinement
+    from asyncpool._sandbox.confinement import Confinement
+    from asyncpool._wire import formats, schemas
+    from asyncpool._wire.formats import Format
+    from asyncpool.sandbox import Sandbox
+else:  # for options that few pools have
+    data_only = Later("asyncpool._core.data_only")
+    formats = Later("asyncpool._wire.formats")
+    schemas = Later("asyncpool._wire.schemas")
+    handover = Later("asyncpool._engine.handover")
+    propagation = Later("asyncpool._engine.propagation")
+    confinement = Later("asyncpool._sandbox.confinement")
+    sandbox = Later("asyncpool.sandbox")
+
+LauncherKind = Literal["forkserver", "spawn"]
+LoopKind = Literal["asyncio", "uvloop"]
+OutputMode = Literal["log", "inherit"]
+ReadyWhen = Literal["any", "all"]
+
+T = TypeVar("T")
+
+# Takes an option's name and the value that was given; returns the value in the shape in
+# which it is kept.  It raises TypeError or ValueError with a text that names the option.
+Check: TypeAlias = Callable[[str, Any], Any]
+
+
+def checked(table: Mapping[str, Check], given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options of *table*, by name, each as its check returns it.
+
+    Args:
+        table: The check of each option, in the order in which they are made.
+        given: The values, by name.  It may hold more than the table names.
+
+    Raises:
+        TypeError: If a value is of the wrong type.
+        ValueError: If a value is out of range.
+    """
+    return {name: check(name, given[name]) for name, check in table.items()}
+
+
+def anything(_: str, value: T) -> T:
+    """Accept every value: what makes use of it checks it."""
+    return value
+
+
+def at_least(least: int, *, optional: bool = False) -> Check:
+    """Return the check of an int with a lower bound; ``None`` passes if *optional*."""
+    return partial(check_int, at_least=least, optional=optional)
+
+
+def seconds(*, optional: bool = False) -> Check:
+    """Return the check of a positive number of seconds; ``None`` passes if *optional*."""
+    return partial(check_seconds, optional=optional)
+
+
+def one_of(choices: tuple[str, ...]) -> Check:
+    """Return the check of an option that is one of some words."""
+    return partial(check_choice, choices=choices)
+
+
+def name_or_number(kind: str) -> Check:
+    """Return the check of a name; without one it is made up: ``"pool-1"``, ``"pool-2"``."""
+    numbers = itertools.count(1)
+
+    def check(name: str, value: str | None) -> str:
+        check_type(name, value, or_none(TEXT))
+        try:
+            (value or "").encode()
+        except UnicodeEncodeError:  # half of a surrogate pair
+            raise ValueError(
+                f"{name} must be text that can be written as UTF-8, not {value!r}: it is in "
+                "logs and metrics"
+            ) from None
+        return value or f"{kind}-{next(numbers)}"
+
+    return check
+
+
+def check_codec(codec: object, **needing: object) -> None:
+    """Check that nothing is given that only a pool with a codec has.
+
+    Args:
+        codec: The codec, or ``None``.
+        needing: What is given for a pool with one, by its name.
+
+    Raises:
+        ValueError: If there is something, and no codec.
+    """
+    for name, value in needing.items():
+        if codec is None and value:
+            raise ValueError(f"{name} is for pools with a codec, and this one has none")
+
+
+def _items(words: str, *, each: type = object) -> Check:
+    return lambda name, value: several(name, value, words, each=each)
+
+
+def _switch(name: str, value: bool) -> bool:  # noqa: FBT001 - it checks one
+    check_type(name, value, SWITCH)
+    return value
+
+
+def _restart_policy(name: str, value: RestartPolicy | None) -> RestartPolicy:
+    policy = RestartPolicy() if value is None else value
+    check_type(name, policy, ((RestartPolicy,), "a RestartPolicy"))
+    return policy
+
+
+def _worker_limits(name: str, value: WorkerLimits | None) -> WorkerLimits:
+    limits = WorkerLimits() if value is None else value
+    check_type(name, limits, ((WorkerLimits,), "a WorkerLimits"))
+    check_limits(limits)
+    return limits
+
+
+def _loop(_: str, value: str) -> str:
+    check_loop(value)
+    return value
+
+
+WORKER_CHECKS: dict[str, Check] = {
+    "restart_policy": _restart_policy,
+    "worker_limits": _worker_limits,
+    "launcher": one_of(get_args(LauncherKind)),
+    "worker_loop": _loop,
+    "worker_output": one_of(get_args(OutputMode)),
+    "on_crash": check_callable,
+    "preload": _items("names of modules", each=str),
+    "start_timeout": seconds(),
+    "ping_timeout": seconds(optional=True),
+    "ready": one_of(get_args(ReadyWhen)),
+}
+
+
+def _workers(_: str, value: int | tuple[int, int] | None) -> tuple[int, int]:
+    return least_and_most(usable_cpus() if value is None else value)
+
+
+def _concurrency(name: str, value: int) -> int:
+    check_int(name, value, at_least=1)
+    if value > MAX_LANES:
+        text = f"{name} must be at most {MAX_LANES}, not {value}"
+        raise ValueError(f"{text}: have more workers instead")
+    return value
+
+
+def _around(name: str, value: object) -> object:
+    if isinstance(value, str):
+        module, _, attribute = value.partition(":")
+        if not module or not attribute:
+            text = f"{name} takes a name such as 'package.module:name', not {value!r}"
+            raise ValueError(text)
+        return value
+    return check_callable(name, value)
+
+
+def _path(name: str, value: str | os.PathLike[str] | None) -> str | None:
+    check_type(name, value, ((str, os.PathLike, type(None)), "a path or None"))
+    text = None if value is None else os.fspath(value)
+    check_type(name, text, or_none(TEXT))  # a path of bytes cannot be shown
+    if text == "":
+        raise ValueError(f"{name} is empty: name a file")
+    return text
+
+
+# Says whether pools that are not told have a control socket.
+_CONTROL = "ASYNCPOOL_CONTROL"
+_SWITCH = {"": False, "0": False, "1": True}
+
+
+def _control(name: str, value: object) -> str | None:
+    """Return a name, or a path with a slash; ``""`` for the pool's own name."""
+    if value is None:
+        word = os.environ.get(_CONTROL, "")
+        if word not in _SWITCH:
+            raise ValueError(
+                f"the environment variable {_CONTROL} is 0 or 1, not {word!r}"
+            )
+        value = _SWITCH[word]
+    if isinstance(value, bool):
+        return "" if value else None
+    if isinstance(value, os.PathLike):
+        text = _path(name, value)
+        return text if text is None or "/" in text else f"./{text}"
+    check_type(name, value, ((bool, str, type(None)), "a bool, a name, a path or None"))
+    assert isinstance(value, str)
+    if "/" not in value and not is_name(value):
+        raise ValueError(
+            f"{name} takes True, a path with a slash in it, or a name, which is {NAMES}, "
+            f"not {value!r}"
+        )
+    return value
+
+
+def _codec(_: str, value: object) -> Format | None:
+    return None if value is None else formats.format_of(value)
+
+
+def _functions(name: str, value: object) -> tuple[Any, ...] | None:
+    words = "functions and names such as 'package.module:name'"
+    return None if value is None else several(name, value, words)
+
+
+def _sandbox(name: str, value: object) -> Sandbox | None:
+    if value is None or isinstance(value, sandbox.Sandbox):
+        return value
+    raise TypeError(f"{name} must be a Sandbox or None, not {value!r}")
+
+
+def _worker_env(_: str, value: GivenEnv | None) -> WorkerEnv | None:
+    return None if value is None else WorkerEnv(value)
+
+
+POOL_CHECKS: dict[str, Check] = {
+    "workers": _workers,
+    "max_surge": at_least(0),
+    "max_unavailable": at_least(0),
+    "idle_timeout": seconds(),
+    "close_timeout": seconds(optional=True),
+    **WORKER_CHECKS,
+    "max_queued": at_least(0, optional=True),
+    "max_message_size": at_least(1024, optional=True),
+    "max_shared_memory": at_least(0),
+    "concurrency": _concurrency,
+    "initializer": check_callable,
+    "initargs": _items("a tuple of arguments"),
+    "worker_env": _worker_env,
+    "fresh": _switch,
+    "trace": _path,
+    "max_traced": at_least(1, optional=True),
+    "control": _control,
+    "codec": _codec,
+    "functions": _functions,
+    "errors": _items("classes of exceptions"),
+    "around": _around,
+    "sandbox": _sandbox,
+    "propagate": anything,  # Propagation checks it when it looks for the variables
+    "name": name_or_number("pool"),  # last, so that a refused pool takes no number
+}
+
+# The limits that the jobs of a pool have by default; JobLimits checks them.
+JOB_LIMITS = (
+    "timeout",
+    "queue_timeout",
+    "heartbeat_timeout",
+    "on_cancel",
+    "cancel_grace",
+)
+
+
+def pool_options(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options that the constructor of a pool was given, checked.
+
+    Beside those of the table there are the options of its jobs, ``job_options``.
+
+    Raises:
+        TypeError: If one is of the wrong type.
+        ValueError: If one is out of range, or two do not go together.
+        UnsupportedPlatformError: If this machine lacks what one needs.
+    """
+    options = checked(POOL_CHECKS, given)
+    options["job_options"] = JobOptions(
+        limits=JobLimits(**{name: given[name] for name in JOB_LIMITS}),
+        codec=options["codec"],
+    )
+    worker_env: WorkerEnv | None = options["worker_env"]
+    if options["sandbox"] is not None and worker_env and worker_env.common:
+        raise ValueError(
+            "worker_env is a mapping, and the sandbox says the whole environment: name the "
+            "variables in Sandbox(env=...)"
+        )
+    if options["fresh"]:
+        limits: WorkerLimits = options["worker_limits"]
+        each = "fresh gives each job a worker of its own"
+        if options["concurrency"] > 1:
+            raise ValueError(f"{each}, and concurrency is {options['concurrency']}")
+        if limits.max_jobs not in {None, 1}:
+            raise ValueError(
+                f"{each}, and max_jobs of worker_limits is {limits.max_jobs}"
+            )
+        options["worker_limits"] = replace(limits, max_jobs=1)
+    if not options["max_surge"] and not options["max_unavailable"]:
+        raise ValueError("max_surge and max_unavailable cannot both be 0")
+    check_codec(
+        options["codec"], functions=options["functions"], errors=options["errors"]
+    )
+    # If only the environment asks for it, there is a warning later, and no control socket.
+    if given["control"] is True and not is_name(options["name"]):
+        raise ValueError(
+            f"with control=True commands find the pool by its name, which is {NAMES}, not "
+            f"{options['name']!r}: give it such a name, or give one to control"
+        )
+    return options
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerOptions:
+    """The options of workers that pools and clusters share, checked and normalized.
+
+    See :class:`asyncpool.Pool` for the meaning of each.
+    """
+
+    name: str
+    restart_policy: RestartPolicy
+    worker_limits: WorkerLimits
+    launcher: LauncherKind
+    worker_loop: LoopKind
+    worker_output: OutputMode
+    on_crash: CrashCallback | None
+    preload: tuple[str, ...]
+    start_timeout: float
+    ping_timeout: float | None
+    ready: ReadyWhen
+    max_surge: int
+
+    def shared(self) -> dict[str, Any]:
+        """Return the options of this class, by name, without those of a subclass."""
+        return {
+            field.name: getattr(self, field.name) for field in fields(WorkerOptions)
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SupervisorConfig(WorkerOptions):
+    """The options of a pool, or of the workers of a cluster, and what is made of them.
+
+    See :class:`asyncpool.Pool` for the meaning of its options.
+
+    Attributes:
+        workers: The least and the greatest number of workers.
+        worker: The configuration of each worker.
+        propagation: The context variables that travel with jobs, if there are any.
+        stop_grace: Seconds that a worker has to end when it is asked to.
+        end_grace: Seconds that it has if the whole pool ends; ``None`` for *stop_grace*.
+        serving: In a cluster, makes what its workers do in place of jobs.
+        handover: The initializer that each worker calls first, with the descriptors that it gets.
+        data: What a pool with a codec adds to its functions, if this one has a codec.
+        confinement: The sandbox of the workers, if they have one.
+        worker_env: The environment variables of the workers, if they have others.
+        fresh: Whether each job has a new worker.
+        job_options: The options of jobs for which no others are set.
+    """
+
+    workers: tuple[int, int]
+    worker: WorkerConfig
+    max_unavailable: int = 0
+    idle_timeout: float = 60.0
+    close_timeout: float | None = None
+    max_queued: int | None = None
+    max_shared_memory: int = 0
+    propagation: Propagation | None = None
+    stop_grace: float = STOP_GRACE
+    end_grace: float | None = None
+    serving: Callable[[Engine, WorkerConfig], Serving] | None = None
+    handover: Handover | None = None
+    data: DataOnly | None = None
+    confinement: Confinement | None = None
+    worker_env: WorkerEnv | None = None
+    fresh: bool = False
+    trace: str | None = None
+    max_traced: int | None = None
+    control: str | None = None
+    job_options: JobOptions = JobOptions()
+
+    @property
+    def fork(self) -> bool:
+        """Whether workers are forked from a launcher that has imported *preload*."""
+        return self.launcher == "forkserver"
+
+    @property
+    def launcher_imports(self) -> bool:
+        """Whether workers find what the launcher has imported, *preload* and the script.
+
+        A fresh interpreter finds nothing.  And a worker with environment variables of its own
+        has to set them before any import.
+        """
+        return self.fork and not (self.worker_env and self.worker_env.varies)
+
+    @property
+    def untrusted(self) -> bool:
+        """Whether the pool refuses results in memory that workers can still write into.
+
+        A pool with a codec takes them, since the codec copies that memory when it makes the
+        values.
+        """
+        return self.confinement is not None and self.data is None
+
+    @property
+    def wait_for_all(self) -> bool:
+        """Whether the start waits until all workers are ready."""
+        return self.ready == "all"
+
+    @property
+    def title(self) -> str:
+        """The name in logs and errors."""
+        return f"{'pool' if self.serving is None else 'cluster'} {self.name}"
+
+
+def pool_config(given: Mapping[str, Any]) -> SupervisorConfig:
+    """Return the configuration of a pool, from the arguments of its constructor.
+
+    Raises:
+        JobNotPicklableError: If the initializer, its arguments or the hook around jobs cannot
+            be pickled.
+        ValueError: If these are too large, if a context variable cannot be found, or if an option
+            is out of range, or two do not go together.
+        TypeError: If an option is of the wrong type.
+        UnsupportedPlatformError: If this machine lacks what an option needs.
+    """
+    options = pool_options(given)
+    limits = options["worker_limits"]
+    take = options.pop  # what is left is kept as it is
+    # This comes first.  It looks at __main__, which decides how the initializer is pickled below.
+    worker = worker_config(
+        limits,
+        options["worker_loop"],
+        max_payload=take("max_message_size") or MAX_PAYLOAD,
+    )
+    initializer, initargs = take("initializer"), take("initargs")
+    around, codec = take("around"), take("codec")
+    functions, errors = take("functions"), take("errors")
+    data, confined, first, hook = None, None, None, None
+    if codec is not None:
+        data = data_only.DataOnly(codec, functions, errors)
+        schemas.check_name("initializer", initializer)
+        schemas.check_name("around", around)
+    given_sandbox = take("sandbox")
+    if given_sandbox is not None:
+        # What workers import for themselves, and could not import in a sandbox.
+        if options["worker_loop"] == "uvloop":
+            options["preload"] += ("uvloop",)
+        if codec is not None and find_spec("msgspec") is not None:
+            options["preload"] += ("msgspec",)
+        confined = confinement.confine(given_sandbox, limits)
+        worker = worker._replace(
+            sandbox=confined.plan,
+            script=confined.script,
+            script_first=confined.script_first,
+        )
+    if initializer is not None:
+        first = handover.Handover(initializer, initargs)
+    if around is not None:
+        hook = handover.packed_hook(around)
+    variables = take("propagate")
+    return SupervisorConfig(
+        worker=worker._replace(
+            initializer=None if first is None else first.payload,
+            concurrency=take("concurrency"),
+            around=hook,
+            codec=b"" if data is None else data.config,
+            options=tuple(OPTIONS),
+        ),
+        propagation=propagation.Propagation(variables) if variables else None,
+        handover=first,
+        data=data,
+        confinement=confined,
+        **options,
+    )
+
+
+def worker_config(
+    limits: WorkerLimits, loop: LoopKind, *, max_payload: int
+) -> WorkerConfig:
+    """Return the configuration of the workers of a pool or a cluster.
+
+    Args:
+        limits: Their limits.
+        loop: The event loop in each of them.
+        max_payload: The most bytes that a frame may carry.
+    """
+    return WorkerConfig(
+        sys_path=module_path(),
+        initializer=None,
+        max_payload=max_payload,
+        nice=limits.nice,
+        cpus=limits.cpus,
+        rlimits=tuple(limits.rlimits.items()),
+        loop=loop,
+        script=main_script(),
+        memory=limits.memory_at_start,
+    )

@@ -1,0 +1,517 @@
+"""What workers print and what their loggers record, passed on to loggers of the service.
+
+Lines go to the logger ``asyncpool.worker``, with a tail for crash reports; records go to the loggers of the
+same names here.  In one turn of the loop the pool spends at most 0.25 ms on records.  If a worker has sent
+too many, the pool stops reading its control channel until they are passed on.  So that worker waits.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import select
+import sys
+from collections import deque
+from collections.abc import Iterable
+from pathlib import PurePath
+from time import perf_counter
+from typing import Protocol, TextIO
+
+from asyncpool._core import log_messages as say
+from asyncpool._engine.channel import Channel
+from asyncpool._engine.options import OutputMode
+from asyncpool._wire import log_records
+from asyncpool._wire.log_records import LogEntry
+from asyncpool._wire.text import JOB_LOGGER, printable, printable_lines, printable_name
+from asyncpool.errors import ProtocolError
+
+_LOGGER = logging.getLogger("asyncpool")
+_LINES = logging.getLogger("asyncpool.worker")
+
+# What the pool keeps of a worker's stderr for the report of its death.
+#
+# It keeps the last lines.  Since Python 3.14 ``faulthandler`` prints the C stack after
+# the Python stacks, and the C stack alone may have as many lines.  But the error itself
+# is the first line of all, and what the program itself said stands above it.  Then come
+# the stacks of all threads; that of the thread that crashed stands anywhere among them.
+# So the pool also keeps some lines around the error, and some from that stack on.
+
+# The first words of a fatal error of the interpreter.
+FATAL = b"Fatal Python error"
+
+# How the stack of the thread that crashed begins.  Its C stack begins like that, too.
+_CURRENT = b"Current thread "
+
+_LAST = 40
+# What the program said last, before the error.
+_BEFORE = 10
+# Room for the error, and for the stack of a worker's control thread while it waits.
+_ERROR = 16
+# Room for the beginning of the stack of the thread that crashed.
+_STACK = 20
+# In characters; each has four bytes at the most.
+_WIDTH = 500
+
+
+class StderrTail:
+    """The last lines of a stream, and the telling ones of a fatal error."""
+
+    def __init__(self) -> None:
+        # Each line with its number.
+        self._last: deque[tuple[int, bytes]] = deque(maxlen=_LAST)
+        self._error: list[tuple[int, bytes]] = []
+        self._count = 0
+        self._room = 0  # how many of the next lines are of the error
+        self._awaits_stack = False
+
+    def extend(self, lines: Iterable[bytes]) -> None:
+        """Add more *lines*."""
+        for line in lines:
+            if line.startswith(FATAL):
+                self._error = list(self._last)[-_BEFORE:]
+                self._room = _ERROR
+                self._awaits_stack = True
+            elif self._awaits_stack and line.startswith(_CURRENT):
+                self._room = _STACK
+                self._awaits_stack = False
+            numbered = (self._count, line[: 4 * _WIDTH])
+            self._count += 1
+            self._last.append(numbered)
+            if self._room:
+                self._room -= 1
+                self._error.append(numbered)
+
+    @property
+    def lines(self) -> tuple[str, ...]:
+        """The lines that are kept, oldest first."""
+        kept = {**dict(self._error), **dict(self._last)}
+        found: list[bytes] = []
+        following = min(kept, default=0)
+        for number, line in sorted(kept.items()):
+            if number > following:
+                found.append(b"(%d lines are left out here)" % (number - following))
+            found.append(line)
+            following = number + 1
+        return tuple(printable(text(line)[:_WIDTH]) for line in found)
+
+
+def text(line: bytes) -> str:
+    """Return a line without its end, whatever bytes it has."""
+    return line.decode(errors="replace").rstrip("\r")
+
+
+# A longer line is cut into several.  A turn of the loop reads no more than this either, so a
+# worker that floods its stderr slows down nobody but itself.
+_CHUNK = 8192
+_LINES_A_TURN = 64
+_RETRY_AFTER = 0.05  # s, while nobody reads this process's own stdout
+_LINES_AT_THE_END = 1024
+
+# The lines of a fatal error that are kept for the record of the crash, and for how many seconds:
+# a process that dies of one is dead by then, unless it writes a large core file.
+_REPORT_LINES = 200
+_REPORT_TIME = 5.0
+
+
+class Output:
+    """Reads one output stream of one worker.
+
+    Args:
+        loop: The loop that watches the pipe.
+        fd: The reading end; this object owns it and closes it.
+        mode: Where lines go.  In mode ``"log"`` they go to the logger
+            ``asyncpool.worker``.  If nobody has configured logging, they go straight to
+            this process's own streams, so that nothing that a job prints is lost.
+        err: Whether the stream is the worker's stderr.
+    """
+
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, fd: int, mode: OutputMode, *, err: bool
+    ) -> None:
+        self._loop = loop
+        self._fd = fd
+        self._mode = mode
+        self._err = err
+        self._rest = b""
+        self._lines: deque[bytes] = deque()
+        self._tail = StderrTail()
+        self._report: list[bytes] | None = None
+        self._no_report = False
+        self._label, self._trusted = "worker", False
+        self._extra: dict[str, object] = {"stream": "stderr" if err else "stdout"}
+        os.set_blocking(fd, False)
+        loop.add_reader(fd, self._read_some)
+
+    @property
+    def tail(self) -> tuple[str, ...]:
+        """The last lines of the stream, the oldest first."""
+        return self._tail.lines
+
+    def name(self, label: str, extra: dict[str, object], *, trusted: bool) -> None:
+        """Begin each line in the log with *label*, and have each record have *extra*.
+
+        A log in JSON takes a line of JSON as it is from a worker that is *trusted*.
+        """
+        self._label, self._trusted = label, trusted
+        self._extra = {**extra, **self._extra}
+
+    def take_report(self) -> str:
+        """Return what the interpreter has said of a fatal error, for one record of the crash."""
+        lines, self._report = self._report or (), None
+        return "\n".join(printable(text(line)) for line in lines)
+
+    def release_report(self) -> None:
+        """Log line by line what was kept for the record of a crash: there is no crash."""
+        lines, self._report = self._report or (), None
+        for line in lines:
+            self._emit(text(line))
+
+    def close(self) -> None:
+        """Read what is left from a worker that is gone, and close the pipe."""
+        for _ in range(16):  # enough for twice what a pipe holds by default
+            if self._fd < 0 or not self._read_some():
+                break
+        if self._fd >= 0:
+            self._detach()
+
+    def _read_some(self) -> bool:
+        try:
+            data = os.read(self._fd, _CHUNK)
+        except (BlockingIOError, InterruptedError):
+            return False
+        except OSError:
+            data = b""
+        if not data:
+            self._detach()
+            return False
+        *lines, rest = (self._rest + data).split(b"\n")
+        if len(rest) > _CHUNK:
+            lines.append(rest)
+            rest = b""
+        self._rest = rest
+        self._take(lines)
+        if self._emit_some():
+            self._loop.remove_reader(self._fd)
+            self._go_on_later()
+        return True
+
+    def _take(self, lines: list[bytes]) -> None:
+        if self._err:
+            self._tail.extend(lines)
+            lines = self._keep_report(lines)
+        self._lines.extend(lines)
+
+    def _keep_report(self, lines: list[bytes]) -> list[bytes]:
+        """Keep the lines of a fatal error, and return the others.
+
+        A process that prints so much more, or goes on, has only printed these words.
+        """
+        if self._report is None:
+            starts = (n for n, line in enumerate(lines) if line.startswith(FATAL))
+            start = next(starts, None)
+            recorded = self._to_log() and _LOGGER.isEnabledFor(logging.WARNING)
+            if start is None or self._no_report or not recorded:
+                return lines
+            self._report = lines[start:]
+            self._loop.call_later(_REPORT_TIME, self._expire_report)
+            lines = lines[:start]
+        else:
+            self._report += lines
+            lines = []
+        if len(self._report) > _REPORT_LINES:
+            lines += self._report
+            self._report, self._no_report = None, True
+        return lines
+
+    def _expire_report(self) -> None:
+        if self._fd >= 0 and self._report is not None:
+            self._no_report = True
+            self.release_report()
+
+    def _go_on_later(self) -> None:
+        if self._can_emit():
+            self._loop.call_soon(self._go_on)
+        else:
+            self._loop.call_later(_RETRY_AFTER, self._go_on)
+
+    def _go_on(self) -> None:
+        if self._fd < 0:
+            return
+        if self._emit_some():
+            self._go_on_later()
+        else:
+            self._loop.add_reader(self._fd, self._read_some)
+
+    def _emit_some(self) -> bool:
+        """Pass some lines on; return whether there are more."""
+        for _ in range(min(_LINES_A_TURN, len(self._lines))):
+            if not self._can_emit():
+                break
+            self._emit(text(self._lines.popleft()))
+        return bool(self._lines)
+
+    def _can_emit(self) -> bool:
+        return self._to_log() or _is_writable(self._stream())
+
+    def _to_log(self) -> bool:
+        return self._mode == "log" and _LINES.hasHandlers()
+
+    def _stream(self) -> TextIO | None:
+        return sys.stderr if self._err else sys.stdout
+
+    def _detach(self) -> None:
+        self._loop.remove_reader(self._fd)
+        os.close(self._fd)
+        self._fd = -1
+        if self._rest:
+            self._take([self._rest])
+            self._rest = b""
+        dropped = len(self._lines) - _LINES_AT_THE_END
+        if dropped > 0 and self._can_emit():
+            self._emit(f"({dropped} lines are left out here)")
+            for _ in range(dropped):
+                self._lines.popleft()
+        while self._lines and self._can_emit():
+            self._emit(text(self._lines.popleft()))
+
+    def _emit(self, text: str) -> None:
+        if self._to_log():
+            message = say.ERROR_LINE if self._err else say.LINE
+            line = printable(text)
+            message.log(
+                _LINES,
+                self._extra,
+                label=self._label,
+                line=line,
+                trusted=self._trusted,
+            )
+            return
+        stream = self._stream()
+        # The pool must survive if its service's own stdout is closed or full.
+        with contextlib.suppress(OSError, ValueError, AttributeError):
+            if stream is not None:
+                stream.write(f"{text}\n")
+                stream.flush()
+
+
+def _is_writable(stream: TextIO | None) -> bool:
+    """Return whether a line can be written now: perhaps nobody reads this process's stdout.
+
+    If not, the worker has to wait, as if the stream were its own, and the loop does not.
+    """
+    try:
+        poll = select.poll()
+        poll.register(stream.fileno() if stream is not None else -1, select.POLLOUT)
+    except (OSError, ValueError, AttributeError, OverflowError):
+        return True  # it is no real file, so it does not block as a pipe does
+    return bool(poll.poll(0))
+
+
+# What loggers of workers record.
+
+_OURS = "asyncpool."  # how the names of the service's other loggers begin
+
+_TURN = 0.00025  # s
+_AHEAD = 64
+
+# Seconds that the pool spends on the remaining records when it closes.
+_LAST_TURNS = 1.0
+
+
+class Author(Protocol):
+    """The worker, as far as this module needs to know it."""
+
+    slot: int
+    generation: int
+
+    @property
+    def pid(self) -> int | None:
+        """The pid of its process."""
+
+    def distrust(self, detail: str) -> None:
+        """Trust the worker no more, since it has done what *detail* says."""
+
+
+class WorkerLogs:
+    """The records of all workers of a pool, in the order in which they came.
+
+    Args:
+        loop: The pool's loop.
+        pool: Its name.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, pool: str) -> None:
+        self.pool = pool
+        self._loop = loop
+        self._waiting: deque[tuple[LogNotes, bytes]] = deque()
+        self._emptied: asyncio.Future[None] | None = None
+
+    async def finish(self) -> None:
+        """Wait until all records are passed on, if that does not take too long.
+
+        Cancellation:
+            Safe: the records are still passed on.
+        """
+        if self._emptied is not None:
+            await asyncio.wait((self._emptied,), timeout=_LAST_TURNS)
+
+    def close(self) -> None:
+        """Drop the records that are left."""
+        left = len(self._waiting)
+        self._waiting.clear()
+        if left:
+            extra = {"pool": self.pool, "records": left}
+            say.RECORDS_DROPPED.log(_LOGGER, extra)
+
+    def add(self, notes: LogNotes, payload: bytes) -> None:
+        """Pass a record on in one of the next turns of the loop."""
+        self._waiting.append((notes, payload))
+        if self._emptied is None:
+            self._emptied = self._loop.create_future()
+            self._loop.call_soon(self._pass_on)
+
+    def _pass_on(self) -> None:
+        until = perf_counter() + _TURN
+        try:
+            while self._waiting:
+                notes, payload = self._waiting.popleft()
+                notes.pass_on(payload)
+                if perf_counter() >= until:
+                    break
+        finally:
+            if self._waiting:
+                self._loop.call_soon(self._pass_on)
+            elif self._emptied is not None:
+                self._emptied.set_result(None)
+                self._emptied = None
+
+
+class LogNotes:
+    """The records of one worker.
+
+    Args:
+        worker_logs: Passes them on.
+        author: The worker.
+        channel: The channel that they come from.
+
+    Attributes:
+        paused: Whether the worker has to wait, since it has sent too many.
+    """
+
+    def __init__(
+        self, worker_logs: WorkerLogs, author: Author, channel: Channel
+    ) -> None:
+        self._worker_logs = worker_logs
+        self._author = author
+        self._channel = channel
+        self._waiting = 0
+        self.paused = False
+
+    def add(self, payload: bytes) -> None:
+        """Take the payload of a ``RECORD`` frame."""
+        self._worker_logs.add(self, payload)
+        self._waiting += 1
+        if self._waiting == _AHEAD:
+            self.paused = True
+            self._channel.pause()
+
+    def pass_on(self, payload: bytes) -> None:
+        """Give a record to its logger, and survive whatever its handlers do."""
+        self._waiting -= 1
+        if not self._waiting and self.paused:
+            self.paused = False
+            self._channel.resume()
+        try:
+            entry = LogEntry.unpack(payload)
+        except ProtocolError as error:
+            self._author.distrust(str(error))
+            return
+        author = self._author
+        ours: dict[str, object] = {
+            "pool": self._worker_logs.pool,
+            "slot": author.slot,
+            "generation": author.generation,
+            "pid": author.pid or entry.process,
+            "job_id": entry.job,
+            "attempt": entry.attempt,
+        }
+        # A handler or filter of the user's may raise anything.
+        with contextlib.suppress(Exception, asyncio.CancelledError):
+            _hand_over(entry, ours)
+
+
+def explicit_levels() -> tuple[tuple[tuple[str, int], ...], int]:
+    """Return the levels that this process has set for loggers, and the disabled level."""
+    root = logging.getLogger()
+    levels = [("", root.level)]
+    for name, logger in list(root.manager.loggerDict.items()):
+        if isinstance(logger, logging.Logger) and logger.level != logging.NOTSET:
+            levels.append((name, logger.level))
+    return tuple(levels), root.manager.disable
+
+
+def _hand_over(entry: LogEntry, ours: dict[str, object]) -> None:
+    if entry.name == _LOGGER.name or entry.name.startswith(_OURS):
+        # What is under this name was said by the service.  A pool in a worker says it too, and
+        # so may a worker that lies.
+        entry = entry._replace(name=JOB_LOGGER)
+    root = logging.getLogger()
+    found: object = root
+    if entry.name != root.name:
+        found = root.manager.loggerDict.get(entry.name)
+    if isinstance(found, logging.Logger):
+        if found.isEnabledFor(entry.level):
+            found.handle(_record_of(entry, ours))
+        return
+    # If there is no such logger, take the next one above it, which would get the record too.
+    # None is created, since loggers stay for ever, and a worker may invent any number of names.
+    logger, name = root, entry.name
+    while logger is root and "." in name:
+        name = name.rpartition(".")[0]
+        above = root.manager.loggerDict.get(name)
+        logger = above if isinstance(above, logging.Logger) else root
+    least = max(logger.getEffectiveLevel(), root.manager.disable + 1)
+    if entry.level >= least:
+        logger.callHandlers(_record_of(entry, ours))
+
+
+def _record_of(entry: LogEntry, ours: dict[str, object]) -> logging.LogRecord:
+    record = logging.makeLogRecord(entry.fields)
+    for name in ours.keys() & entry.fields.keys():
+        # A job's own logger may have set the same field.
+        if (given := entry.fields[name]) != ours[name]:
+            vars(record)[f"extra_{name}"] = given
+    # Filters and alerts take it for the service's word, unless only workers say this.
+    message_id = vars(record).get("message_id")
+    if message_id is not None and message_id not in log_records.IDS:
+        vars(record)["extra_message_id"] = vars(record).pop("message_id")
+    path = PurePath(printable(entry.path))
+    age = record.created - entry.created
+    # Nothing in it controls a terminal, begins a line in a name, or hides in its own.
+    vars(record).update(
+        name=printable_name(entry.name),
+        levelno=entry.level,
+        levelname=printable(entry.level_name),
+        msg=printable_lines(entry.message),
+        args=None,
+        pathname=printable(entry.path),
+        filename=path.name,
+        module=path.stem,
+        lineno=entry.line,
+        funcName=printable(entry.function),
+        created=entry.created,
+        msecs=entry.created % 1 * 1000,
+        relativeCreated=record.relativeCreated - age * 1000,
+        process=entry.process,
+        processName=printable(entry.process_name),
+        thread=entry.thread,
+        threadName=printable(entry.thread_name),
+        taskName=printable(entry.task_name) or None,
+        exc_info=None,
+        exc_text=printable_lines(entry.trace) or None,
+        stack_info=printable_lines(entry.stack) or None,
+        **ours,
+    )
+    return record

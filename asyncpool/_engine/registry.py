@@ -1,0 +1,720 @@
+"""The open jobs of a pool, how each of them ends, and the figures of its life.
+
+Every end of a job goes through :class:`JobRegistry`, which removes the job in the same
+step.  So each job ends once.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterable
+from functools import partial
+from time import monotonic
+from typing import TYPE_CHECKING, Any
+
+from asyncpool._core.deadlines import Deadlines
+from asyncpool._core.figures import Durations, FunctionTotals
+from asyncpool._core.job_options import Keeper, begun_attempts
+from asyncpool._core.slots import Slot
+from asyncpool._engine.hub import Attempt, PoolHub
+from asyncpool._engine.job import (
+    Chunk,
+    Failed,
+    Holder,
+    Job,
+    StreamJob,
+    claim,
+    load_outcome,
+)
+from asyncpool._engine.worker import WorkerHandle
+from asyncpool._wire.frames import Frame
+from asyncpool._wire.messages import with_details
+from asyncpool.enums import CrashKind, Delivery, JobOutcome, TimeLimit
+from asyncpool.errors import (
+    JobNotPicklableError,
+    JobRaisedError,
+    JobTimeoutError,
+    PoolBrokenError,
+    PoolClosedError,
+    RemoteError,
+    WorkerCrashedError,
+    WorkerHungError,
+    WorkerOutOfMemoryError,
+    WorkerStartError,
+    job_text,
+)
+from asyncpool.events import CloseSummary, Crash, JobEnded, JobQueued, JobStarted
+
+if TYPE_CHECKING:
+    from asyncpool._engine.engine import Engine
+
+
+def overdue(job: Job[Any], handle: WorkerHandle) -> Failed:
+    """Return the error of a job that has exceeded a time limit, whatever has ended it since."""
+    error = timeout_error(job, stacks_of(job, handle))
+    return Failed(error, may_retry=job._exceeded is not TimeLimit.DEADLINE)
+
+
+# What is told of jobs to those who listen to them, or trace them; nothing is done if nobody does.
+#
+# The pool does not hear when a job begins in its worker.  But a worker begins its next job
+# when it has ended the one before, and that it tells; so the begin of a job is known as soon
+# as anything else is.
+
+# Make the events of jobs, for those who listen to them and for traces.
+
+# What JobQueued(...) and so on do, in half of the time.
+_job_queued = partial(tuple.__new__, JobQueued)  # pyright: ignore[reportUnknownMemberType] - of a bare tuple
+_job_started = partial(tuple.__new__, JobStarted)  # pyright: ignore[reportUnknownMemberType]
+_job_ended = partial(tuple.__new__, JobEnded)  # pyright: ignore[reportUnknownMemberType]
+
+
+def job_queued(job: Job[Any], at: float) -> JobQueued:
+    """Return that a job waits for an attempt since *at*."""
+    return _job_queued((job.id, job._title, job._options.via, job.attempt, at))
+
+
+def job_started(job: Job[Any], slot: int, at: float) -> JobStarted:
+    """Return that an attempt has begun in *slot* at *at*."""
+    return _job_started((job.id, job._title, job.attempt, slot, at))
+
+
+def job_ended(job: Job[Any], outcome: JobOutcome, attempt: Attempt | None) -> JobEnded:
+    """Return that a job has ended just now; *attempt* is ``None`` if its last has not begun."""
+    now, slot, run = monotonic(), None, 0.0
+    wait = now - job._queued_at
+    if attempt is not None:
+        slot, queued, began, known = attempt
+        run = now - began if known is None else known
+        wait = began - queued
+    if wait < 0.0:  # noqa: PLR1730 - max() takes 100 ns
+        wait = 0.0
+    number, attempts = job.id, job.attempt
+    return _job_ended((number, job._title, outcome, attempts, slot, wait, run, now))
+
+
+# What Attempt(...) does, in half of the time: there are two of these for each job.
+_attempt = partial(tuple.__new__, Attempt)  # pyright: ignore[reportUnknownMemberType] - of a bare tuple
+
+
+class JobWatch:
+    """Publishes the events of jobs, and tells tracers.
+
+    A caller on the way of every job calls a method only while ``hub.watched`` or
+    ``hub.telling`` is true, since a call costs as much as a tenth of a short job.  The
+    methods for failures look themselves.  Listeners and tracers hear of what goes well with
+    a job only if somebody listens, or if the job is traced.
+
+    Args:
+        hub: Where the events go, and which knows the tracers.
+
+    Attributes:
+        hub: As above.
+    """
+
+    def __init__(self, hub: PoolHub) -> None:
+        self.hub = hub
+        self._attempts: dict[int, Attempt] = {}
+        # Of jobs that end while nobody listens, nobody would forget them.
+        hub.set_watch(self._queued, self._attempts.clear)
+
+    def again(self, job: Job[Any], error: BaseException) -> None:
+        """Tell that an attempt has failed with *error*, and that the job waits for the next."""
+        attempt = self._attempts.pop(job.id, None)
+        for tracer in self.hub.tracers:
+            tracer.again(job, error, attempt)
+        if self.hub.followed:
+            self._queued(job)
+
+    def sending(self, job: Job[Any], slot: int) -> None:
+        """Take note that an attempt is about to be sent to the worker in *slot*."""
+        for tracer in self.hub.tracers:
+            tracer.sending(job, slot)
+
+    def running(self, jobs: Iterable[Job[Any]], slot: int, at: float) -> None:
+        """Tell which of *jobs*, those that run in *slot*, have begun since the last look."""
+        attempts = self._attempts
+        for job in jobs:
+            if job.id not in attempts:
+                attempts[job.id] = _attempt((slot, job._queued_at, at, None))
+                if self.hub.followed:
+                    self._began(job, slot, at)
+
+    def attempted(self, job: Job[Any], attempt: Attempt) -> None:
+        """Take note of an attempt that has ended elsewhere."""
+        known = self._attempts.get(job.id)
+        self._attempts[job.id] = attempt
+        if known is None and self.hub.followed:
+            self._began(job, attempt.slot, attempt.began)
+
+    def ran(self, job: Job[Any], slot: int, frame: Frame, at: float) -> None:
+        """Take note of an attempt whose outcome, *frame*, came at *at* from *slot*."""
+        hub, number, run = self.hub, job.id, frame.number / 1e6
+        if hub.followed and number not in self._attempts:
+            self._began(job, slot, at - run)
+        self._attempts[number] = _attempt((slot, job._queued_at, at - run, run))
+
+    def failed(self, job: Job[Any], slot: int, frame: Frame, at: float) -> None:
+        """Take note of an attempt whose outcome is a failure, if anybody traces jobs."""
+        if self.hub.tracers:
+            self.ran(job, slot, frame, at)
+
+    def lost(self, job: Job[Any], slot: Slot, since: float) -> None:
+        """Take note of an attempt that comes to no outcome, if anybody traces jobs.
+
+        Args:
+            job: The job.
+            slot: The slot of its worker.
+            since: When the worker has ended the job before, or got the first one.
+        """
+        if self.hub.tracers:
+            # In one lane it has begun when the job before it has ended.
+            began = job._sent_at if slot.in_flight.concurrency > 1 else since
+            attempt = Attempt(slot.index, job._queued_at, began, None)
+            self._attempts.setdefault(job.id, attempt)
+
+    def given_back(self, job: Job[Any]) -> None:
+        """Take note that a job has not begun after all."""
+        if job.id in self.hub.traced:
+            for tracer in self.hub.tracers:
+                tracer.given_back(job)
+        known = self._attempts.pop(job.id, None)
+        if known is not None and self.hub.followed:
+            self._queued(job)
+
+    def ended(
+        self, job: Job[Any], outcome: JobOutcome, error: BaseException | None = None
+    ) -> None:
+        """Tell how a job has ended, and with which *error* if there is one."""
+        hub, attempt = self.hub, self._attempts.pop(job.id, None)
+        if error is not None or job.id in hub.traced:
+            for tracer in hub.tracers:
+                tracer.ended(job, outcome, error, attempt)
+            hub.forget(job.id)
+        if hub.listened:
+            hub.publish_end(job_ended(job, outcome, attempt))
+
+    def _queued(self, job: Job[Any]) -> None:
+        """Tell that a job waits for an attempt."""
+        self.hub.publish_job(job_queued(job, job._queued_at))
+
+    def _began(self, job: Job[Any], slot: int, at: float) -> None:
+        self.hub.publish_job(job_started(job, slot, at))
+
+
+# What a pool counts while it lives; nothing depends on it.
+
+
+class PoolFigures:
+    """The counters and histograms of one pool.
+
+    Attributes:
+        functions: The jobs that have ended, by function.
+        refused: Calls that the pool did not take.
+        timeouts: Jobs whose time was over.
+        retries: Attempts after one that raised.
+        takeovers: Attempts after one whose worker has died.
+        spawned: Processes that were started.
+        starts: How long they took until they were ready.
+        crash_kinds: The crashes, by kind.
+        exits: The ends of workers, by cause; see ``_core/lifecycle.py``.
+        lost_clients: Clients of a shared pool that were gone, or not heard, with jobs open.
+        refused_clients: Clients of a shared pool that did not come in, or were cut off.
+        exited_cpu: Seconds of CPU time of the processes that are gone.
+    """
+
+    def __init__(self) -> None:
+        self.functions = FunctionTotals()
+        self.refused = self.timeouts = self.retries = self.takeovers = self.spawned = 0
+        self.lost_clients = self.refused_clients = 0
+        self.starts = Durations()
+        self.crash_kinds: Counter[CrashKind] = Counter()
+        self.exits: Counter[str] = Counter()
+        self.exited_cpu = 0.0
+
+
+def outcome_of_error(error: BaseException) -> JobOutcome:
+    """Return how a job has ended that its pool has failed with *error*."""
+    if isinstance(error, JobTimeoutError):
+        return JobOutcome.TIMEOUT
+    if isinstance(error, WorkerCrashedError):
+        return JobOutcome.CRASHED
+    if isinstance(error, JobNotPicklableError):
+        return JobOutcome.REFUSED
+    return JobOutcome.ABORTED
+
+
+# The leases of a pool's jobs: the keeper keeps each until no worker runs its job any more.
+#
+# When a job is cancelled, or too late, it is done for its caller at once.  It may still run in
+# its worker: until it has cleaned up, until the worker is dead, or until its normal end.  If
+# another service got the lease meanwhile, both would do the same work at the same time.  So a
+# keeper does not keep the lease for the job, but for its *holder*.  The holder is done when the
+# job is settled and no worker has it in flight.
+#
+# If a keeper knows how long a lease lasts, it tells the holder when the lease lapses, and the
+# holder tells the worker that has the job.  If the job still runs at that moment, the worker ends
+# itself.  It needs no other process for that, since it knows the moment before it gets the job.
+
+
+class Leases:
+    """The holders of leases in one pool.
+
+    Attributes:
+        open: The holders whose jobs are open, by the jobs' numbers.
+        coming: The holder for the job that is being submitted, if that has a lease.
+        fence: Tells the worker in a slot until when it may run a job.
+    """
+
+    def __init__(self) -> None:
+        self.open: dict[int, Holder] = {}
+        self.coming: Holder | None = None
+        self.fence: Callable[[Job[Any], int, float], None] = _nothing
+        # Holders whose jobs are settled, each with the slot of the worker that still has the job.
+        self._in_flight: dict[int, tuple[Holder, int]] = {}
+
+    def submit(
+        self, lease: tuple[Keeper, Hashable], submit: Callable[[], Job[Any]]
+    ) -> Job[Any]:
+        """Submit a job; the keeper takes its lease, or refuses it, before the job can begin."""
+        keeper, name = lease
+        holder = Holder(self._on_extended)
+        keeper.keep(name, holder)
+        self.coming = holder
+        try:
+            job = submit()
+        except BaseException:
+            holder.let_go()
+            raise
+        finally:
+            self.coming = None
+        if job.done():
+            holder.let_go()
+        return job
+
+    def enter(self, job: Job[Any]) -> None:
+        """Connect the holder with the job that is being submitted, before a worker gets it."""
+        holder, self.coming = self.coming, None
+        assert holder is not None
+        holder.job = job
+        self.open[job.id] = holder
+
+    def before_sending(self, job: Job[Any], slot: int) -> None:
+        """Tell the worker in *slot* until when it may run a job, if that is known."""
+        holder = self.open.get(job.id)
+        if holder is not None and holder.until is not None:
+            self.fence(job, slot, holder.until)
+
+    def settle(self, job: Job[Any]) -> None:
+        """Note that an open job is settled; a worker may still have it."""
+        holder = self.open.pop(job.id, None)
+        if holder is None:
+            return
+        if job._slot is None:
+            holder.let_go()
+        else:
+            self._in_flight[job.id] = holder, job._slot
+
+    def give_back(self, number: int) -> None:
+        """Note that no worker has this job any more, which was settled before."""
+        if number in self._in_flight:
+            holder, _ = self._in_flight.pop(number)
+            holder.let_go()
+
+    def worker_gone(self, slot: int) -> None:
+        """Note that the worker in *slot* has nothing in flight any more."""
+        for number, (_, where) in list(self._in_flight.items()):
+            if where == slot:
+                self.give_back(number)
+
+    def close(self) -> None:
+        """Note that there are no workers any more."""
+        for number in list(self._in_flight):
+            self.give_back(number)
+
+    def _on_extended(self, holder: Holder) -> None:
+        job, until = holder.job, holder.until
+        if job is None or until is None:
+            return
+        slot = job._slot
+        if job.id in self._in_flight:
+            _, slot = self._in_flight[job.id]
+        if slot is not None:
+            self.fence(job, slot, until)
+
+
+def _nothing(*_: object) -> None:
+    pass
+
+
+# Errors that are made before it is known which job they are for; claim() fills that in.
+_OF_JOBS = JobNotPicklableError | JobRaisedError | RemoteError
+
+
+class JobRegistry:
+    """The jobs that are open, by number, and the counters of all.
+
+    Args:
+        watch: What is told of them.
+
+    Attributes:
+        watch: As above.
+        jobs: The jobs, in the order in which they came.
+        figures: The other counters and histograms of the pool.
+        submitted: How many jobs got a number.
+        completed: How many jobs have returned or raised.
+        failed: How many jobs the pool has failed.
+        cancellations: How many jobs their callers have cancelled.
+        deadlines: When the time of each job is over.
+        timed: How many open jobs have time limits.
+        leases: The holders of their leases.
+        unheard: How many jobs failed with the end of the pool while nobody waited for them,
+            by function.
+    """
+
+    def __init__(self, watch: JobWatch) -> None:
+        self.watch = watch
+        self._hub = watch.hub  # asked three times for each job: one look-up less
+        self.jobs: dict[int, Job[Any]] = {}
+        self.leases = Leases()
+        self.deadlines = Deadlines()
+        self.timed = 0
+        self.unheard: Counter[str] = Counter()
+        self.figures = PoolFigures()
+        self.submitted = self.completed = self.failed = self.cancellations = 0
+        self._at_close: tuple[int, int, int] | None = None
+
+    def next_id(self) -> int:
+        """Return the number of the next job, from 1."""
+        self.submitted += 1
+        return self.submitted
+
+    def enter(self, job: Job[Any]) -> None:
+        """Add a job to those that are open."""
+        self.jobs[job.id] = job
+        if job._limits.timed:
+            self.timed += 1
+        if self.leases.coming is not None:
+            self.leases.enter(job)
+        on_new = self._hub.on_new
+        if on_new is not None:
+            on_new(job)
+
+    def count_unentered(self) -> None:
+        """Count a job as failed that got a number, but was never entered."""
+        self.failed += 1
+
+    def refuse(self, job: Job[Any], error: JobNotPicklableError) -> None:
+        """End a job that was never entered."""
+        claim(error, job)
+        self.failed += 1
+        self._count(job, JobOutcome.REFUSED, error)
+        job.set_exception(error)
+
+    def outcome_of(self, job: Job[Any], handle: WorkerHandle, frame: Frame) -> Any:
+        """Return the outcome of a job, see :func:`load_outcome`; an error if it is too late.
+
+        If the worker cannot have sent such an outcome, it is not trusted any more.
+        """
+        serializer = job._function.serializer
+        if job._exceeded is None:
+            result = load_outcome(serializer, frame)
+            if type(result) is Failed:
+                self.watch.failed(job, handle.slot, frame, handle.since)
+                if result.distrust:
+                    handle.distrust(result.distrust)
+            return result
+        self.watch.failed(job, handle.slot, frame, handle.since)
+        if isinstance(job, Chunk):
+            result = load_outcome(serializer, frame)
+            if isinstance(result, Failed):  # the outcome cannot be read
+                job.find_nothing()
+            else:
+                job.find_in_result(result)
+        return overdue(job, handle)
+
+    def settle(self, job: Job[Any], loaded: Any) -> bool:
+        """End *job* with its outcome; or return true, if the job is to be tried again.
+
+        Args:
+            job: The job.
+            loaded: What :func:`load_outcome` made of the outcome.
+        """
+        if job.done():  # cancelled or settled in this very turn
+            self.cancelled(job)
+            return False
+        if type(loaded) is not Failed:
+            self.returned(job, loaded)
+            return False
+        error = loaded.error
+        if not loaded.may_retry:
+            self._complete(job, error)
+            return False
+        raised = error.exception if isinstance(error, JobRaisedError) else error
+        if job._attempt_policy.after_exception(raised, attempt=job.attempt):
+            self.figures.retries += 1
+            job._function.figures.retries += 1
+            job._queued_at = monotonic()
+            self._end_attempt(job)
+            if isinstance(job, StreamJob):
+                job.begin_again()
+            if self._hub.watched:
+                self.watch.again(job, error)
+            return True
+        self._complete(job, error)
+        return False
+
+    def returned(self, job: Job[Any], value: Any) -> None:
+        """End *job* with the value that it has returned."""
+        if job.done():  # as in settle()
+            self.cancelled(job)
+            return
+        number = job.id
+        # As _leave() does, whose call would take as long again.
+        del self.jobs[number]
+        if job._limits.timed:
+            self.timed -= 1
+            self.deadlines.discard(number)
+        if self.leases.open:
+            self.leases.settle(job)
+        job._slot = job.worker_pid = None
+        job._payload = b""
+        self.completed += 1
+        job._function.figures.ok += 1
+        hub = self._hub
+        if hub.telling and (hub.listened or number in hub.traced):
+            self.watch.ended(job, JobOutcome.OK)
+        job.set_result(value)
+
+    def lose_attempt(self, job: Job[Any]) -> None:
+        """Note that an attempt of an open job is lost, and that it waits for the next one."""
+        self.await_attempt(job)
+        if isinstance(job, StreamJob):
+            job.begin_again()
+
+    def take_back(self, number: int) -> Job[Any] | None:
+        """Note that a worker has given a job back that it had not begun, and return the job.
+
+        It is ``None`` if its caller has given it up.
+        """
+        job = self.jobs.get(number)
+        if job is None:
+            self.leases.give_back(number)
+        else:
+            self.unassign(job)
+        return job
+
+    def unassign(self, job: Job[Any]) -> None:
+        """Note that an open job has not begun and is with no worker any more."""
+        job.attempt -= 1
+        job.worker_pid = job._slot = None
+        self._end_attempt(job)
+        if self._hub.watched:
+            self.watch.given_back(job)
+
+    def fail(self, job: Job[Any], error: BaseException) -> None:
+        """End *job* without an outcome."""
+        if job.done():
+            self.cancelled(job)
+            return
+        self._leave(job)
+        self.failed += 1
+        self._count(job, outcome_of_error(error), error)
+        closed = isinstance(error, PoolClosedError)
+        if closed and not job._awaited:
+            self.unheard[job._title] += 1
+        job.set_exception(error)
+        if closed:
+            job.exception()  # marks it as retrieved: one line in the log tells of all
+
+    def fail_all(self, error: BaseException) -> None:
+        """End every job that is still open."""
+        for job in list(self.jobs.values()):
+            self.fail(job, error)
+
+    def cancelled(self, job: Job[Any]) -> bool:
+        """Remove *job*, and return whether it was still open."""
+        if job.id not in self.jobs:
+            return False
+        self._leave(job)
+        self.cancellations += 1
+        self._count(job, JobOutcome.CANCELLED)
+        return True
+
+    def mark_close(self, kills: int) -> None:
+        """Begin to count what a close does; only the first call counts."""
+        if self._at_close is None:
+            self._at_close = (self.completed, self.failed, kills)
+
+    def summary(self, kills: int) -> CloseSummary:
+        """Return what has happened since :meth:`mark_close`."""
+        completed, failed, kills_before = self._at_close or (0, 0, 0)
+        return CloseSummary(
+            finished=self.completed - completed,
+            failed=self.failed - failed,
+            killed=kills - kills_before,
+        )
+
+    def await_attempt(self, job: Job[Any]) -> None:
+        """Note that the worker of a job is gone, and that it waits from now on for another one."""
+        job.worker_pid = job._slot = None
+        job._queued_at = monotonic()
+        self._end_attempt(job)
+
+    def _end_attempt(self, job: Job[Any]) -> None:
+        """Note that no worker runs the job any more."""
+        if job._heartbeats is not None:
+            job._context = with_details(job._context, job._heartbeats.details)
+        if job._began is not None:
+            job._began = job._exceeded = None
+            deadline = job._limits.deadline
+            if deadline is None:
+                self.deadlines.discard(job.id)
+            else:
+                self.deadlines.set(job.id, deadline)
+
+    def _complete(self, job: Job[Any], error: BaseException) -> None:
+        if isinstance(error, _OF_JOBS):
+            claim(error, job)
+        self._leave(job)
+        self.completed += 1
+        over = job._exceeded is not None
+        outcome = JobOutcome.TIMEOUT if over else JobOutcome.RAISED
+        self._count(job, outcome, error)
+        job.set_exception(error)
+
+    def _count(
+        self, job: Job[Any], outcome: JobOutcome, error: BaseException | None = None
+    ) -> None:
+        job._function.figures.ended(outcome)
+        self.figures.timeouts += outcome is JobOutcome.TIMEOUT
+        if self._hub.watched:
+            self.watch.ended(job, outcome, error)
+
+    def _leave(self, job: Job[Any]) -> None:
+        del self.jobs[job.id]
+        if job._limits.timed:
+            self.timed -= 1
+            self.deadlines.discard(job.id)
+        if self.leases.open:
+            self.leases.settle(job)
+        job._slot = job.worker_pid = None
+        job._payload = b""
+
+
+# The errors that the pool gives to a job, and what they tell of its worker.
+
+_ERRORS: dict[CrashKind, type[WorkerCrashedError]] = {
+    CrashKind.CRASH: WorkerCrashedError,
+    CrashKind.PROTOCOL: WorkerCrashedError,
+    CrashKind.FAILED_START: WorkerStartError,
+    CrashKind.OUT_OF_MEMORY: WorkerOutOfMemoryError,
+    CrashKind.HUNG: WorkerHungError,
+}
+
+
+def stacks_of(job: Job[object], handle: WorkerHandle) -> str:
+    """Return the stack of a job that its worker has written, and erase it."""
+    parts = (handle.page.stack(job.id, job.attempt), handle.page.read_stacks())
+    return "\n".join(part for part in parts if part)
+
+
+def delivery_of(job: Job[object], handle: WorkerHandle) -> Delivery:
+    """Return how far *job*, which was assigned to a worker, has got on its way."""
+    if handle.page.begun(job.id, job.attempt):
+        return Delivery.STARTED
+    # A worker that has a part of the frame cannot begin the job.
+    taken = job._frame_end <= handle.outbox.taken
+    return Delivery.SENT if taken else Delivery.NEVER_SENT
+
+
+def crash_error(job: Job[object], delivery: Delivery) -> WorkerCrashedError:
+    """Return the error of a job whose worker has crashed."""
+    if begun_attempts(attempts=job.attempt, times_returned=job._times_returned):
+        delivery = Delivery.STARTED  # in an earlier attempt, if not in this one
+    cls = _ERRORS[job._crashes[-1].kind]
+    return cls(
+        job_id=job.id,
+        crashes=job._crashes,
+        delivery=delivery,
+        function=job._function.name,
+    )
+
+
+def timeout_error(job: Job[object], stack: str = "") -> JobTimeoutError:
+    """Return the error of a job that has exceeded a time limit.
+
+    Args:
+        job: The job; it is noted there which limit it has exceeded.
+        stack: What it did then, if it ran.
+    """
+    limit = job._exceeded
+    assert limit is not None
+    seconds = getattr(job._limits, limit)
+    attempt = job.attempt if job._began is not None else 0
+    return JobTimeoutError(
+        job_id=job.id,
+        attempt=attempt,
+        limit=limit,
+        seconds=seconds,
+        stack=stack,
+        function=job._function.name,
+    )
+
+
+def expire(job: Job[object], now: float) -> JobTimeoutError:
+    """Note which of its limits a job has exceeded *now*, and return its error."""
+    job._exceeded = job._limits.exceeded(now, running=job._began is not None)
+    return timeout_error(job)
+
+
+def closed_error(job: Job[object], handle: WorkerHandle | None) -> PoolClosedError:
+    """Return the error of a job whose pool closes before the job is done.
+
+    Args:
+        job: The job.
+        handle: The worker that has it, if one has.
+    """
+    delivery = Delivery.NEVER_SENT if handle is None else delivery_of(job, handle)
+    earlier_attempts = job.attempt if handle is None else job.attempt - 1
+    if earlier_attempts > 0:
+        # It had begun before.  Or it has ended, and its outcome is being unpickled.
+        delivery = Delivery.STARTED
+    name = job._function.name
+    return PoolClosedError(
+        f"the pool was closed before {job_text(job.id, name)} was done",
+        job_id=job.id,
+        function=name,
+        delivery=delivery,
+    )
+
+
+def broken_errors(engine: Engine) -> Callable[[Job[object] | None], PoolBrokenError]:
+    """Return what makes the errors of a broken pool, for each of its jobs or for a caller.
+
+    All of them tell what is known now.  The pool may have recovered before the last one is made.
+    """
+    return functools.partial(
+        _broken_error,
+        engine.core.broken or "",
+        tuple(engine.crashes),
+        engine.core.lifecycle.retry_in(engine.loop.time()),
+    )
+
+
+def _broken_error(
+    reason: str,
+    crashes: tuple[Crash, ...],
+    retry_after: float | None,
+    job: Job[object] | None,
+) -> PoolBrokenError:
+    error = PoolBrokenError(reason=reason, crashes=crashes, retry_after=retry_after)
+    if job is not None and crashes[-1].kind is CrashKind.FAILED_START:
+        error.__cause__ = WorkerStartError(
+            job_id=job.id,
+            crashes=crashes[-1:],
+            delivery=Delivery.NEVER_SENT,
+            function=job._function.name,
+        )
+    return error

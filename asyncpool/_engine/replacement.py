@@ -1,0 +1,318 @@
+"""Planned exits, from the pool's side: who asks for one, and who waits for it."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from typing import TYPE_CHECKING
+from weakref import WeakKeyDictionary
+
+from asyncpool import events
+from asyncpool._core.slots import UP, Slot
+from asyncpool._engine.loop import Alarm
+from asyncpool._engine.worker import WorkerHandle
+from asyncpool._wire.posix import memory_at_most, private_memory
+from asyncpool._wire.text import in_units
+from asyncpool.enums import SlotState
+from asyncpool.errors import (
+    NoWorkerError,
+    PoolClosedError,
+    ResizeError,
+    RollInProgressError,
+)
+
+if TYPE_CHECKING:
+    from asyncpool._engine.engine import Engine
+
+# Who waits until the pool has its new size, and what ends that wait.
+
+
+class ResizeWaits:
+    """The calls of ``resize()`` that have not returned.
+
+    Args:
+        engine: The pool's engine.
+    """
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._exits = engine.core.exits
+        self._size = 0, 0
+        self._waits: dict[asyncio.Future[None], float] = {}  # and when they began
+
+    def add(self, least: int, most: int, now: float) -> asyncio.Future[None]:
+        """Return a future that is done when the pool, which is to be resized, has its size.
+
+        Call :meth:`check` when it is being resized.
+        """
+        self._size = least, most
+        wait: asyncio.Future[None] = self._engine.loop.create_future()
+        self._waits[wait] = now
+        wait.add_done_callback(self._forget)  # the caller may have been cancelled
+        return wait
+
+    def check(self) -> None:
+        """End the waits, if the pool has its size, or has given up for good."""
+        if not self._waits or self._exits.stopped:
+            return
+        if self._exits.settled:
+            self._end(math.inf, None)
+        elif self._engine.core.lifecycle.retry_in(self._engine.loop.time()) is None:
+            self._end(math.inf, self._engine.crashes[-1])
+
+    def start_failed(self, crash: events.Crash, began_at: float) -> None:
+        """End the waits with *crash*, if starts fail, and that one was for the size.
+
+        Who has called since it began waits for another start: what made this one fail may be over.
+        """
+        if not self._waits or not self._exits.misses(crash.slot):
+            return
+        if self._starts_fail:
+            self._end(began_at, crash)
+        if any(asked_at > began_at for asked_at in self._waits.values()):
+            with self._engine.turn as now:
+                self._engine.core.lifecycle.try_now(now)
+
+    @property
+    def _starts_fail(self) -> bool:
+        core = self._engine.core
+        # Who resizes a server wants to hear of the first one that fails: its code may be broken.
+        serving = self._engine.config.serving is not None
+        return serving or core.lifecycle.ledger.starts_fail or core.broken is not None
+
+    def _end(self, until: float, crash: events.Crash | None) -> None:
+        """End the waits of the calls that were made *until* then."""
+        ended = [wait for wait, asked_at in self._waits.items() if asked_at <= until]
+        if ended:
+            self._engine.log.resized(*self._size, crash)
+        for wait in ended:
+            self._forget(wait)
+            if wait.done():
+                continue
+            if crash is None:
+                wait.set_result(None)
+            else:
+                _fail(wait, ResizeError(crash))
+
+    def _forget(self, wait: asyncio.Future[None]) -> None:
+        self._waits.pop(wait, None)
+
+    def stop(self) -> None:
+        """End all waits: the pool closes."""
+        for wait in [*self._waits]:
+            self._forget(wait)
+            if not wait.done():
+                _fail(wait, PoolClosedError())
+
+
+def _fail(wait: asyncio.Future[None], error: Exception) -> None:
+    wait.set_exception(error)
+    wait.exception()  # marks it as retrieved, since the caller may have left
+
+
+# Seconds between two looks at the workers' memory.  A look takes 8 us for each worker.
+_LOOK_EVERY = 0.25
+
+# A worker is weighed at most this part of the time, unless it has become larger since: it may
+# only have begun to write to what it shares.
+_WEIGHING = 0.02
+
+# The states of a slot whose process is a worker that has been ready.
+_THERE = UP | {SlotState.STOPPING}
+
+
+class WorkerReplacement:
+    """Retires, replaces and kills workers on request.
+
+    Args:
+        engine: The pool's engine.
+
+    Attributes:
+        resize_waits: Who waits until the pool has its new size.
+    """
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        # From which upper bound on a worker may have reached the next limit, and when to weigh it
+        # again even below that.
+        self._weighed: WeakKeyDictionary[WorkerHandle, tuple[float, float]] = (
+            WeakKeyDictionary()
+        )
+        self._exits = engine.core.exits
+        self._roll: asyncio.Future[events.RollResult] | None = None
+        self._roll_began = 0.0
+        self.resize_waits = ResizeWaits(engine)
+        self._watch = Alarm(engine.loop, self._look_at_memory)
+        limits = engine.config.worker_limits
+        self._hard = limits.kill_memory
+        if limits.max_memory is not None or limits.kill_memory is not None:
+            self._watch.set_in(_LOOK_EVERY)
+
+    # Requests.
+
+    def retire(self, handle: WorkerHandle, reason: str = "") -> None:
+        """Have a worker begin no other job, since its job has asked for that."""
+        engine, slot = self._engine, self._engine.core.slots[handle.slot]
+        with engine.turn as now:
+            unsent = slot.in_flight.last if handle.outbox.withdraw() else None
+            jobs = engine.config.serving is None
+            why = _why("retire_worker()" if jobs else "retire()", reason)
+            self._exits.retire(slot, why, now, unsent=unsent)
+            if unsent is not None:
+                engine.act()
+                engine.core.withdraw(slot.index, unsent, now)
+                engine.act()
+                engine.core.requeue({unsent: engine.registry.jobs[unsent]._traits}, now)
+
+    def replace(self, handle: WorkerHandle, reason: str = "") -> None:
+        """Start another worker for the slot of one that has asked for it."""
+        self._replace(
+            self._engine.core.slots[handle.slot], _why("request_replacement()", reason)
+        )
+
+    def retire_from(self, index: int) -> None:
+        """Retire the worker in a slot.
+
+        Raises:
+            NoWorkerError: If no worker is ready there.
+        """
+        self._replace(self._worker_in(index), "retire")
+
+    def _replace(self, slot: Slot, why: str) -> None:
+        with self._engine.turn as now:
+            self._exits.replace(slot, why, now)
+
+    def kill(self, index: int) -> None:
+        """Kill the worker in a slot.
+
+        Raises:
+            NoWorkerError: If no worker is ready there.
+        """
+        slot = self._worker_in(index)
+        with self._engine.turn as now:
+            self._engine.core.kill(slot.index, now)
+
+    def _worker_in(self, index: int) -> Slot:
+        slots = {
+            slot.index: slot
+            for slot in self._engine.core.slots
+            if slot.state in _THERE and slot.ready_at is not None
+        }
+        if index not in slots:
+            raise NoWorkerError(index, there=tuple(slots))
+        return slots[index]
+
+    def resize(self, least: int, most: int) -> asyncio.Future[None]:
+        """Let the pool grow or shrink; return a future that is done when it has its size.
+
+        Who cancels the future has no effect on the pool.
+        """
+        with self._engine.turn as now:
+            wait = self.resize_waits.add(least, most, now)
+            self._exits.resize(least, most, now)
+        self.resize_waits.check()
+        return wait
+
+    def roll(self) -> asyncio.Future[events.RollResult]:
+        """Have every worker replaced; return a future of the result.
+
+        Raises:
+            RollInProgressError: If the pool is being rolled already.
+        """
+        if self._exits.rolling:
+            raise RollInProgressError(
+                f"{self._engine.config.title} is being rolled: one roll at a time"
+            )
+        roll = self._roll = self._engine.loop.create_future()
+        with self._engine.turn as now:
+            self._roll_began = now
+            self._engine.log.roll_begun(self._exits.sizing.size)
+            self._exits.roll(now)
+        return roll
+
+    # Results.
+
+    def retiring(self, slot: int, reason: str) -> None:
+        """Tell that a worker gets no more jobs."""
+        handle = self._engine.handles[slot]
+        self._engine.hub.publish(events.Retiring(slot, handle.generation, reason))
+        self._engine.log.worker_retiring(handle, reason)
+
+    def resized(self, workers: int) -> None:
+        """Tell that the size has changed."""
+        self._engine.hub.publish(events.Resized(workers))
+        self._engine.log.size_changed(workers)
+
+    def rolled(self, replaced: int, reason: str, filled: int) -> None:
+        """Tell the caller of a roll that it is over."""
+        crashes = self._engine.crashes
+        failed = reason and not self._exits.stopped
+        crash = crashes[-1] if failed and crashes else None
+        roll, self._roll = self._roll, None
+        if roll is not None and not roll.done():
+            result = events.RollResult(
+                replaced=replaced, filled=filled, reason=reason, crash=crash
+            )
+            roll.set_result(result)
+            self._engine.log.rolled(result, self._engine.loop.time() - self._roll_began)
+
+    def stop(self) -> None:
+        """End all waits: the pool closes."""
+        self._watch.cancel()
+        self.rolled(0, "the pool was closed", 0)
+        self.resize_waits.stop()
+
+    # Memory.
+
+    def _look_at_memory(self, now: float) -> None:
+        for slot in self._engine.core.slots:
+            if slot.state in UP:
+                self._look_at(slot, self._engine.handles[slot.index], now)
+        self._watch.set_in(_LOOK_EVERY)
+
+    def _look_at(self, slot: Slot, handle: WorkerHandle, now: float) -> None:
+        """Have a worker weighed that may have reached a limit."""
+        both = (self._hard, slot.recycle_limits.memory)
+        limits = [limit for limit in both if limit is not None]
+        pid = handle.pid
+        if pid is None:
+            return
+        most = memory_at_most(pid)
+        reached, again_at = self._weighed.get(handle, (0, now))
+        if most < min(limits) or (most < reached and now < again_at):
+            return
+
+        def weigh() -> tuple[int, float]:
+            began = time.monotonic()
+            return private_memory(pid), time.monotonic() - began
+
+        def note(weight: asyncio.Future[tuple[int, float]]) -> None:
+            if not weight.cancelled():  # the pool does not close
+                memory, took = weight.result()
+                again_at = self._engine.loop.time() + took / _WEIGHING
+                # One that has reached max_memory may go on for long, with its job.
+                left = min((it for it in limits if it > memory), default=math.inf)
+                self._weighed[handle] = max(0, most - memory) + left, again_at
+                self._judge(handle, memory)
+
+        self._weighed[handle] = math.inf, math.inf  # until there is an answer
+        self._engine.threads.copy(weigh).add_done_callback(note)
+
+    def _judge(self, handle: WorkerHandle, memory: int) -> None:
+        """Kill or replace a worker that has so much memory to itself, if that is too much."""
+        slot = self._engine.core.slots[handle.slot]
+        if self._engine.handles.get(handle.slot) is not handle or slot.state not in UP:
+            return
+        soft = slot.recycle_limits.memory
+        if self._hard is not None and memory >= self._hard:
+            had, most = in_units(memory), in_units(self._hard)
+            reason = f"it had {had} of memory, and kill_memory is {most}"
+            with self._engine.turn as now:
+                self._engine.core.oversized(slot.index, reason, now)
+        elif soft is not None and memory >= soft:
+            self._replace(slot, "max_memory")
+
+
+def _why(call: str, reason: str) -> str:
+    return f"{call}: {reason}" if reason else call

@@ -1,0 +1,409 @@
+"""The shared memory of a pool: it makes segments, lends them to workers, and releases them.
+
+The pool and one worker map each segment.  It belongs to that worker for as long as it exists.  A
+worker may write where it once was allowed to, perhaps through a stray pointer.  So it can only
+damage its own jobs.  All segments are the pool's, and the pool alone decides about them.  A
+segment is free, or it is *out*: its content is on its way, or somebody has a view of it.
+
+It costs ten times as much to touch fresh memory as to copy into it.  So the pool keeps free
+segments for a while, to use them again.  When it needs room, it drops the ones that have been
+free the longest.  :class:`SegmentLedger` decides that; :class:`Segments` has the memory.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import enum
+import os
+from functools import partial
+from typing import TYPE_CHECKING
+from weakref import WeakSet
+
+from asyncpool._engine.channel import Channel
+from asyncpool._engine.loop import Alarm, Threads, shielded
+from asyncpool._wire.buffers import OutOfBandPickle, lay_out
+from asyncpool._wire.frames import FrameKind, header
+from asyncpool.errors import ProtocolError
+
+if TYPE_CHECKING:
+    from asyncpool._wire.memory import Memory
+
+# Seconds for which the pool keeps a free segment: a warm one is faster than a new one.
+_KEEP = 10.0
+
+# To release this many bytes takes about 0.2 ms.  64 MB take 15 ms, so a thread releases what is
+# larger.
+_SMALL = 1 << 20
+
+
+# Two segments whose sizes differ by less than a quarter count as equal.
+_STEPS = 4
+_SMALLEST = 1 << 16
+
+# A segment is not used for an object that is this many times smaller.
+_MOST_WASTE = 4
+
+
+def size_class(size: int) -> int:
+    """Return the size of a segment for *size* bytes."""
+    step = max(_SMALLEST, 1 << (size - 1).bit_length()) // (2 * _STEPS)
+    return max(_SMALLEST, -(-size // step) * step)
+
+
+class _Entry:
+    __slots__ = ("free_since", "owner", "size")
+
+    def __init__(self, owner: object, size: int) -> None:
+        self.owner = owner
+        self.size = size
+        self.free_since: float | None = None
+
+
+class SegmentLedger:
+    """The segments of one pool, by number.
+
+    The ledger iterates over copies of its tables, which it makes in one step.  For
+    Ctrl-C may cancel a job, and so free a segment, between any two other steps.  A
+    caller may free thousands of segments at once.  So nothing that a job needs iterates
+    over all free segments.
+
+    Args:
+        bound: The most bytes that all segments may have together.
+
+    Attributes:
+        total: How many bytes they have.
+        idle: How many bytes are free.
+    """
+
+    def __init__(self, bound: int) -> None:
+        self._bound = bound
+        self._entries: dict[int, _Entry] = {}
+        # The free ones by number, the one that has been free the longest first.
+        self._free: dict[int, _Entry] = {}
+        # The same, by size, for each owner.  The key is its identity, since owners may
+        # be equal.
+        self._shelves: dict[int, dict[int, dict[int, None]]] = {}
+        self._last = 0
+        self.total = 0
+        self.idle = 0
+
+    def take(self, owner: object, size: int) -> int | None:
+        """Return a free segment of *owner* that fits *size* bytes; it is now out."""
+        shelves = self._shelves.get(id(owner), {})
+        for best in sorted(shelves):
+            if size <= best <= _MOST_WASTE * size:
+                # The one that was freed last, since its memory is the warmest.
+                number = next(reversed(shelves[best]))
+                self._take_out(number)
+                return number
+        return None
+
+    def add(self, owner: object, size: int) -> tuple[int | None, list[int]]:
+        """Add a new segment of *size* bytes, which is out.
+
+        Returns:
+            Its number, or ``None`` if there may be no such segment; and the free
+            segments that were dropped to make room for it.
+        """
+        dropped: list[int] = []
+        if self.total - self.idle + size > self._bound:
+            return None, dropped
+        while self.total + size > self._bound:
+            dropped.append(next(iter(self._free)))
+            self.forget(dropped[-1])
+        self._last += 1
+        self._entries[self._last] = _Entry(owner, size)
+        self.total += size
+        return self._last, dropped
+
+    def free(self, number: int, now: float) -> None:
+        """Record that segment *number*, which was out, is free again."""
+        entry = self._entries[number]
+        shelves = self._shelves.setdefault(id(entry.owner), {})
+        shelf = shelves.setdefault(entry.size, {})
+        # From here on nothing is called, so nothing can interrupt this.
+        entry.free_since = now
+        self._free[number] = entry
+        self.idle += entry.size
+        shelf[number] = None
+
+    def forget(self, number: int) -> None:
+        """Record that segment *number* does not exist any more."""
+        if number in self._free:
+            self._take_out(number)
+        self.total -= self._entries.pop(number).size
+
+    def _take_out(self, number: int) -> None:
+        entry = self._free.pop(number)
+        entry.free_since = None
+        self.idle -= entry.size
+        owner = id(entry.owner)
+        shelves = self._shelves[owner]
+        shelf = shelves[entry.size]
+        del shelf[number]
+        if not shelf:
+            del shelves[entry.size]
+            if not shelves:
+                del self._shelves[owner]
+
+    def free_since(self, moment: float) -> list[int]:
+        """Return the segments that have been free since *moment* or longer."""
+        return [
+            number
+            for number, entry in list(self._free.items())
+            if entry.free_since is not None and entry.free_since <= moment
+        ]
+
+    def next_free_since(self) -> float | None:
+        """Since when the segment is free that has been free the longest."""
+        entry = next(iter(self._free.values()), None)
+        return entry.free_since if entry is not None else None
+
+
+class Use(enum.Enum):
+    """Who uses a segment now."""
+
+    NOBODY = "nobody"
+    POOL = "pool"  # the pool writes into it, for a job that is on its way
+    WORKER = "worker"  # the worker has a view of a job's arguments
+    GRANTED = "granted"  # the worker may put an outcome there
+    CALLER = "caller"  # the caller of a job has a view of its outcome
+
+
+class SegmentOwner:
+    """The worker that a segment belongs to, or another process that maps it.
+
+    Attributes:
+        channel: Where it hears of its segments.
+        closed: Whether it is gone.
+    """
+
+    channel: Channel | None = None
+    closed = False
+
+    def announce(self, segment: Segment, fd: int) -> None:
+        """Tell it about a new segment, and send the descriptor, which belongs to the channel then."""
+        assert self.channel is not None
+        head = header(FrameKind.SEGMENT, 0, segment.memory.size, tag=segment.number)
+        self.channel.put_descriptor(head, fd)
+        self.channel.flush()
+
+    def drop(self, number: int) -> None:
+        """Tell it to forget a segment."""
+        if self.channel is not None and not self.closed:
+            self.channel.put(header(FrameKind.DROP, 0, tag=number))
+            self.channel.flush_soon()
+
+
+class Segment:
+    """One segment.
+
+    Attributes:
+        number: Its number, by which the pool and the worker name it.
+        owner: The worker that it belongs to.
+        memory: Its memory.
+        use: Who uses it now.
+        copied: Whether a fork of this process may have views of it.
+    """
+
+    __slots__ = ("copied", "memory", "number", "owner", "use")
+
+    def __init__(self, number: int, owner: SegmentOwner, memory: Memory) -> None:
+        self.number = number
+        self.owner = owner
+        self.memory = memory
+        self.use = Use.POOL
+        self.copied = False
+
+    def fill(self, pickled: OutOfBandPickle) -> None:
+        """Copy the areas of *pickled* into it."""
+        self.memory.fill(lay_out(pickled.sizes)[0], pickled.areas)
+
+
+class Segments:
+    """The segments of one pool.
+
+    Args:
+        loop: The pool's loop.
+        bound: The most bytes that all of them may have together.
+        threads: Make the memory, since that takes 35 ms for 64 MB.
+    """
+
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, bound: int, threads: Threads
+    ) -> None:
+        self._loop = loop
+        self._threads = threads
+        self._ledger = SegmentLedger(bound)
+        self._segments: dict[int, Segment] = {}
+        self._alarm = Alarm(loop, self._trim)
+        _living.add(self)
+
+    @property
+    def total(self) -> int:
+        """How many bytes all segments have together."""
+        return self._ledger.total
+
+    def take(self, owner: SegmentOwner, size: int) -> Segment | None:
+        """Return a warm segment of *owner* for *size* bytes, if there is one."""
+        number = self._ledger.take(owner, size)
+        if number is None:
+            return None
+        segment = self._segments[number]
+        segment.use = Use.POOL
+        return segment
+
+    async def make(self, owner: SegmentOwner, size: int) -> Segment | None:
+        """Make a segment for *size* bytes and announce it; ``None`` if that is not possible.
+
+        Cancellation:
+            Safe: the memory is released.
+        """
+        size = size_class(size)
+        number, dropped = self._ledger.add(owner, size)
+        for other in dropped:
+            self._drop(other)
+        if number is None:
+            return None
+        made = self._threads.copy(_make, size)
+        try:
+            fd, memory = await shielded(made)
+        except Exception:  # noqa: BLE001 - no memory, no descriptors, no ctypes
+            self._ledger.forget(number)
+            return None
+        except BaseException:
+            self._ledger.forget(number)
+            made.add_done_callback(_unmake)
+            raise
+        if owner.closed:
+            self._ledger.forget(number)
+            os.close(fd)
+            return None
+        segment = self._segments[number] = Segment(number, owner, memory)
+        owner.announce(segment, fd)
+        return segment
+
+    def view(self, segment: Segment, size: int) -> memoryview:
+        """Return a view of an outcome of *size* bytes that the worker has put there.
+
+        Raises:
+            ProtocolError: If the outcome is larger than the segment.
+        """
+        if size > segment.memory.size:
+            raise ProtocolError(
+                f"it put {size} bytes into a segment of {segment.memory.size}"
+            )
+        segment.use = Use.CALLER
+        return segment.memory.lend(partial(self._tell_gone, segment.number))
+
+    def find(self, owner: SegmentOwner, number: int, *uses: Use) -> Segment:
+        """Return the segment that *owner* has named.
+
+        Raises:
+            ProtocolError: If the worker has no such segment, or its use is none of *uses*.
+        """
+        segment = self._segments.get(number)
+        if segment is None or segment.owner is not owner or segment.use not in uses:
+            raise ProtocolError(f"it named segment {number}, which it does not have")
+        return segment
+
+    def free(self, segment: Segment) -> None:
+        """Take a segment back: keep it for another use, or release it."""
+        segment.use = Use.NOBODY
+        if segment.owner.closed:
+            self.forget(segment)
+            return
+        if segment.copied:
+            self._ledger.forget(segment.number)
+            self._drop(segment.number)
+            return
+        self._ledger.free(segment.number, self._loop.time())
+        if not self._alarm.is_set:
+            self._alarm.set_in(_KEEP)
+
+    def forget(self, segment: Segment) -> None:
+        """Release a segment; its memory lasts as long as somebody has a view of it."""
+        del self._segments[segment.number]
+        self._ledger.forget(segment.number)
+        self._release(segment)
+
+    def forget_all(self, owner: SegmentOwner) -> None:
+        """Release the segments of a worker that is gone, except those still in use here."""
+        for segment in list(self._segments.values()):
+            if segment.owner is owner and segment.use not in {Use.POOL, Use.CALLER}:
+                self.forget(segment)
+
+    def after_fork(self) -> None:
+        """Mark the segments that a fork may see, so that the pool never lends them again."""
+        for segment in self._segments.values():
+            segment.copied = segment.copied or segment.use is Use.CALLER
+
+    def close(self) -> None:
+        """Release all segments, and ignore views that end later; threads may still do the work."""
+        self._alarm.cancel()
+        for segment in list(self._segments.values()):
+            segment.memory.forget_view()
+            self.forget(segment)
+
+    def _tell_gone(self, number: int) -> None:
+        # The garbage collector calls this, in any thread, between any two steps.
+        with contextlib.suppress(RuntimeError):  # the loop is closed
+            self._loop.call_soon_threadsafe(self._on_gone, number)
+
+    def _on_gone(self, number: int) -> None:
+        segment = self._segments.get(number)
+        if segment is not None:
+            self.free(segment)
+
+    def _trim(self, now: float) -> None:
+        for number in self._ledger.free_since(now - _KEEP):
+            if self._segments[number].use is Use.NOBODY:
+                self._ledger.forget(number)
+                self._drop(number)
+        since = self._ledger.next_free_since()
+        if since is not None:
+            self._alarm.set_at(since + _KEEP)
+
+    def _drop(self, number: int) -> None:
+        """Release a free segment, which the ledger has forgotten already, on both sides."""
+        segment = self._segments.pop(number)
+        segment.owner.drop(number)
+        self._release(segment)
+
+    def _release(self, segment: Segment) -> None:
+        seen_here = segment.use in {Use.POOL, Use.CALLER}
+        if segment.memory.size > _SMALL and not seen_here:
+            bag = [segment.memory]
+            del segment.memory
+            self._threads.copy(bag.clear)  # drops the last reference there
+
+
+_living: WeakSet[Segments] = WeakSet()
+
+
+def _after_fork() -> None:
+    for segments in list(_living):
+        segments.after_fork()
+
+
+os.register_at_fork(after_in_parent=_after_fork)
+
+
+def _make(size: int) -> tuple[int, Memory]:
+    # Imported here, since only few pools need ctypes.
+    from asyncpool._wire.memory import Memory, available, create  # noqa: PLC0415
+
+    if not available():
+        raise OSError("memory cannot be sealed here")
+    fd = create(size)
+    try:
+        return fd, Memory(fd, size)
+    except BaseException:
+        os.close(fd)
+        raise
+
+
+def _unmake(made: asyncio.Future[tuple[int, Memory]]) -> None:
+    if not made.cancelled() and not made.exception():
+        os.close(made.result()[0])

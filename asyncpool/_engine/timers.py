@@ -1,0 +1,435 @@
+"""The time limits of jobs: how long each may be queued, run and be silent.
+
+A heartbeat does not move the next look at its job.  When the time of the look has come, the
+worker's page tells whether there was a heartbeat.  If there was one, the look is moved then.
+``_core/job_options.py`` says whether a job has exceeded a limit.  The core decides how
+the job is made to end.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Callable
+from functools import partial
+from time import monotonic
+from typing import TYPE_CHECKING, Any
+
+from asyncpool._core.deadlines import LATE, Deadlines, PingLedger
+from asyncpool._core.slots import UP
+from asyncpool._engine.job import Chunk, Job, StreamJob
+from asyncpool._engine.loop import Alarm
+from asyncpool._engine.registry import expire
+from asyncpool._engine.worker import WorkerHandle
+from asyncpool._wire.frames import Frame, FrameKind
+from asyncpool._wire.page import BEAT_INTERVAL, Beat, unpack_beat
+from asyncpool.errors import ProtocolError
+
+if TYPE_CHECKING:
+    from asyncpool._engine.engine import Engine
+
+
+# Read the heartbeats of jobs.
+#
+# A worker writes them on its page.  The pool looks there when the worker gives notice, and when
+# it is dead.  The last heartbeat of each job also comes on the job channel, ahead of the outcome.
+
+
+class Heartbeats:
+    """The heartbeats of a pool's jobs.
+
+    Args:
+        engine: The pool's engine.
+
+    Attributes:
+        listeners: Called with each job that was heard, and its heartbeat.
+    """
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self.listeners: list[Callable[[Job[Any], Beat], object]] = []
+        self._alarms: dict[WorkerHandle, Alarm] = {}
+
+    def on_notice(self, handle: WorkerHandle) -> None:
+        """Look at the page of a worker that has given notice; look again when it may do so next."""
+        self.look(handle)
+        alarm = self._alarms.get(handle)
+        if alarm is None:
+            alarm = Alarm(self._engine.loop, partial(self._look_again, handle))
+            self._alarms[handle] = alarm
+        alarm.set_in(BEAT_INTERVAL)
+
+    def look(self, handle: WorkerHandle) -> None:
+        """Read the heartbeats on the page of a worker, which may be dead."""
+        for beat in handle.page.beats():
+            self._hear(handle, beat)
+
+    def on_last_heartbeat(self, handle: WorkerHandle, frame: Frame) -> None:
+        """Read the last heartbeat of a job; the job's outcome is next.
+
+        Raises:
+            ProtocolError: If it cannot be read, or the worker does not have that job.
+        """
+        beat = unpack_beat(bytes(frame.payload))
+        if beat is None:
+            raise ProtocolError("a heartbeat cannot be read")
+        job = self._engine.registry.jobs.get(
+            beat.job
+        )  # None if its caller has given it up
+        in_flight = self._engine.core.slots[handle.slot].in_flight
+        if beat.job in in_flight.jobs and (job is None or job.attempt == beat.attempt):
+            self._hear(handle, beat)
+        else:
+            raise ProtocolError(
+                f"it sent a heartbeat of attempt {beat.attempt} of job {beat.job}, which "
+                "it does not have"
+            )
+
+    def stop(self) -> None:
+        """Stop looking."""
+        for alarm in self._alarms.values():
+            alarm.cancel()
+        self._alarms.clear()
+
+    def _look_again(self, handle: WorkerHandle, _: float) -> None:
+        del self._alarms[handle]
+        self.look(handle)
+
+    def _hear(self, handle: WorkerHandle, beat: Beat) -> None:
+        """Add a heartbeat to its job, if the worker runs that attempt of the job."""
+        job = self._engine.registry.jobs.get(beat.job)
+        if (
+            job is not None
+            and job._slot == handle.slot
+            and job.attempt == beat.attempt
+            and not job.done()
+        ):
+            job._listen().add(beat, self._engine.loop.time())
+            for listener in self.listeners:
+                listener(job, beat)
+
+
+# One timer for the time limits of all jobs.
+#
+# It is set again only if a new limit comes before all others.  If all jobs have the same limit,
+# that hardly ever happens.
+
+
+class DeadlineTimer:
+    """Watches the time limits of a pool's jobs.
+
+    Args:
+        loop: The loop, for its clock.
+        deadlines: When the time of each job is over.
+        on_due: Called with the jobs whose time is over, and the time.
+
+    Attributes:
+        resumed_at: When this process last went on after it, or its loop, had been stopped
+            for a while; minus infinity if that never happened.
+    """
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        deadlines: Deadlines,
+        on_due: Callable[[list[int], float], None],
+    ) -> None:
+        self.resumed_at = -math.inf
+        self._deadlines = deadlines
+        self._on_due = on_due
+        self._alarm = Alarm(loop, self._on_alarm)
+
+    def watch(self, job: int, until: float | None) -> None:
+        """Call back at *until*, instead of at any time set before for *job*."""
+        if until is None:
+            self._deadlines.discard(job)
+            return
+        self._deadlines.set(job, until)
+        self._alarm.set_by(until)
+
+    def stop(self) -> None:
+        """Call back no more."""
+        self._alarm.cancel()
+
+    def _on_alarm(self, now: float) -> None:
+        if now - self._alarm.due > LATE:
+            self.resumed_at = now
+        self._on_due(self._deadlines.pop(now), now)
+        later = self._deadlines.next()
+        if later is not None:
+            self._alarm.set_by(later)
+
+
+# Seconds that a worker has to give back a job that is late.
+_AGAIN = 0.1
+
+
+class JobTimers:
+    """Watches the time limits of a pool's jobs.
+
+    Args:
+        engine: The pool's engine.
+    """
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._time = engine.loop.time
+        self._timer = DeadlineTimer(
+            engine.loop, engine.registry.deadlines, self._on_due
+        )
+
+    def wait(self, job: Job[Any]) -> bool:
+        """Watch how long a job is queued; if its time is over already, fail it and return false."""
+        limits = job._limits
+        if limits.queue_timeout is None and limits.deadline is None:
+            return True
+        now = self._time()
+        until = limits.queue_end(now)
+        if until is not None and until <= now:
+            self._engine.registry.fail(job, expire(job, now))
+            return False
+        self._timer.watch(job.id, until)
+        return True
+
+    def wait_again(self, job: Job[Any]) -> None:
+        """Watch how long a job is queued that has left its worker before it began there."""
+        limits = job._limits
+        if limits.queue_timeout is None or job.attempt != job._options.begun:
+            return  # it may wait for its first attempt only
+        now = self._time()
+        # Not what wait() has set: the job's worker counted as running it, and it had that limit.
+        self._timer.watch(
+            job.id, limits.queue_end(now - (monotonic() - job._queued_at))
+        )
+
+    def begin_first(self, slot: int) -> None:
+        """Watch how long the first jobs in a worker's hands run."""
+        for number in self._engine.core.slots[slot].in_flight.running:
+            job = self._engine.registry.jobs.get(number)
+            if job is not None and job._began is None and type(job._payload) is bytes:
+                self.begin(job)
+
+    def begin(self, job: Job[Any]) -> None:
+        """Watch how long a job runs, from now on."""
+        if job._limits.timed:
+            job._began = now = self._time()
+            look = job._limits.first_check(now)
+            # If there is an earlier look, since the job had to begin by then, that one will do.
+            if look is None or not self._engine.registry.deadlines.is_set(job.id, look):
+                self._timer.watch(job.id, look)
+
+    def end(self, job: Job[Any]) -> None:
+        """Stop watching a job that has ended in time; its outcome is still to be loaded.
+
+        Only its deadline goes on, since that includes the loading.
+        """
+        if job._limits.timed:
+            self._timer.watch(job.id, job._limits.deadline)
+
+    def stop(self) -> None:
+        """Stop watching."""
+        self._timer.stop()
+
+    def _on_due(self, numbers: list[int], now: float) -> None:
+        """Check the jobs whose time may be over."""
+        registry, handles = self._engine.registry, self._engine.handles
+        due = [
+            job for number in numbers if (job := registry.jobs.get(number)) is not None
+        ]
+        before = [(job._slot, job._began) for job in due]
+        # First read what all of their workers have sent: a worker may have sent outcomes that
+        # concern several of these jobs.
+        for slot in {slot for slot, _ in before if slot is not None}:
+            handles[slot].read_now()
+        for job, known in zip(due, before, strict=True):
+            # If that has begun or ended a job, another look is set for it already.
+            if (job._slot, job._began) == known:
+                self._on_over(job, now)
+
+    def _on_over(self, job: Job[Any], now: float) -> None:
+        """End a job whose time is over; if it is not over, set the next look."""
+        if job.done():
+            return  # it is ending already
+        engine, slot, began = self._engine, job._slot, job._began
+        if slot is not None and began is None and not self._is_given_up(job, slot):
+            self._timer.watch(job.id, now + _AGAIN)
+        elif began is None or slot is None:
+            # Its outcome may have come, and take long to load.
+            with engine.turn:
+                engine.registry.fail(job, expire(job, now))
+                self._engine.traffic.take_out(job, slot)
+        elif engine.core.slots[slot].in_flight.runs(job.id):
+            end = job._limits.run_end(began)
+            if end is None or now < end:
+                self._check_silence(job, slot, now)
+                return
+            job._exceeded = job._limits.exceeded(now, running=True)
+            mode = job._limits.cancel_mode
+            with engine.turn:
+                engine.core.endings.expire(job.id, now, index=slot, mode=mode)
+            self._engine.stacks.signal_before_end(engine.handles[slot], now, job.id)
+
+    def _is_given_up(self, job: Job[Any], slot: int) -> bool:
+        """Return whether a job that its worker has not begun is given up now.
+
+        If not, ask the worker to give the job back.  The worker may be beginning it just now,
+        and then the job is in time.
+        """
+        core, handle = self._engine.core, self._engine.handles[slot]
+        if handle.outbox.loading or core.endings.is_revoked(job.id, slot):
+            return True
+        if not handle.page.begun(job.id, job.attempt):
+            with self._engine.turn:
+                core.endings.revoke(job.id, slot)
+        return False
+
+    def _check_silence(self, job: Job[Any], slot: int, now: float) -> None:
+        """Have a worker killed if its job has sent no heartbeat for too long."""
+        handle = self._engine.handles[slot]
+        self._engine.heartbeats.look(handle)
+        next_look = self._next_look(job)
+        if next_look is None or now < next_look:
+            self._timer.watch(job.id, next_look)
+        else:
+            seconds = job._limits.heartbeat_timeout
+            several = self._engine.config.worker.concurrency > 1
+            whose = f" of job {job.id}" if several else ""
+            silence = f"no heartbeat{whose} for {seconds:g} s"
+            self._engine.stacks.hang(handle, silence, job.id)
+
+    def _next_look(self, job: Job[Any]) -> float | None:
+        """Return until when a job may run on, by what is known now."""
+        began, heartbeat_log = job._began, job._heartbeats
+        assert began is not None
+        # If this process has been suspended, the worker may have been too: count from then on.
+        beat = max(began, self._timer.resumed_at)
+        if heartbeat_log is not None and heartbeat_log.attempt == job.attempt:
+            beat = max(beat, heartbeat_log.at)
+        if isinstance(job, StreamJob):
+            beat = max(beat, job.heard_at(self._time()))
+        return job._limits.next_check(began, beat)
+
+
+# The stall watch: a look, every few milliseconds, at workers that have several jobs in flight.
+#
+# Each look is a *round*.  A round finds jobs that others wait behind.
+
+# Seconds from one round to the next.  A running job counts as long if two rounds in succession
+# find it with others behind it.
+EVERY = 0.004
+
+# Seconds to the next round if an idle worker could take jobs that wait behind a long one.
+SOON = 0.0005
+
+# After so many rounds a running chunk of a map counts as long.
+_LONG = 2
+
+
+class StallWatch:
+    """The rounds of one pool, as long as there is a reason for them.
+
+    Args:
+        engine: The pool's engine.
+
+    Attributes:
+        alarm: Set for the next round.
+    """
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._core = engine.core
+        self.alarm = Alarm(engine.loop, lambda _: self._check_for_stalls())
+        self._soon = False
+
+    def go(self) -> None:
+        """Set the next round, if none is set."""
+        if not self.alarm.is_set:
+            self._soon = self._core.unbalanced
+            self.alarm.set_in(SOON if self._soon else EVERY)
+
+    def look_soon(self) -> None:
+        """Move the next round forward, if a worker has become idle meanwhile."""
+        if self._soon or not self._core.unbalanced:
+            return
+        self.alarm.cancel()
+        self.go()
+
+    def stop(self) -> None:
+        """Make no more rounds."""
+        self.alarm.cancel()
+
+    def _check_for_stalls(self) -> None:
+        with self._engine.turn:
+            self._core.endings.check_for_stalls()
+        watched = self._look_for_long_chunks()
+        if watched or self._core.pipelining:
+            self.go()
+
+    def _look_for_long_chunks(self) -> bool:
+        """Stop long chunks, so that their other items go elsewhere; return whether to go on."""
+        watched = False
+        for slot, handle in self._engine.handles.items():
+            for number in self._core.slots[slot].in_flight.running:
+                job = self._engine.registry.jobs.get(number)
+                if job is None or not isinstance(job, Chunk):
+                    continue
+                job.rounds += 1
+                watched = watched or job.rounds <= _LONG
+                if job.rounds == _LONG:
+                    handle.page.stop_chunk(job.id, job.attempt)
+                    # The item that runs now has the whole time limit, from now on.
+                    self._engine.timers.begin(job)
+        return watched
+
+
+# Ping the workers of a pool, and have those killed that do not answer.
+#
+# The worker's control thread answers, whatever its job does.  So an answer shows that the process
+# runs, and that its threads get the GIL.  In a worker that serves, the event loop answers, since
+# without its event loop it serves nobody.
+
+
+class Pings:
+    """The pings of one pool.
+
+    Args:
+        engine: The pool's engine.
+        timeout: Seconds for which a worker may be silent.
+    """
+
+    def __init__(self, engine: Engine, timeout: float) -> None:
+        self._engine = engine
+        self._timeout = timeout
+        self._ledger: PingLedger[WorkerHandle] = PingLedger(timeout, engine.loop.time())
+        self._alarm = Alarm(engine.loop, self._look)
+        self._alarm.set_at(self._ledger.due)
+
+    def answered(self, handle: WorkerHandle) -> None:
+        """Note that a worker has answered a ping.
+
+        Raises:
+            ProtocolError: If there was no ping.
+        """
+        self._ledger.answered(handle)
+
+    def stop(self) -> None:
+        """Send no more pings."""
+        self._alarm.cancel()
+
+    def _look(self, now: float) -> None:
+        engine = self._engine
+        for handle in self._ledger.suspects(now):
+            handle.catch_up()
+            self._ledger.heard(handle, handle.heard_at)
+        up = [
+            engine.handles[slot.index]
+            for slot in engine.core.slots
+            if slot.state in UP and not slot.hung
+        ]
+        silent, asked = self._ledger.tick(up, now)
+        self._alarm.set_at(self._ledger.due)
+        for handle in asked:
+            handle.ask(FrameKind.PING)
+        for handle in silent:
+            text = f"no answer to pings for {self._timeout:g} s"
+            self._engine.stacks.hang(handle, text)

@@ -1,0 +1,375 @@
+"""A control socket: this user's commands, one line each."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import select
+import socket
+import weakref
+from collections.abc import Awaitable, Callable, Generator
+from typing import Any, Protocol, TypeAlias
+
+from asyncpool._core import log_messages as say
+from asyncpool._engine.loop import Alarm
+from asyncpool._observe.control.paths import peer_uid
+from asyncpool._observe.control.protocol import (
+    MAX_REQUEST,
+    QUESTIONS,
+    Request,
+    pack_reply,
+)
+from asyncpool._observe.control.socket_files import (
+    SocketFile,
+    closed_on_error,
+    listen_at,
+)
+from asyncpool.errors import ProtocolError
+
+# Write the replies of a control socket.
+
+
+def write_reply(writer: asyncio.StreamWriter, reply: dict[str, Any]) -> None:
+    """Write a reply, which goes out soon.
+
+    Raises:
+        ConnectionResetError: If the client is gone.
+    """
+    # A transport of asyncio drops what is written to it then, and one of uvloop raises a
+    # RuntimeError, which could as well be a bug.
+    if writer.is_closing():
+        raise ConnectionResetError("the client is gone")
+    writer.write(pack_reply(reply))
+
+
+_LOGGER = logging.getLogger("asyncpool")
+
+_open_ones: weakref.WeakSet[ControlSocket] = weakref.WeakSet()
+
+Answer: TypeAlias = Callable[[Request], Awaitable[dict[str, Any]]]
+
+_BACKLOG = 16
+_MOST_CLIENTS = 32
+
+# Seconds in which a request has to come as a whole: others may not get in meanwhile.
+_LINE_TIMEOUT = 10.0
+
+# So that commands still get in.
+_MOST_WATCHERS = 16
+
+# Seconds until the next try, when this process may open no more files.
+_PAUSE = 0.1
+
+# Seconds between two looks whether a client is still there that waits for an answer.
+_LOOK_EVERY = 0.5
+
+
+class ControlSocket:
+    """Answers the requests of this user's processes.
+
+    Args:
+        path: The path of the socket's file, which is for this user only.  Its folder is locked;
+            see ``socket_files.py``.
+        answer: Returns the answer to a request.  If it raises, the client gets an error.
+        watch: Returns what tells a client how it goes that wants to watch.
+
+    Raises:
+        OSError: If somebody listens there already, or the file cannot be made.
+    """
+
+    def __init__(
+        self, path: str, answer: Answer, *, watch: Watch | None = None
+    ) -> None:
+        self._answer = answer
+        self._watch = watch
+        self._watchers = 0
+        self._is_copy = False
+        self._clients: dict[asyncio.Task[None], socket.socket] = {}
+        self._loop = asyncio.get_running_loop()
+        self._pause = Alarm(self._loop, lambda _: self.open())
+        self._sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        with closed_on_error(self._sock):
+            self._sock.setblocking(False)
+            self._file: SocketFile = listen_at(
+                self._sock, path, mode=0o600, backlog=_BACKLOG
+            )
+        _open_ones.add(self)
+
+    @property
+    def path(self) -> str:
+        """The path of the socket's file."""
+        return self._file.path
+
+    def open(self) -> None:
+        """Begin to answer; clients may have connected before, and wait."""
+        self._loop.add_reader(self._sock, self._accept)
+
+    async def close(self) -> None:
+        """Remove the file, and close all connections, for whose end clients may wait.
+
+        Cancellation:
+            Leaves connections open.
+        """
+        self.shut()
+        # A client that has just come gets as far as owning its connection.
+        await asyncio.sleep(0)
+        for task in self._clients:
+            task.cancel()
+        if self._clients:
+            await asyncio.wait(self._clients)
+
+    def shut(self) -> None:
+        """Remove the file, and accept nobody any more."""
+        if self._is_copy or self._sock.fileno() < 0:
+            return
+        self._file.remove()
+        self._loop.remove_reader(self._sock)
+        self._pause.cancel()
+        self._sock.close()
+
+    def become_nobody(self) -> None:
+        """Change into the copy in a process that this one has forked, which answers nobody.
+
+        If the copies stayed open, clients would wait for the end of that process too.
+        """
+        self._is_copy = True
+        for sock in (self._sock, *self._clients.values()):
+            # Not close(), which waits until the loop has closed it too.
+            if (fd := sock.detach()) >= 0:
+                os.close(fd)
+
+    def _accept(self) -> None:
+        if self._is_copy:
+            return
+        # Not asyncio's server, which logs an error if it is closed while a client comes.  And not
+        # sock_accept(), which loses a client that comes while it is cancelled.
+        try:
+            sock, _ = self._sock.accept()
+        except (BlockingIOError, ConnectionAbortedError):
+            return
+        except OSError as error:
+            say.CONTROL_NOT_ACCEPTED.log(_LOGGER, {}, why=error)
+            self._loop.remove_reader(self._sock)
+            self._pause.set_in(_PAUSE)
+            return
+        sock.setblocking(False)
+        if not self._is_welcome(sock):
+            sock.close()
+        elif len(self._clients) >= _MOST_CLIENTS:
+            with contextlib.suppress(OSError):
+                sock.send(pack_reply(_refusal("connected", _MOST_CLIENTS)))
+            sock.close()
+        else:
+            task = self._loop.create_task(
+                self._serve(sock), name="asyncpool control connection"
+            )
+            self._clients[task] = sock
+            task.add_done_callback(self._clients.pop)
+
+    async def _serve(self, sock: socket.socket) -> None:
+        with closed_on_error(sock):
+            reader, writer = await asyncio.open_unix_connection(
+                sock=sock, limit=MAX_REQUEST
+            )
+        try:
+            with contextlib.suppress(OSError):  # the client is gone
+                await self._talk(sock, reader, writer)
+                # It counts as a client until it has got the last answer.
+                writer.close()
+                await writer.wait_closed()
+        except asyncio.CancelledError:
+            # Not close(), which would wait for a client that does not read.
+            writer.transport.abort()
+            raise
+        finally:
+            writer.close()
+
+    def _is_welcome(self, sock: socket.socket) -> bool:
+        try:
+            uid = peer_uid(sock)
+        except OSError as error:
+            say.CONTROL_UNKNOWN_USER.log(_LOGGER, {}, why=error)
+            return False
+        if uid != os.geteuid():
+            say.CONTROL_REFUSED.log(_LOGGER, {"uid": uid})
+            return False
+        return True
+
+    async def _talk(
+        self,
+        sock: socket.socket,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+    ) -> None:
+        while True:
+            try:
+                # Who has asked may wait before the next request, but not in the middle of one.
+                line = await reader.readexactly(1)
+                async with asyncio.timeout(_LINE_TIMEOUT):
+                    line += await reader.readline()
+            except asyncio.IncompleteReadError:
+                return
+            except TimeoutError:
+                return
+            except ValueError:  # the line is longer than the limit
+                line = b"?"
+            if not line:
+                return
+            try:
+                request = Request.unpack(line)
+            except ProtocolError as error:
+                # Nobody knows where the next line begins.
+                write_reply(writer, {"error": str(error)})
+                await writer.drain()
+                return
+            if request.action == "watch":
+                await self._show(request, reader, writer)
+                return
+            if request.action in QUESTIONS:
+                with self._ended_if_gone(sock):
+                    reply = await self._reply(request)
+            else:
+                reply = await self._reply(request)
+            write_reply(writer, reply)
+            await writer.drain()
+
+    @contextlib.contextmanager
+    def _ended_if_gone(self, sock: socket.socket) -> Generator[None]:
+        """End the connection when the client has closed it, as its task waits in this context."""
+        task = asyncio.current_task()
+        assert task is not None
+
+        def look(_: float) -> None:
+            if _is_closed(sock):
+                task.cancel()
+            else:
+                alarm.set_in(_LOOK_EVERY)
+
+        alarm = Alarm(self._loop, look)
+        alarm.set_in(_LOOK_EVERY)
+        try:
+            yield
+        finally:
+            alarm.cancel()
+
+    async def _show(
+        self,
+        request: Request,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+    ) -> None:
+        """Let a client watch, as long as it wants to."""
+        if self._watch is None:
+            write_reply(writer, {"error": "there is nothing to watch here"})
+            return
+        if self._watchers >= _MOST_WATCHERS:
+            write_reply(writer, _refusal("watching", _MOST_WATCHERS))
+            return
+        watcher = None
+        self._watchers += 1
+        try:
+            watcher = self._watch(request)
+            await send_lines(watcher, request.every, reader, writer)
+        except OSError:  # the client is gone
+            raise
+        except Exception as error:  # noqa: BLE001 - the client is told
+            write_reply(writer, _failure(request, error))
+        finally:
+            self._watchers -= 1
+            if watcher is not None:
+                watcher.close()
+
+    async def _reply(self, request: Request) -> dict[str, Any]:
+        try:
+            return await self._answer(request)
+        except Exception as error:  # noqa: BLE001 - the client is told
+            return _failure(request, error)
+
+
+def _is_closed(sock: socket.socket) -> bool:
+    """Tell whether the other side is gone.
+
+    Not by the end of what it sends: it may have shut only that down, as ``nc -N`` does, and may
+    have sent its next request already.
+    """
+    polled = select.poll()
+    polled.register(sock, 0)  # a hang-up is told anyway
+    return any(events & select.POLLHUP for _, events in polled.poll(0))
+
+
+def _failure(request: Request, error: Exception) -> dict[str, Any]:
+    extra = {"action": request.action}
+    say.COMMAND_FAILED.log(_LOGGER, extra, error=error, request=request)
+    return {"error": str(error) or type(error).__name__}
+
+
+def _refusal(what: str, most: int) -> dict[str, str]:
+    return {"error": f"{most} clients are {what} already, and there may be no more"}
+
+
+def _after_fork_in_child() -> None:
+    for each in _open_ones:
+        each.become_nobody()
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)
+
+
+# Send a client that watches one line after the other, as long as it reads them.
+#
+# A line that the client has not taken yet stays in the connection, and no other one is written
+# until it has.  So a client that hangs costs the memory of one line, and no time.
+
+
+class Watcher(Protocol):
+    """What tells one client how it goes."""
+
+    def look(self) -> dict[str, Any]:
+        """Return how it stands, and what has happened since the last call."""
+        ...
+
+    def close(self) -> None:
+        """Take note that the client is gone."""
+        ...
+
+
+Watch: TypeAlias = Callable[[Request], Watcher]
+
+
+async def send_lines(
+    watcher: Watcher,
+    every: float,
+    reader: asyncio.StreamReader,
+    writer: asyncio.StreamWriter,
+) -> None:
+    """Write a line now and each *every* seconds, until the client goes or says something.
+
+    Raises:
+        ConnectionResetError: If the client has gone just now.
+
+    Cancellation:
+        Safe: no line is written in part, as far as this process is concerned.
+    """
+    loop = asyncio.get_running_loop()
+    lost, due = 0, loop.time()
+    while True:
+        if writer.transport.get_write_buffer_size():
+            lost += 1
+        else:
+            reply = watcher.look()
+            if lost:
+                reply["lost"] = lost
+            lost = 0
+            write_reply(writer, reply)
+        # A loop that was blocked does not make up for it.
+        due = max(due + every, loop.time())
+        try:
+            async with asyncio.timeout_at(due):
+                said = await reader.read(1)
+        except TimeoutError:
+            continue
+        if said:
+            write_reply(writer, {"error": "a client that watches asks no more"})
+        return

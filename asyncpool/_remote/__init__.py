@@ -1,0 +1,1 @@
+"""Remote pools: clients, agents, nodes, and the links between them."""

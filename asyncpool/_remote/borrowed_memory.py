@@ -1,0 +1,169 @@
+"""Memory that the other end of a connection has lent this one."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING
+from weakref import WeakSet
+
+from asyncpool._engine.loop import Threads
+from asyncpool._remote.lent_memory import MOST_LENT
+from asyncpool._remote.lent_parts import LentParts
+from asyncpool._wire.buffers import ReceivedPickle, cut, lay_out
+from asyncpool._wire.frames import FrameKind
+from asyncpool.errors import ProtocolError
+
+if TYPE_CHECKING:
+    from asyncpool._wire.memory import Memory
+
+# The smallest segment; with the bound of all of them it bounds their number.
+_SMALLEST = 1 << 16
+
+
+class _Borrowed:
+    __slots__ = ("copied", "memory", "seen", "size")
+
+    def __init__(self, size: int, memory: Memory | None) -> None:
+        self.size = size
+        self.memory = memory
+        self.seen = False
+        self.copied = False  # whether a fork of this process may have views of it
+
+
+class BorrowedMemory:
+    """What the other end has lent.
+
+    Args:
+        loop: The loop of the connection.
+        threads: Release what is large.
+        tell: Tells the other end of a segment: that it is returned, or lost.
+    """
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        threads: Threads,
+        tell: Callable[[FrameKind, int], object],
+    ) -> None:
+        self._loop, self._threads, self._tell = loop, threads, tell
+        self._segments: dict[int, _Borrowed] = {}
+        self._total = 0
+        _living.add(self)
+
+    def add(self, number: int, size: int, fd: int | None) -> None:
+        """Take a new segment, and close its descriptor; ``None`` if the kernel has dropped it.
+
+        Raises:
+            ProtocolError: If there are too many bytes, or the other end could take them away.
+        """
+        try:
+            if number in self._segments or size < _SMALLEST:
+                raise ProtocolError(f"it lent segment {number} of {size} bytes")
+            if self._total + size > MOST_LENT:
+                raise ProtocolError(f"it lent more than {MOST_LENT} bytes")
+            self._segments[number] = _Borrowed(size, _mapped(fd, size))
+            self._total += size
+        finally:
+            if fd is not None:
+                os.close(fd)
+
+    def read(self, data: bytes) -> ReceivedPickle | None:
+        """Return what *data* names, see :meth:`LentMemory.lend`; ``None`` if it cannot be had.
+
+        The other end gets the segment back when the last view of it is gone.
+
+        Raises:
+            ProtocolError: If it names what was not lent.
+        """
+        number, sizes, payload = LentParts.unpack(data)
+        found = self._segments.get(number)
+        if found is None or found.seen or lay_out(sizes)[1] > found.size:
+            raise ProtocolError(f"it named segment {number}, which it has not lent")
+        if found.memory is None:
+            self._forget(number)
+            self._tell(FrameKind.LOST, number)
+            return None
+        found.seen = True
+        view = found.memory.lend(partial(self._tell_gone, number))
+        return ReceivedPickle(payload, cut(view, sizes))
+
+    def drop(self, number: int) -> None:
+        """Forget a segment that nobody sees.
+
+        Raises:
+            ProtocolError: If there is none.
+        """
+        found = self._segments.get(number)
+        if found is None or found.seen:
+            raise ProtocolError(f"it dropped segment {number}, which it has not back")
+        self._forget(number)
+
+    def after_fork(self) -> None:
+        """Mark the segments that a fork may see, so that they are never used again."""
+        for found in self._segments.values():
+            found.copied = found.copied or found.seen
+
+    def close(self) -> None:
+        """Forget all; the views that there are last as long as they are used."""
+        for number, found in [*self._segments.items()]:
+            if found.memory is not None:
+                found.memory.forget_view()
+            self._forget(number)
+
+    def _forget(self, number: int) -> None:
+        found = self._segments.pop(number)
+        self._total -= found.size
+        if found.memory is not None and found.size > _SMALLEST and not found.seen:
+            bag = [found.memory]
+            found.memory = None
+            self._threads.copy(bag.clear)  # drops the last reference there
+
+    def _tell_gone(self, number: int) -> None:
+        # The garbage collector calls this, in any thread, between any two steps.
+        with contextlib.suppress(RuntimeError):  # the loop is closed
+            self._loop.call_soon_threadsafe(self._on_gone, number)
+
+    def _on_gone(self, number: int) -> None:
+        found = self._segments.get(number)
+        if found is None:
+            return
+        found.seen = False
+        if found.copied:
+            self._forget(number)
+        self._tell(
+            FrameKind.LOST if found.copied else FrameKind.SEGMENT_RETURNED, number
+        )
+
+
+_living: WeakSet[BorrowedMemory] = WeakSet()
+
+
+def _after_fork() -> None:
+    for memory in list(_living):
+        memory.after_fork()
+
+
+os.register_at_fork(after_in_parent=_after_fork)
+
+
+def _mapped(fd: int | None, size: int) -> Memory | None:
+    """Return the memory behind *fd*; ``None`` if it cannot be mapped.
+
+    Raises:
+        ProtocolError: If it could be taken away.
+    """
+    # Imported here, since only few programs need ctypes.
+    from asyncpool._wire.memory import Memory, is_sealed  # noqa: PLC0415
+
+    if fd is None:
+        return None
+    if not is_sealed(fd, size):
+        raise ProtocolError(f"it lent memory that is not {size} bytes, or not sealed")
+    try:
+        return Memory(fd, size, later=True)
+    except OSError:
+        return None

@@ -1,0 +1,247 @@
+"""How the jobs of a client end, or come to another attempt: by the rules of a local pool."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from time import monotonic
+from typing import Any
+
+from asyncpool._engine.deaths import with_job
+from asyncpool._engine.job import ChunkJob, Job, load_outcome
+from asyncpool._engine.large import Unpacker
+from asyncpool._engine.loop import Threads
+from asyncpool._engine.registry import JobRegistry, crash_error, timeout_error
+from asyncpool._remote.client_jobs import Silence, crash_at_client
+from asyncpool._remote.client_sessions import ClientSessions
+from asyncpool._remote.messages import PLAIN, Kind, Message, load_parts
+from asyncpool._remote.node import Node
+from asyncpool._remote.objects import kind_of, load_own
+from asyncpool._wire.buffers import ReceivedPickle
+from asyncpool._wire.frames import Frame, FrameKind
+from asyncpool.enums import CrashKind, Delivery, NextStep, TimeLimit
+from asyncpool.errors import (
+    AsyncPoolError,
+    JobNotPicklableError,
+    JobTimeoutError,
+    NodeLostError,
+    PoolClosedError,
+    PoolFullError,
+    ProtocolError,
+    WorkerCrashedError,
+    WorkerGoneError,
+)
+from asyncpool.events import Crash, TakenOver
+
+_PLAIN_SIZE = len(PLAIN)
+
+_KINDS = {
+    Kind.VALUE: FrameKind.VALUE,
+    Kind.ERROR: FrameKind.ERROR,
+    Kind.ITEM: FrameKind.ITEM,
+}
+
+
+class JobEnds:
+    """Settles the jobs of a client.
+
+    Args:
+        registry: The open jobs.
+        threads: Unpickle what is large.
+        sessions: Know why sessions are over.
+        again: Called with a job that has another attempt.
+        idle: Called when an outcome was unpickled and its job is settled.
+    """
+
+    def __init__(
+        self,
+        registry: JobRegistry,
+        threads: Threads,
+        sessions: ClientSessions,
+        again: Callable[[Job[Any]], object],
+        idle: Callable[[], object],
+    ) -> None:
+        self._registry = registry
+        self._sessions = sessions
+        self._again = again
+        self._idle = idle
+        self._unpacker = Unpacker(threads, self.unpacked)
+
+    # What agents say.
+
+    def on_end(self, job: Job[Any], message: Message, first_slot: int) -> None:
+        """Settle a job with its outcome, or try it again.
+
+        Args:
+            job: The job.
+            message: What its agent says.
+            first_slot: What is added to the slots of the agent's workers.
+
+        Raises:
+            ProtocolError: If it cannot be read.
+        """
+        job._slot = None
+        if message.kind is Kind.FAILED:
+            self._on_failed(job, load_own(message.payload), first_slot)
+        elif message.kind is Kind.DROPPED:
+            # The agent's pool has dropped it, though nobody here has asked for that.
+            why = PoolClosedError("the shared pool was closed before the job was done")
+            self._registry.fail(job, why)
+        elif message.payload is None:
+            self._registry.fail(job, _no_memory(job))
+        else:
+            self._on_outcome(job, frame_of(job, message))
+
+    def _on_outcome(self, job: Job[Any], frame: Frame) -> None:
+        serializer = job._function.serializer
+        if serializer.is_heavy(frame.payload):
+            self._unpacker.add(job, frame, _nothing)
+        elif self._registry.settle(job, load_outcome(serializer, frame)):
+            self._again(job)
+
+    def unpacked(self, job: Job[Any], outcome: Any) -> None:
+        """Settle a job whose outcome a thread has unpickled."""
+        if self._registry.settle(job, outcome):
+            self._again(job)
+        self._idle()
+
+    def _on_failed(self, job: Job[Any], error: object, first_slot: int) -> None:
+        """Decide about a job that the agent's pool has failed."""
+        if isinstance(error, WorkerCrashedError):
+            job._crashes += tuple(
+                with_job(job, crash_at_client(crash, first_slot, {}), ())
+                for crash in error.crashes
+            )
+            if self._may_go_on(job, error.kind):
+                self._try_again(job, crash_error(job, error.delivery))
+                self._again(job)
+            else:
+                self._registry.fail(job, crash_error(job, error.delivery))
+        elif isinstance(error, JobTimeoutError):
+            self._on_expired(job, error)
+        elif isinstance(error, AsyncPoolError):
+            if isinstance(error, PoolFullError | WorkerGoneError):
+                job.attempt -= 1
+            if isinstance(error, WorkerGoneError) and job._options.bound is not None:
+                self._sessions.fail([job])
+            else:
+                self._registry.fail(job, error)
+        else:
+            raise ProtocolError(f"an agent sent {kind_of(error)} as an error")
+
+    def _on_expired(self, job: Job[Any], error: JobTimeoutError) -> None:
+        if error.attempt:
+            job._began = monotonic()
+        else:  # it has waited in the agent's pool
+            job.attempt -= 1
+        job._exceeded = error.limit
+        late = timeout_error(job, error.stack)
+        may = error.limit is TimeLimit.TIMEOUT
+        if may and job._attempt_policy.after_exception(late, attempt=job.attempt):
+            self._try_again(job, late)
+            job._exceeded = None
+            self._again(job)
+        else:
+            self._registry.fail(job, late)
+
+    # Agents that are lost.
+
+    def lose_attempt(
+        self, job: Job[Any], node: Node, silence: Silence, *, others: bool
+    ) -> bool:
+        """Count the attempt of a job whose agent is lost; return whether it has another one.
+
+        Args:
+            job: The job.
+            node: The agent.
+            silence: For how long it and this client have been silent.
+            others: Whether there are other agents, or may be some.
+        """
+        job._crashes += (_crash(job, node, silence),)
+        again = others and self._may_go_on(job, CrashKind.CRASH)
+        if again:
+            self._try_again(job, crash_error(job, Delivery.STARTED))
+        return again
+
+    def _try_again(self, job: Job[Any], error: BaseException) -> None:
+        """Note that an attempt has failed with *error*, and that the job waits for the next."""
+        self._registry.lose_attempt(job)
+        watch = self._registry.watch
+        if isinstance(error, WorkerCrashedError):
+            self._registry.figures.takeovers += 1
+            watch.hub.publish(TakenOver(job.id, job.attempt))
+        if watch.hub.watched:
+            watch.again(job, error)
+
+    def fail_lost(
+        self, job: Job[Any], node: Node, silence: Silence, delivery: Delivery
+    ) -> None:
+        """Fail a job whose agent is lost."""
+        if delivery is Delivery.STARTED and isinstance(job, ChunkJob):
+            job.find_nothing()  # no item is begun twice, and nobody knows which have begun
+        error = NodeLostError(
+            job_id=job.id,
+            crashes=job._crashes or (_crash(job, node, silence),),
+            delivery=delivery,
+            function=job._function.name,
+            node=node.name,
+            silence=silence.agent,
+            own_silence=silence.own,
+            reason="" if silence.why is None else str(silence),
+        )
+        if isinstance(silence.why, Exception):
+            error.__cause__ = silence.why
+        self._registry.fail(job, error)
+
+    @staticmethod
+    def _may_go_on(job: Job[Any], kind: CrashKind) -> bool:
+        return job._options.bound is None and job._attempt_policy.after_crash(
+            kind=kind, delivery=Delivery.STARTED, attempt=job.attempt, times_returned=0
+        )
+
+
+def frame_of(job: Job[Any], message: Message) -> Frame:
+    """Return what a local worker would have sent.
+
+    Raises:
+        ProtocolError: If its parts do not fit together.
+    """
+    payload: bytes | ReceivedPickle = message.payload
+    if message.kind is Kind.ERROR or not isinstance(payload, bytes):
+        pass
+    elif payload.startswith(PLAIN):
+        payload = payload[_PLAIN_SIZE:]
+    else:
+        payload = load_parts(payload)
+    return Frame(_KINDS[message.kind], job.id, job.attempt, 0, payload)
+
+
+def _crash(job: Job[Any], node: Node, silence: Silence) -> Crash:
+    crash = Crash(
+        slot=0,
+        generation=node.number,
+        pid=None,
+        exit_code=None,
+        signal=None,
+        kind=CrashKind.CRASH,
+        uptime=0.0,
+        job_id=None,
+        attempt=0,
+        detail=f"its agent {node.name} is lost: {silence}",
+        stderr_tail=(),
+        next_step=NextStep.CLOSE,
+    )
+    return with_job(job, crash, ())
+
+
+def _no_memory(job: Job[Any]) -> JobNotPicklableError:
+    name = job._function.name
+    return JobNotPicklableError(
+        f"the result of {name} is in memory that this process cannot map: it may open no more "
+        "files, or has too many mappings",
+        direction="result",
+        name=name,
+    )
+
+
+def _nothing(_: str) -> None:
+    """Do nothing: the client does not distrust a worker, its agent does."""

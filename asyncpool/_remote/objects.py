@@ -1,0 +1,183 @@
+"""Errors, figures and events of asyncpool's own, as agents send them: by value, as JSON.
+
+Of a chunk that has failed an agent tells which items are done.  It reads none of it, since only the client has the types that results are made of.
+
+The classes that may travel are in one table, by name, and of each instance its public fields
+travel.  So nothing depends on how a Python or a library pickles (Python 3.11.2 pickles the
+member of an enum as a call of ``getattr``, and 3.11.4 does not), and a client cannot be made to
+call anything.  An outcome of a user's function never comes this way: it travels as the pool's
+codec says.
+
+``head size (4), head, the bytes that the head names``
+
+A text, a number, a truth value and ``None`` are themselves in the head.  All else is a list
+that begins with the name of its type.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import struct
+from collections.abc import Mapping
+from dataclasses import fields, is_dataclass
+from enum import Enum
+from io import BytesIO
+from typing import Any
+
+from asyncpool import enums, errors, events, profile, stats
+from asyncpool._core import log_messages as say
+from asyncpool._engine.job import ChunkJob, Failed, load_outcome
+from asyncpool._remote.messages import load_parts, pack_parts
+from asyncpool._wire.frames import Frame, FrameKind
+from asyncpool._wire.page import read_log
+from asyncpool.errors import AsyncPoolError, ProtocolError
+
+_LOGGER = logging.getLogger("asyncpool")
+
+# How it begins: with a log, or with a result that came too late.  Nothing at all stands for
+# items each of which may have begun.
+_LOG, _RESULT = b"L", b"R"
+
+
+def pack_log(log: bytes) -> bytes:
+    """Return what tells of the log of a chunk; an empty one cannot be read."""
+    return _LOG + log
+
+
+def pack_result(result: Any) -> bytes:
+    """Return what tells of a packed result that came too late."""
+    return _RESULT + pack_parts(result)
+
+
+def find(job: ChunkJob[Any], told: bytes) -> None:
+    """Find which items of *job* are done.
+
+    A worker that died may have written anything, and the agent has only passed it on.
+    """
+    try:
+        _find(job, told)
+    except Exception as error:  # noqa: BLE001 - see above
+        say.NOTES_UNREADABLE.log(_LOGGER, {}, error=error)
+        job.find_nothing()
+
+
+def _find(job: ChunkJob[Any], told: bytes) -> None:
+    kind, data = told[:1], told[1:]
+    if kind == _LOG:
+        job.found = read_log(data)
+        return
+    if kind == _RESULT:
+        frame = Frame(FrameKind.VALUE, job.id, job.attempt, 0, load_parts(data))
+        result = load_outcome(job._function.serializer, frame)
+        if not isinstance(result, Failed):
+            job.find_in_result(result)
+            return
+    job.find_nothing()
+
+
+_SIZE = struct.Struct(">I")
+_SCALARS = frozenset((str, int, float, bool, type(None)))
+
+
+def _is_own(found: object) -> bool:
+    return isinstance(found, type) and (
+        is_dataclass(found) or issubclass(found, Enum | AsyncPoolError)
+    )
+
+
+_CLASSES: dict[str, Any] = {
+    name: found
+    for module in (enums, errors, events, profile, stats)
+    for name in module.__all__
+    if _is_own(found := getattr(module, name))
+}
+_FIELDS = {
+    name: tuple(field.name for field in fields(cls))
+    for name, cls in _CLASSES.items()
+    if is_dataclass(cls)
+}
+
+
+def pack_own(value: object) -> bytes:
+    """Return an error, figures, an event, or a dict or tuple of these as bytes."""
+    pieces: list[bytes] = []
+    head = json.dumps(_plain(value, pieces), separators=(",", ":")).encode()
+    return b"".join((_SIZE.pack(len(head)), head, *pieces))
+
+
+def _plain(value: object, pieces: list[bytes]) -> Any:
+    def each(values: Any) -> list[Any]:
+        return [_plain(one, pieces) for one in values]
+
+    cls = type(value)
+    if cls in _SCALARS:
+        return value
+    name = cls.__name__
+    own = (
+        _CLASSES.get(name) is cls
+    )  # and not a class of the user's that has the same name
+    if own and isinstance(value, Enum):
+        return [name, value.value]
+    if isinstance(value, bytes):
+        pieces.append(value)
+        return ["bytes", len(value)]
+    if isinstance(value, Mapping):
+        return ["dict", *map(each, value.items())]
+    if isinstance(value, tuple | list):
+        return ["list" if isinstance(value, list) else "tuple", *each(value)]
+    if own and name in _FIELDS:
+        return [name, *each([getattr(value, field) for field in _FIELDS[name]])]
+    if own and isinstance(value, AsyncPoolError):
+        return [name, each(value.args), _plain(value.__dict__, pieces)]
+    # Somebody has put an object of his own into an error: the error is to arrive all the same.
+    return kind_of(value)
+
+
+def kind_of(value: object) -> str:
+    """Return what errors call something that should not have come."""
+    return f"an object of type {type(value).__name__}"
+
+
+def load_own(data: bytes) -> Any:
+    """Read what :func:`pack_own` has returned.
+
+    Raises:
+        ProtocolError: If it is something else.
+    """
+    pieces = BytesIO(data)
+    try:
+        (size,) = _SIZE.unpack(pieces.read(_SIZE.size))
+        return _load(json.loads(pieces.read(size)), pieces)
+    except ProtocolError:
+        raise
+    except Exception as error:
+        raise ProtocolError(f"what an agent sent cannot be read: {error}") from error
+
+
+def _load(found: Any, pieces: BytesIO) -> Any:
+    if type(found) in _SCALARS:
+        return found
+    if not isinstance(found, list):
+        raise ProtocolError("an agent sent a JSON object")
+    name, *values = found
+    if name == "bytes":
+        return pieces.read(*values)
+    if name == "dict":
+        return {_load(key, pieces): _load(value, pieces) for key, value in values}
+    if name in {"tuple", "list"}:
+        each = [_load(value, pieces) for value in values]
+        return each if name == "list" else tuple(each)
+    if name not in _CLASSES:
+        raise ProtocolError(f"an agent sent {name}, which is none of asyncpool's")
+    cls = _CLASSES[name]
+    if name in _FIELDS:
+        told = [_load(value, pieces) for value in values]
+        return cls(**dict(zip(_FIELDS[name], told, strict=True)))
+    if issubclass(cls, Enum):
+        return cls(*values)
+    args, details = values
+    error = cls.__new__(cls)
+    error.args = tuple(_load(one, pieces) for one in args)
+    error.__dict__.update(_load(details, pieces))
+    return error

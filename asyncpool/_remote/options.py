@@ -1,0 +1,139 @@
+"""The options of a job, as a client writes them for an agent, and as the agent reads them.
+
+The client decides by most of them itself, about its queue and about attempts.  What the agent's
+pool has to know, it writes here, in one form for both that an agent's pool runs for a client:
+
+- *Jobs.*  Many have the same options, so those are sent once, and name no time: what is left until
+  the deadline, and for how long the job may wait, comes with each job.
+- *Calls that the client does not watch*: those of a broadcast.  Their options go with the question
+  that asks for them, with all limits.
+
+An agent does not believe its clients, so the reading functions check everything.
+"""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from typing import Any
+
+from asyncpool._core.job_options import JobLimits, JobOptions, Keeper, SessionTraits
+from asyncpool.errors import ProtocolError
+
+_LIMITS = tuple(field.name for field in fields(JobLimits) if field.init)
+# Those that the client enforces for jobs: it sends what is left of them.
+_WAITS = frozenset({"queue_timeout", "deadline"})
+
+# What only jobs have: a call that the client does not watch is one of its session, or for all workers.
+_OF_JOBS = frozenset({"via", "key", "prefetch", "session", "leased"})
+_NAMES = _OF_JOBS | {"limits"}
+
+# Hashes are smaller.
+_MOST_KEY = 1 << 64
+
+
+def write_options(options: JobOptions, now: float | None = None) -> dict[str, Any]:
+    """Return what an agent has to know of *options*; the client decides about the rest.
+
+    Args:
+        options: The options.
+        now: The time, for a call that the client does not watch; ``None`` for jobs.
+    """
+    limits = {name: getattr(options.limits, name) for name in _LIMITS}
+    if now is None:
+        for name in _WAITS:
+            del limits[name]
+    elif limits["deadline"] is not None:
+        limits["deadline"] -= now  # the agent's clock may be another one
+    told: dict[str, Any] = {"limits": limits}
+    if options.via != "submit":
+        told["via"] = options.via
+    if options.key is not None:
+        told["key"] = options.key
+    if options.via == "stream":
+        told["prefetch"] = options.prefetch
+    if options.bound is not None:
+        told["session"] = options.bound.session
+    if options.lease is not None:
+        told["leased"] = True
+    return told
+
+
+def read_options(told: Any, keeper: Keeper, codec: Any = None) -> JobOptions:
+    """Return the options of jobs, of which :func:`write_options` has told.
+
+    Args:
+        told: What it has returned.
+        keeper: The agent's own, for jobs with a lease.
+        codec: What serializes them there.
+
+    Raises:
+        ProtocolError: If it has returned no such thing.
+        ValueError: If a value is out of range; JobLimits and JobOptions check those.
+        TypeError: If a value has the wrong type.
+    """
+    about = _checked(told, _NAMES)
+    return JobOptions(
+        limits=_limits(about, None),
+        key=_whole("key", about.get("key")),
+        via=about.get("via", "submit"),
+        prefetch=about.get("prefetch", 1),
+        bound=_bound(_whole("session", about.get("session"))),
+        lease=(keeper, 0) if about.get("leased") else None,
+        codec=codec,
+    )
+
+
+def read_call(told: Any, now: float) -> JobOptions:
+    """Return the options of a call that its client does not watch.
+
+    Args:
+        told: What :func:`write_options` has returned.
+        now: The agent's time.
+
+    Raises:
+        ProtocolError: If :func:`write_options` has returned no such thing for such a call.
+        ValueError: If a value is out of range.
+        TypeError: If a value has the wrong type.
+    """
+    limits = _limits(_checked(told, _NAMES - _OF_JOBS), now)
+    return JobOptions(limits=limits)
+
+
+def _checked(told: Any, names: frozenset[str]) -> dict[str, Any]:
+    about: dict[str, Any] = told if isinstance(told, dict) else {}
+    if not isinstance(about.get("limits"), dict):
+        raise ProtocolError("a client sent options without limits")
+    wrong = sorted(about.keys() - names)
+    if wrong:
+        raise ProtocolError(f"a client sent options with {wrong[0]!r:.40}")
+    return about
+
+
+def _limits(told: dict[str, Any], now: float | None) -> JobLimits:
+    limits = {name: _number(value) for name, value in told["limits"].items()}
+    if now is None:
+        if not _WAITS.isdisjoint(limits):
+            raise ProtocolError("a client sent the time of one job for many")
+    elif isinstance(limits.get("deadline"), float):
+        limits["deadline"] += now
+    return JobLimits(**limits)
+
+
+def _number(value: Any) -> Any:
+    """Return *value*, as a float if it is an int: JSON has ints that are too large for a clock."""
+    try:
+        return float(value) if type(value) is int else value
+    except OverflowError:
+        raise ProtocolError("a client sent a limit that is no time") from None
+
+
+def _whole(name: str, value: Any) -> int | None:
+    if value is not None and type(value) is not int:
+        raise ProtocolError(f"the client sent a {name} of type {type(value).__name__}")
+    if value is not None and abs(value) >= _MOST_KEY:
+        raise ProtocolError(f"the client sent a {name} that is too large")
+    return value
+
+
+def _bound(session: int | None) -> SessionTraits | None:
+    return None if session is None else SessionTraits(session)

@@ -1,1 +1,0 @@
-"""The agent: it lets clients in other processes use a pool."""

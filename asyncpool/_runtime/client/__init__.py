@@ -1,1 +1,0 @@
-"""The client: the jobs of a program whose workers belong to an agent."""

@@ -1,1 +1,0 @@
-"""A job as its caller sees it: the future, its progress, its lease, its time limits."""

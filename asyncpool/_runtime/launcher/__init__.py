@@ -1,1 +1,0 @@
-"""The process that starts workers, as the pool sees it, and the processes that it starts."""

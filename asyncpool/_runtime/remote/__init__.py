@@ -1,1 +1,0 @@
-"""What clients and agents have in common, see ``_core/remote``; and the carriers of their batches."""

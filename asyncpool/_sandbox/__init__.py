@@ -1,0 +1,1 @@
+"""Sandboxes: what is decided, the service's side, and the side of the worker that enters one."""

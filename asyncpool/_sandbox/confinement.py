@@ -1,0 +1,270 @@
+"""The sandbox of a pool, checked against this machine, and what each of its workers gets."""
+
+from __future__ import annotations
+
+import encodings
+import os
+import pwd
+import site
+import sys
+import sysconfig
+import tempfile
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+from asyncpool._core.policies import WorkerLimits
+from asyncpool._engine.interpreter import main_script
+from asyncpool._sandbox.filters import MACHINES
+from asyncpool._sandbox.places import delegated_limits
+from asyncpool._sandbox.plan import (
+    NEW_NETWORK,
+    NEW_USER,
+    UNUSED_USERS,
+    Machine,
+    Missing,
+    SandboxPlan,
+    Settings,
+    check_rlimits,
+    check_together,
+    is_within,
+    make_plan,
+    missing,
+    most_tasks,
+    refusal,
+)
+from asyncpool.errors import UnsupportedPlatformError
+from asyncpool.sandbox import Sandbox, settings_of
+
+# Each allows or forbids namespaces of users, on some systems.
+_SWITCHES = {
+    "/proc/sys/user/max_user_namespaces": "0",
+    "/proc/sys/kernel/unprivileged_userns_clone": "0",
+    "/proc/sys/kernel/apparmor_restrict_unprivileged_userns": "1",
+}
+
+_CAP_SETUID = 1 << 7
+_MOST_PIDS = 1 << 22
+
+# The first version of Landlock whose kernel counts the processes of a user namespace apart.
+_COUNTS_SINCE = 2
+
+# Shared libraries, and data that the standard library and many packages read; none of it tells
+# anything about the service.
+_SYSTEM = (
+    "/lib",
+    "/lib64",
+    "/usr/lib",
+    "/usr/lib64",
+    "/usr/local/lib",
+    "/etc/ld.so.cache",
+    "/etc/localtime",
+    "/usr/share/zoneinfo",
+    "/etc/mime.types",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Confinement:
+    """The sandbox of a pool, checked against this machine.
+
+    Attributes:
+        plan: What each worker does.
+        missing: What cannot be enforced here; empty for a strict sandbox.
+        limits: The limits of each worker's cgroup, by controller.
+        script: What is ``__main__`` in workers, without the arguments of the service.
+        script_first: Whether workers import that before they shut themselves in.  They do if it
+            is the user's own, and not an installed command, which starts services.
+    """
+
+    plan: SandboxPlan
+    missing: tuple[Missing, ...]
+    limits: dict[str, int | float]
+    script: tuple[str, str, tuple[str, ...]] | None
+    script_first: bool
+
+
+def confine(sandbox: Sandbox, limits: WorkerLimits) -> Confinement:
+    """Check a sandbox against this machine.
+
+    Raises:
+        UnsupportedPlatformError: If this machine cannot enforce it, and it is strict.
+        ValueError: If a path or the user is not there, or the limits contradict each other.
+    """
+    settings = settings_of(sandbox, _user_of(sandbox.user))
+    workdir = settings.workdir
+    # First, since it may be among the others too.
+    if workdir is not None and not Path(workdir).is_dir():
+        raise ValueError(f"Sandbox(workdir=...): {workdir} is no folder here")
+    for setting, paths in (("read", settings.read), ("write", settings.write)):
+        for path in paths:
+            if not Path(path).exists():
+                raise ValueError(
+                    f"Sandbox({setting}=...): {path} does not exist; make it before the pool, or "
+                    "leave it out"
+                )
+    # From here on they go through no link, before any job can change one.
+    settings = settings._replace(
+        read=tuple(map(os.path.realpath, settings.read)),
+        write=tuple(map(os.path.realpath, settings.write)),
+        workdir=None if workdir is None else os.path.realpath(workdir),
+    )
+    private = os.path.realpath(tempfile.gettempdir())
+    for path in settings.write:
+        if is_within(private, [path]):
+            raise ValueError(
+                f"Sandbox(write=...): {path} holds the private folders of workers, which one "
+                "worker could then replace for the next: name a folder below, or set TMPDIR"
+            )
+    check_together(settings)
+    check_rlimits(settings, limits.rlimits)
+    machine = this_machine()
+    lacks = missing(settings, machine)
+    if lacks and sandbox.strict:
+        raise UnsupportedPlatformError(refusal(lacks))
+    script = main_script()
+    readable = library() if settings.imports else least_library()
+    return Confinement(
+        make_plan(settings, machine, readable, limits.rlimits),
+        lacks,
+        _cgroup_limits(settings, machine.limits),
+        script=None if script is None else (*script[:2], script[1:2]),
+        script_first=script is not None and not is_within(script[1], installation()),
+    )
+
+
+def _user_of(user: str | int | None) -> tuple[int, int] | None:
+    """Return the numbers of a user and of his group.
+
+    Raises:
+        ValueError: If there is no such user, if that is root or this process's own, or if this
+            process may not become another one.
+    """
+    if user is None:
+        return None
+    try:
+        entry = pwd.getpwnam(user) if isinstance(user, str) else pwd.getpwuid(user)
+    except KeyError:
+        if isinstance(user, str) or not 0 < user < 1 << 32:
+            raise ValueError(f"Sandbox(user={user!r}): there is no such user") from None
+        numbers = user, user
+    else:
+        numbers = entry.pw_uid, entry.pw_gid
+    if numbers[0] in {0, os.geteuid()}:
+        whose = "root" if numbers[0] == 0 else "the user of the service itself"
+        raise ValueError(
+            f"Sandbox(user={user!r}): that is {whose}, whose files would be the worker's own: "
+            "name a user who owns nothing, or leave it out"
+        )
+    if os.geteuid() != 0:
+        raise ValueError(
+            f"Sandbox(user={user!r}): only root can have workers of another user; run the "
+            "service as that user, or leave it out"
+        )
+    return numbers
+
+
+def _cgroup_limits(
+    settings: Settings, offered: Iterable[str]
+) -> dict[str, int | float]:
+    wanted = {
+        "memory": settings.memory,
+        "pids": most_tasks(settings),
+        "cpu": settings.cpus,
+    }
+    return {
+        name: value
+        for name, value in wanted.items()
+        if value is not None and name in offered
+    }
+
+
+def this_machine() -> Machine:
+    """Return what this machine can enforce for workers of this process."""
+    system, _, release, _, machine = os.uname()
+    if system != "Linux":
+        return Machine(system, release, machine)
+    from asyncpool._sandbox.namespaces import can_filter, landlock_version  # noqa: PLC0415 - Linux
+
+    version, root = landlock_version(), os.geteuid() == 0
+    namespaces = _namespaces(root=root)
+    return Machine(
+        system,
+        release,
+        machine,
+        landlock=version,
+        seccomp=machine in MACHINES and can_filter(),
+        namespaces=namespaces,
+        limits=delegated_limits(),
+        root=root,
+        gives_users=root and _gives_users(),
+        counts_processes=bool(namespaces & NEW_USER) and version >= _COUNTS_SINCE,
+        most_tasks=min(map(_number, ("kernel/pid_max", "kernel/threads-max"))),
+    )
+
+
+def _namespaces(*, root: bool) -> int:
+    if root:  # an attempt that fails does no harm
+        return NEW_NETWORK
+    if any(_read(path) == forbidden for path, forbidden in _SWITCHES.items()):
+        return 0
+    return NEW_USER | NEW_NETWORK
+
+
+def _read(path: str) -> str:
+    try:
+        return Path(path).read_text().strip()
+    except OSError:
+        return ""
+
+
+def _gives_users() -> bool:
+    """Return whether root may have a process of any user: also in containers that rename a few."""
+    rights = _read("/proc/self/status").partition("CapEff:")[2].split()
+    known = (
+        map(int, line.split()) for line in _read("/proc/self/uid_map").splitlines()
+    )
+    return bool(int(rights[0], 16) & _CAP_SETUID if rights else 0) and any(
+        first <= UNUSED_USERS and first + count > UNUSED_USERS + _MOST_PIDS
+        for first, _, count in known
+    )
+
+
+def _number(name: str) -> int:
+    text = _read(f"/proc/sys/{name}")
+    return int(text) if text.isdigit() else 32768
+
+
+@cache
+def installation() -> tuple[str, ...]:
+    """Return the folders of this interpreter: its library, its packages and its commands."""
+    paths = sysconfig.get_paths()
+    names = ("stdlib", "platstdlib", "purelib", "platlib", "scripts")
+    found = {paths[name] for name in names if name in paths}
+    found.update(site.getsitepackages())
+    # Where they are in the end, since a virtual environment links to them.
+    return tuple(sorted({os.path.realpath(path) for path in found} | found))
+
+
+@cache
+def library() -> tuple[str, ...]:
+    """Return what workers may read so that they can import what is installed."""
+    ours = str(Path(__file__).parents[2])
+    base = Path(sys.base_prefix) / "lib"
+    return (
+        *installation(),
+        ours,
+        *([str(base)] if base != Path("/lib") else []),
+        *_SYSTEM,
+    )
+
+
+@cache
+def least_library() -> tuple[str, ...]:
+    """Return what workers read even if they may not import what is installed.
+
+    They find encodings by their names, and import a part of this package when they need it.
+    """
+    ours, library = str(Path(__file__).parents[2]), sysconfig.get_path("platstdlib")
+    return ours, str(Path(encodings.__file__).parent), f"{library}/lib-dynload"

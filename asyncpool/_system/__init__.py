@@ -1,1 +1,0 @@
-"""Calls of the operating system, for the pool and for its workers."""

@@ -1,0 +1,288 @@
+"""The wire format of the channels between a pool and its workers.
+
+A channel carries a sequence of frames and nothing else.  A frame is a fixed
+header and a payload that this module does not look into::
+
+    0        1        2                 4                                8
+    +--------+--------+-----------------+--------------------------------+
+    | version|  kind  |     attempt     |             number             |
+    +--------+--------+-----------------+--------------------------------+
+    |                           job id (8 bytes)                         |
+    +--------------------------------------------------------------------+
+    |                       payload length (8 bytes)                     |
+    +--------------------------------------------------------------------+
+    |  payload ...
+
+Integers are unsigned and big-endian.  What *number* means depends on the kind.
+*number*, *attempt* and *job id* are zero where they mean nothing.  Both ends always run
+the same version of asyncpool.  If by mistake they do not, *version* makes this an error
+instead of a hang.  Where this page says *job*, it means the job id, which some kinds use
+for another number.
+"""
+
+from __future__ import annotations
+
+import enum
+import functools
+import struct
+
+from asyncpool._wire.records import Record
+from asyncpool.errors import ProtocolError
+
+TYPE_CHECKING = False  # see _wire/records.py
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from mmap import mmap
+    from typing import Any
+
+VERSION = 2
+
+_HEADER = struct.Struct("!BBHIQQ")
+HEADER_SIZE = _HEADER.size
+
+# What fits in the header's fields.
+MAX_ATTEMPTS = 0xFFFF
+MAX_NUMBER = 0xFFFF_FFFF
+
+# More than the size of any object.
+MAX_PAYLOAD = (1 << 63) - 1
+
+# A longer payload is received directly into its place, and not put together from parts.
+_LONG = 1 << 20
+
+
+class FrameKind(enum.IntEnum):
+    """What a frame means."""
+
+    # Control channels, of workers and of the launcher.
+    CONFIG = 1  # pool: how to begin
+    HELLO = 2  # worker, launcher: ready
+    FAILED = 3  # worker, launcher: something outside any job went wrong
+    # The launcher's channel; *job* is the number of the request.
+    LAUNCH = 4  # pool: start a worker on the descriptors that come with this
+    LAUNCHED = 5  # launcher: it has this pid
+    EXITED = 6  # launcher: it ended, with this status
+    # Job channels.
+    JOB = 7  # pool: run this; *number* is the function's, or 0 if that comes along
+    VALUE = 8  # worker: what the job returned; *number* is how long it took, in us
+    ERROR = 9  # worker: what the job raised; *number* as above
+    FUNCTION = 10  # pool: remember this function under *number*
+    CONTEXT = 25  # pool: the context of the jobs that follow
+    STREAM = 34  # pool: run this like a JOB, and send what it yields
+    ITEM = 35  # worker: the next thing that the job has yielded
+    CREDIT = 36  # pool: the next stream may send *number* items
+    LAST_HEARTBEAT = 33  # worker: the last heartbeat of the job whose outcome is next
+    # Control channels of workers again.
+    IDENTITY = 46  # pool: who the worker is; ahead of the CONFIG
+    HANDED = 47  # pool: with a descriptor for the initializer; ahead of the CONFIG
+    REVOKE = 11  # pool: do not begin the jobs with these sequence numbers
+    REVOKED = 12  # worker: these of them will not begin
+    INTERRUPT = 23  # pool: end the job with this sequence number, if it is running
+    # pool: if the job with sequence number *job* runs now, its lease has lapsed
+    FENCE = 48
+    STACKS = 24  # pool: write the stacks of your threads; worker: I have
+    PROFILE = 51  # pool: begin with profile *job*; end it if there is no payload
+    # worker: what it has found for profile *job*; with a *number*: that was the last of it
+    SAMPLES = 52
+    WHERE = 53  # pool: where are your jobs, or is *job*; worker: there
+    CLOSING = 50  # pool: while the worker drains: now the whole cluster ends
+    # worker: I begin no other job; with a *number*: as soon as I am replaced
+    RETIRE = 27
+    # worker: lend me the program's resource tracker; pool: here, with its descriptor, or none
+    TRACKER = 55
+    RECORD = 26  # worker: a logger has recorded this
+    HEARTBEAT = 30  # worker: there is a new heartbeat on my page
+    # CREDIT = 36, pool: the running stream may send *number* items in all
+    PING = 31  # pool: answer this
+    PONG = 32  # worker: the answer to a PING
+    # The launcher's channel again.
+    SWEEP = 13  # pool: tell me when nothing is left of dead workers
+    SWEPT = 14  # launcher: nothing is left of them
+    # Large objects.  On control channels of workers:
+    SEGMENT = 15  # pool: segment *number*, of *job* bytes, with its descriptor
+    GRANT = 16  # pool: put the next outcome into segment *number*; into frames if 0
+    DROP = 17  # pool: forget segment *number*
+    # On job channels, before the job or the outcome that they belong to:
+    LENT = 18  # its areas are in segment *number*, and have these sizes
+    AREA = 19  # this is one of them
+    # And by themselves:
+    WANT = 20  # worker: I have an outcome of *job* bytes
+    SEGMENT_RETURNED = 21  # worker: I have no view of segment *number* any more
+    LOST = 22  # worker: I cannot map segment *number*
+    # The link of a worker of a cluster, which is its job channel.
+    LISTEN = 37  # pool: accept on this socket, *job* of *number*, with its descriptor
+    # worker: I accept on it
+    HANDLE = 38  # both: with descriptor *job*; *number* is a HandleTag
+    TAKEN = 39  # both: handle *job* is here
+    REFUSED = 40  # both: handle *job* did not get here: no descriptor was left
+    MESSAGE = 41  # both: an object for the user
+    ROOM = 42  # both: how many messages were taken, in all
+    LOAD = 43  # worker: how many connections were opened, closed, cut off, in all
+    FIGURES = 49  # worker: what it has counted of its requests, in all
+    # pool: what you give back now (HANDLE, number 0) goes to another worker
+    RETURN = 44
+    # Between a client and an agent of one machine, besides SEGMENT, DROP, SEGMENT_RETURNED and LOST.
+    BATCH = 54  # both: what the other end gets as one piece
+
+
+_KINDS: list[FrameKind | None] = [None] * 256
+for _kind in FrameKind:
+    _KINDS[_kind] = _kind
+
+
+class Frame(Record):
+    """One message on a channel."""
+
+    kind: FrameKind
+    job: int
+    attempt: int
+    number: int
+    payload: Any  # bytes; a view, if there are many; a Bundle, if some came before
+
+
+# What Frame(...) does, in half of the time.
+_frame = functools.partial(tuple.__new__, Frame)  # pyright: ignore[reportUnknownMemberType] - of a bare tuple
+
+
+# Takes the fields of a header, in their order.
+pack_header = _HEADER.pack
+
+
+def header(
+    kind: FrameKind, size: int, job: int = 0, attempt: int = 0, tag: int = 0
+) -> bytes:
+    """Return the header of a frame whose payload has *size* bytes."""
+    return pack_header(VERSION, kind, attempt, tag, job, size)
+
+
+class FrameDecoder:
+    """Turn a stream of bytes, cut anywhere, back into frames.
+
+    After a :exc:`ProtocolError` nobody knows where the next frame of the stream
+    begins.  Close the channel, and do not call :meth:`feed` again.
+
+    A long payload does not go through :meth:`feed`.  As long as there is a *target*,
+    read the next bytes directly into it, and then call :meth:`fill`.
+
+    Args:
+        max_payload: The largest payload to accept, in bytes.  The decoder checks it
+            as soon as it has the header, before it keeps any of the payload.
+        allocate: A function that makes room for a long payload, without touching
+            it.
+        most: How many frames one call of :meth:`feed` may return.  If there is *more*, feed
+            it nothing, ``b""``.
+
+    Attributes:
+        max_payload: As above; it may be changed between two frames.
+        error: What is wrong with the stream after the frames that were returned.
+        more: Whether bytes wait that may hold more whole frames.
+        rest: What has come and is in no frame yet, except for a long payload.
+        target: Where to read the rest of a long payload, and no more than that.
+    """
+
+    def __init__(
+        self,
+        *,
+        max_payload: int,
+        allocate: Callable[[int], bytearray | mmap] = bytearray,
+        most: int = MAX_PAYLOAD,
+    ) -> None:
+        self.rest = bytearray()
+        self.max_payload = max_payload
+        self._allocate = allocate
+        self._turn = range(most)
+        self._long: Frame | None = None
+        self.target: memoryview | None = None
+        # How many bytes are needed before there is anything to parse.
+        self._need = HEADER_SIZE
+        self.more = False
+        self.error: ProtocolError | None = None
+
+    @property
+    def pending(self) -> int:
+        """How many received bytes do not form a whole frame yet."""
+        if self._long is None or self.target is None:
+            return len(self.rest)
+        return HEADER_SIZE + len(self._long.payload) - len(self.target)
+
+    def feed(self, data: bytes | memoryview) -> list[Frame]:
+        """Take *data* and return the frames that it completes, oldest first.
+
+        Raises:
+            ProtocolError: If the peer speaks another version, sends an unknown
+                kind of frame, or announces a payload above the limit.  Whole frames
+                before that are returned first, however the stream was cut.
+        """
+        # Every job passes here twice, so this calls no function that it can avoid.
+        if self.error is not None:
+            raise self.error
+        rest = self.rest
+        if rest:
+            rest += data
+            if len(rest) < self._need:
+                return []
+        data = bytes(rest or data)
+        frames: list[Frame] = []
+        unpack, limit, size = _HEADER.unpack_from, self.max_payload, len(data)
+        start, body, self._need = 0, HEADER_SIZE, HEADER_SIZE
+        self.more = False
+        for _ in self._turn:
+            if body > size:
+                break
+            version, code, attempt, tag, job, length = unpack(data, start)
+            kind = _KINDS[code]
+            if version != VERSION or kind is None or length > limit:
+                self.error = self._explain(version, code, length)
+                break
+            end = body + length
+            if end > size:
+                if length <= _LONG:
+                    self._need = end - start
+                elif self._begin_long(
+                    Frame(kind, job, attempt, tag, b""), length, data[body:]
+                ):
+                    start = size
+                break
+            frames.append(_frame((kind, job, attempt, tag, data[body:end])))
+            start, body = end, end + HEADER_SIZE
+        else:
+            self.more = body <= size
+        if start < size:
+            rest[:] = data[start:]
+        elif rest:
+            rest.clear()
+        if self.error is not None and not frames:
+            raise self.error
+        return frames
+
+    def fill(self, size: int) -> list[Frame]:
+        """Record that *size* bytes were read into the target; return the frame if it is whole."""
+        assert self.target is not None
+        self.target = self.target[size:]
+        if self.target:
+            return []
+        assert self._long is not None
+        frames, self._long, self.target = [self._long], None, None
+        return frames
+
+    def _begin_long(self, frame: Frame, length: int, begun: bytes) -> bool:
+        try:
+            payload = memoryview(self._allocate(length))
+        except (OSError, MemoryError) as error:
+            self.error = ProtocolError(
+                f"there is no memory for a payload of {length} bytes: {error}"
+            )
+            return False
+        payload[: len(begun)] = begun
+        self._long = frame._replace(payload=payload)
+        self.target = payload[len(begun) :]
+        return True
+
+    def _explain(self, version: int, code: int, length: int) -> ProtocolError:
+        if version != VERSION:
+            return ProtocolError(f"the peer speaks version {version}, not {VERSION}")
+        if _KINDS[code] is None:
+            return ProtocolError(f"unknown kind of frame: {code}")
+        return ProtocolError(
+            f"a payload of {length} bytes exceeds the limit of {self.max_payload}"
+        )

@@ -1,0 +1,360 @@
+"""Log records of asyncpool: their kinds, those of workers, and how a worker sends one.
+
+A kind has an id, a level, a text, and data beside it.
+The text and the data of a record come from the same values, so they cannot differ.  This module
+does not import ``logging``, which costs a worker 2 MB: whoever logs has a logger.
+
+Records of asyncpool's own code in a worker get its pool, slot, generation and pid on the way.
+The service believes a worker none of the other ids: what a job makes up rings no alert of theirs.
+``docs/log-records.md`` tells what each of these means, and what to do about it.
+
+On the wire a record is JSON of bounded size, and texts that are too long are cut.  A worker may log
+whatever it likes, and the pool does not trust what it sends.
+"""
+
+from __future__ import annotations
+
+import json
+from functools import partial
+
+from asyncpool._wire.records import Record
+from asyncpool.errors import ProtocolError
+
+TYPE_CHECKING = False  # see _wire/records.py
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+    from typing import Any
+
+# The levels of logging.
+DEBUG, INFO, WARNING, ERROR = 10, 20, 30, 40
+
+
+class LogMessage(Record):
+    """One kind of record; ``docs/log-records.md`` has a row for each.
+
+    Attributes:
+        level: Its level.
+        id: What a filter or an alert finds it by, as the attribute ``message_id``.
+        text: Its text, with the names of values, as in ``"%(pool)s is closed"``.
+        keys: The names of the attributes that it has besides ``message_id``, in one string.
+    """
+
+    level: int
+    id: str
+    text: str
+    keys: str = ""
+
+    def log(
+        self,
+        logger: Any,
+        extra: Mapping[str, object],
+        *,
+        error: BaseException | None = None,
+        trace: str = "",
+        stack: str = "",
+        **words: Any,
+    ) -> None:
+        """Log one record in the name of the caller; nothing is done if its level is off.
+
+        Whatever a handler or a filter of the user's raises is ignored: it must not hurt the pool.
+
+        Args:
+            logger: A logger of ``logging``, whose class workers must not have to import.
+            extra: The attributes of the record: numbers, short texts, and ``None``.
+            error: The exception that the record is about; its traceback is shown.
+            trace: A traceback as text, in place of *error*.
+            stack: Stacks of a worker.
+            words: What only the text needs.
+        """
+        if not logger.isEnabledFor(self.level):
+            return
+        path, line, function, _ = logger.findCaller(stacklevel=2)
+        data = {**extra, **words}
+        seen = None if error is None else (type(error), error, error.__traceback__)
+        try:
+            record = logger.makeRecord(
+                logger.name,
+                self.level,
+                path,
+                line,
+                self.text,
+                (data,) if data else (),
+                seen,
+                function,
+                {"message_id": self.id, **extra},
+                stack or None,
+            )
+            record.exc_text = trace or None
+            logger.handle(record)
+        except Exception:  # noqa: BLE001, S110 - there is no other place to tell of it
+            pass
+
+
+debug = partial(LogMessage, DEBUG)
+info = partial(LogMessage, INFO)
+warning = partial(LogMessage, WARNING)
+error = partial(LogMessage, ERROR)
+
+
+# Of a pool.
+
+JOB_BLOCKED_LOOP = warning(
+    "job-blocked-loop",
+    "%(who)s ran for %(seconds).3g s by the clock %(where)s, and the event loop of its worker "
+    "ran nothing else meanwhile: it computed, or blocked, or the worker had to wait for a "
+    "CPU%(hint)s",
+    "seconds",
+)
+
+# Of a server.
+
+RETIRE_CALLED = info("retire-called", "this worker retires: %(reason)s", "reason")
+REPLACEMENT_CALLED = info(
+    "replacement-called", "this worker asks for a replacement: %(reason)s", "reason"
+)
+CONNECTIONS_CUT_OFF = warning(
+    "connections-cut-off",
+    "%(open)d of %(opened)d connections had not ended within the %(limit)s of %(seconds)g s, "
+    "and are cut off%(who)s",
+    "open opened limit seconds",
+)
+SERVE_CANCELLED = warning(
+    "serve-cancelled",
+    "what this worker serves had not ended within the %(limit)s of %(seconds)g s, and is "
+    "cancelled",
+    "limit seconds",
+)
+VALUE_UNREADABLE = error(
+    "value-unreadable", "this worker cannot read %(what)s and drops it"
+)
+NOT_ACCEPTED = warning("not-accepted", "no connection can be accepted now: %(why)s")
+NOT_HANDED_ON = warning(
+    "not-handed-on",
+    "no connection can be handed on to other workers any more: %(why)s; each of them is "
+    "closed behind its next response, or after %(seconds)g s without a request",
+    "seconds",
+)
+CONNECTION_FAILED = debug("connection-failed", "a connection failed: %(why)s")
+REQUEST_TIMED_OUT = warning(
+    "request-timed-out",
+    "%(method)s %(path)s%(who)s %(why)s, and is %(done)s, %(seconds).1f s after it came",
+    "method path seconds status",
+)
+WORKER_BUSY = warning(
+    "worker-busy",
+    "this worker takes no requests now: %(why)s; new connections go to others that can",
+)
+WORKER_FREE = info(
+    "worker-free", "this worker takes requests again, after %(seconds).1f s", "seconds"
+)
+LOOKS_LIKE_FACTORY = warning(
+    "looks-like-factory",
+    "%(function)s takes no arguments, and is called to make the application; say --factory "
+    "if that is right",
+    "function",
+)
+
+IDS = frozenset(it.id for it in list(globals().values()) if isinstance(it, LogMessage))
+
+
+# A socket of Linux takes an entry of this size as a whole or not at all.  So if
+# something interrupts a worker while it sends an entry, it cannot leave half of it
+# behind.
+MAX_ENTRY = 32_768
+
+MAX_LEVEL = 1000
+
+_MAX_MESSAGE = 8192
+_MAX_TRACE = 12_288
+_MAX_STACK = 4096
+_MAX_NAME = 200
+_MAX_PATH = 500
+
+_MAX_FIELDS = 32
+_MAX_TEXT = 1000
+_MAX_NUMBER = 1e18
+
+# How much is left of a longer text, so that there is room to say that it was cut.
+_CUT_TEXT = 900
+
+# How much is left of a text if the entry is too large even so, with six bytes for each
+# character.
+_SHORT = 1000
+
+# How many bytes the fields get at least, before long texts get them.
+_LEAST_FIELDS = 2048
+
+# The fewest characters of a text that are worth keeping, and the room for saying that
+# it was cut.
+_LEAST_TEXT = 20
+_NOTE = 60
+
+# The most bytes of one character, as an escape of JSON.
+_WIDEST = 6
+
+# The latest time, for handlers that make dates of it.
+_NEVER = 1e11
+
+
+class LogEntry(Record):
+    """One record of a logger.
+
+    Attributes:
+        job: The job that it comes from; ``None`` if it comes from no job.
+        attempt: The attempt; 0 if it comes from no job.
+        fields: The values that were given as *extra*.
+    """
+
+    name: str
+    level: int
+    level_name: str
+    message: str
+    path: str
+    line: int
+    function: str
+    created: float
+    process: int
+    process_name: str
+    thread: int
+    thread_name: str
+    task_name: str
+    trace: str
+    stack: str
+    job: int | None
+    attempt: int
+    fields: dict[str, Any]
+
+    def pack(self) -> bytes:
+        """Return the payload of a ``RECORD`` frame."""
+        entry = self._replace(
+            name=self.name[:_MAX_NAME],
+            level=max(0, min(self.level, MAX_LEVEL)),
+            level_name=self.level_name[:_MAX_NAME],
+            message=_cut(self.message, _MAX_MESSAGE),
+            path=self.path[-_MAX_PATH:],
+            function=self.function[:_MAX_NAME],
+            process_name=self.process_name[:_MAX_NAME],
+            thread_name=self.thread_name[:_MAX_NAME],
+            task_name=self.task_name[:_MAX_NAME],
+            trace=self.trace[-_MAX_TRACE:],
+            stack=self.stack[-_MAX_STACK:],
+        )
+        data = _dump(entry)
+        if len(data) <= MAX_ENTRY:
+            return data
+        bare = entry._replace(fields={})
+        size = len(_dump(bare))
+        if size > MAX_ENTRY - _LEAST_FIELDS:
+            bare = bare._replace(
+                message=_cut(self.message, _SHORT),
+                trace=entry.trace[-_SHORT:],
+                stack=entry.stack[-_SHORT:],
+            )
+            size = len(_dump(bare))
+        return _dump(bare._replace(fields=_fitting(self.fields, MAX_ENTRY - size)))
+
+    @classmethod
+    def unpack(cls, payload: bytes) -> LogEntry:
+        """Read the payload of a ``RECORD`` frame.
+
+        Raises:
+            ProtocolError: If it is no such payload.
+        """
+        try:
+            entry = cls(*json.loads(payload))
+            _check(entry, len(payload))
+        except (ValueError, TypeError, OverflowError, RecursionError) as error:
+            raise ProtocolError("a record of a logger cannot be read") from error
+        return entry
+
+
+def plain_fields(fields: Iterable[tuple[str, object]]) -> dict[str, Any]:
+    """Return *fields* as plain and small values, a bounded number of them.
+
+    Numbers, short texts, bools and ``None`` stay as they are, and so do values that
+    this function has returned before.  Anything else becomes a text.
+    """
+    found: dict[str, Any] = {}
+    for name, value in fields:
+        if len(found) == _MAX_FIELDS:
+            break
+        if len(name) <= _MAX_NAME:
+            found[name] = value if _is_plain(value) else _text_of(value)
+    return found
+
+
+def _fitting(fields: dict[str, Any], room: int) -> dict[str, Any]:
+    """Return those of *fields* that fit into *room* bytes: small ones before large ones.
+
+    The room that the smaller fields leave is shared equally among the larger ones.  A
+    text that is longer than its share is cut, and any other such value is left out.
+    """
+    sizes = {name: len(_dump({name: value})) for name, value in fields.items()}
+    kept: dict[str, Any] = {}
+    for done, name in enumerate(sorted(sizes, key=lambda name: sizes[name])):
+        share = room // (len(fields) - done)
+        value, size = fields[name], sizes[name]
+        if size > share:
+            if not isinstance(value, str):
+                continue
+            most = (share - len(_dump({name: ""})) - _NOTE) // _WIDEST
+            if most < _LEAST_TEXT:
+                continue
+            value = _cut(value, min(most, _CUT_TEXT))
+            size = len(_dump({name: value}))
+        kept[name] = value
+        room -= size
+    return {name: kept[name] for name in fields if name in kept}
+
+
+def _is_plain(value: object) -> bool:
+    cls = type(value)
+    if value is None or cls is bool:
+        return True
+    if cls is str:
+        return len(value) <= _MAX_TEXT  # type: ignore[arg-type]
+    if cls is int or cls is float:
+        # This is also False for numbers that are not finite, which JSON does not have.
+        return abs(value) < _MAX_NUMBER  # type: ignore[arg-type]
+    return False
+
+
+def _text_of(value: object) -> str:
+    try:
+        # str() would return the same for bytes, but warns if Python was told to warn
+        # about that.
+        text = repr(value) if isinstance(value, bytes) else str(value)
+    except Exception as error:  # noqa: BLE001 - it is the application's code
+        text = f"a {type(value).__name__} without a text: {type(error).__name__}"
+    return text if len(text) <= _MAX_TEXT else _cut(text, _CUT_TEXT)
+
+
+def _cut(text: str, size: int) -> str:
+    if len(text) <= size:
+        return text
+    return f"{text[:size]}... ({len(text) - size} characters are left out here)"
+
+
+def _dump(entry: LogEntry | dict[str, Any]) -> bytes:
+    # A character that UTF-8 cannot encode becomes an escape, which JSON has as well.
+    return json.dumps(entry, ensure_ascii=False).encode(errors="backslashreplace")
+
+
+def _check(entry: LogEntry, size: int) -> None:
+    expected = (
+        (str, entry.name, entry.level_name, entry.message, entry.path, entry.function),
+        (str, entry.process_name, entry.thread_name, entry.task_name),
+        (str, entry.trace, entry.stack),
+        (int, entry.level, entry.line, entry.process, entry.thread, entry.attempt),
+        (int, 0 if entry.job is None else entry.job),
+        (float, float(entry.created)),
+        (dict, entry.fields),
+    )
+    for cls, *values in expected:
+        if not all(isinstance(value, cls) for value in values):
+            raise TypeError("a field is of the wrong type")
+    if not 0 <= entry.level <= MAX_LEVEL or not 0 <= entry.created < _NEVER:
+        raise ValueError("a field is out of range")
+    if size > MAX_ENTRY or plain_fields(entry.fields.items()) != entry.fields:
+        raise ValueError("there is more than there may be")

@@ -1,0 +1,180 @@
+"""Memory that a pool and one of its workers both see.
+
+The standard library's ``mmap`` does most of this, but keeps a descriptor for each
+mapping, and a service that keeps a thousand results must not run out of them.  It also
+cannot tell when the last view of it is gone; an array of ctypes can, since there may be
+weak references to it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import fcntl
+import functools
+import mmap
+import os
+import weakref
+
+TYPE_CHECKING = False  # see _wire/records.py
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+    from typing import Any
+
+_libc = ctypes.CDLL(None, use_errno=True)
+_mmap = _libc.mmap
+_mmap.restype = ctypes.c_void_p
+_mmap.argtypes = [
+    ctypes.c_void_p,
+    ctypes.c_size_t,
+    ctypes.c_int,
+    ctypes.c_int,
+    ctypes.c_int,
+    ctypes.c_long,
+]
+_munmap = _libc.munmap
+_munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
+
+_FAILED = ctypes.c_void_p(-1).value
+# Map all existing pages at once: to map each when it is first touched takes twice as long.
+_POPULATE = getattr(mmap, "MAP_POPULATE", 0)
+
+
+class _PyBuffer(ctypes.Structure):
+    """``Py_buffer``, of PEP 3118."""
+
+    _fields_ = (  # type: ignore[mutable-override] # nobody changes it
+        ("buf", ctypes.c_void_p),
+        ("obj", ctypes.py_object),
+        ("len", ctypes.c_ssize_t),
+        ("itemsize", ctypes.c_ssize_t),
+        ("readonly", ctypes.c_int),
+        ("ndim", ctypes.c_int),
+        ("format", ctypes.c_char_p),
+        ("shape", ctypes.c_void_p),
+        ("strides", ctypes.c_void_p),
+        ("suboffsets", ctypes.c_void_p),
+        ("internal", ctypes.c_void_p),
+    )
+
+
+# A library object of our own.  The functions of ctypes.pythonapi are shared: setting their
+# argument types here would change them for everybody.
+_python = ctypes.PyDLL(None)
+_get_buffer = _python.PyObject_GetBuffer
+_get_buffer.argtypes = [ctypes.py_object, ctypes.POINTER(_PyBuffer), ctypes.c_int]
+_release_buffer = _python.PyBuffer_Release
+_release_buffer.argtypes = [ctypes.POINTER(_PyBuffer)]
+_release_buffer.restype = None
+
+
+def available() -> bool:
+    """Tell whether memory can be shared so that the other side cannot take it away.
+
+    That needs Linux.  If one side truncates the file, the other side is killed by SIGBUS
+    when it reads the memory, unless the file is sealed against truncation.
+    """
+    return hasattr(os, "memfd_create") and hasattr(fcntl, "F_ADD_SEALS")
+
+
+def is_sealed(fd: int, size: int) -> bool:
+    """Tell whether *fd* is memory of exactly *size* bytes that is there, and that stays."""
+    seals = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
+    try:
+        found, about = fcntl.fcntl(fd, fcntl.F_GET_SEALS), os.fstat(fd)
+    except OSError:  # it is no memory
+        return False
+    there = about.st_blocks * 512  # as POSIX counts blocks
+    return found & seals == seals and about.st_size == size and there >= size
+
+
+def create(size: int) -> int:
+    """Return a descriptor of *size* bytes of memory, which nobody can shrink.
+
+    Raises:
+        OSError: If there is not enough memory, or this process may open no more files.
+    """
+    fd = os.memfd_create("asyncpool", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    try:
+        os.ftruncate(fd, size)
+        # Allocate the pages now, while a lack of memory is an error.  Later it would be a
+        # SIGBUS.  This also takes a third of the time of touching page after page.
+        os.posix_fallocate(fd, 0, size)
+        seals = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
+        fcntl.fcntl(fd, fcntl.F_ADD_SEALS, seals)
+    except BaseException:
+        os.close(fd)
+        raise
+    return fd
+
+
+@functools.cache
+def _array_type(size: int) -> Any:
+    # Keep the types.  A dropped type is a reference cycle, and there are few sizes.
+    return ctypes.c_ubyte * size
+
+
+class Memory:
+    """A mapping, which lasts as long as this object or any view of it.
+
+    Args:
+        fd: The descriptor of the memory.  The caller may close it afterwards.
+        size: How many bytes to map.
+        later: Whether pages are mapped as they are touched, so that this returns at once.
+
+    Raises:
+        OSError: If the memory cannot be mapped.
+    """
+
+    def __init__(self, fd: int, size: int, *, later: bool = False) -> None:
+        self.size = size
+        self._address = 0
+        access, flags = mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_SHARED
+        flags |= 0 if later else _POPULATE
+        address = _mmap(None, size, access, flags, fd, 0)
+        if address == _FAILED:
+            number = ctypes.get_errno()
+            raise OSError(number, os.strerror(number))
+        self._address = address
+        self._lent: weakref.ref[Any] | None = None
+
+    def write(self, offset: int, pieces: Iterable[bytes | memoryview]) -> None:
+        """Copy *pieces*, one after the other, to *offset*.  The copy releases the GIL."""
+        for piece in pieces:
+            if offset + len(piece) > self.size:
+                raise ValueError("the pieces do not fit")
+            source = _PyBuffer()
+            _get_buffer(piece, ctypes.byref(source), 0)
+            try:
+                ctypes.memmove(self._address + offset, source.buf, source.len)
+            finally:
+                _release_buffer(ctypes.byref(source))
+            offset += len(piece)
+
+    def fill(
+        self,
+        offsets: Iterable[int],
+        areas: Iterable[Iterable[bytes | memoryview]],
+    ) -> None:
+        """Copy *areas*, each in pieces, to these *offsets*."""
+        for offset, pieces in zip(offsets, areas, strict=True):
+            self.write(offset, pieces)
+
+    def lend(self, on_gone: Callable[[], None]) -> memoryview:
+        """Return a view of all of it.
+
+        Args:
+            on_gone: Called when the view is gone, and everything that was made from it.
+                Any thread may call it, at any bytecode.
+        """
+        array: Any = _array_type(self.size).from_address(self._address)
+        array.memory = self  # must not be unmapped before
+        self._lent = weakref.ref(array, lambda _: on_gone())
+        return memoryview(array).cast("B")
+
+    def forget_view(self) -> None:
+        """Do not call *on_gone* any more."""
+        self._lent = None
+
+    def __del__(self, _munmap: Any = _munmap) -> None:
+        if self._address:
+            _munmap(self._address, self.size)

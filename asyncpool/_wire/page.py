@@ -1,0 +1,368 @@
+"""The memory that a worker shares with the pool: its layout, heartbeats, and the outcomes of a chunk.
+
+First comes which job the worker has begun.  The newest heartbeats of its jobs follow,
+then the outcomes of the items of a chunk.  The stacks of its threads come last, since
+what ``faulthandler`` writes there may reach the end of the memory.  Memory is used only
+where something is written.
+
+A worker that runs several jobs at once has *lanes* before the stacks.  A table says
+which job each lane has begun last.  The rest follows for each lane, also with the stack
+of its coroutine, and with the outcome of its last job, which the worker may not have
+sent.  The parts for one job, at the beginning, are not used then.
+
+There is room for two heartbeats of each job, and the worker writes them in turn.  So one of
+them is whole whenever the worker dies.  A record begins with a checksum of the rest.  A SIGKILL
+may come in the middle of writing, and so may a reader.  Then the checksum is wrong, and the
+record before it counts.
+
+Many small items of a map in one job are a *chunk*.
+A job costs about 10 us on either side, whatever it does.  So items of a map that take
+less than that travel together.  But the caller sees no difference: each item has an
+outcome of its own.  The worker writes the outcome of each item to a *log* before it
+begins the next one.  The log is memory that the worker shares with the pool.  When the
+worker dies, the pool reads there which items are done.  So it knows that the next item,
+and no other, was running.
+"""
+
+from __future__ import annotations
+
+import pickle
+import struct
+from binascii import crc32  # a Python may have been built without zlib
+
+from asyncpool._wire.messages import MAX_DETAILS
+from asyncpool._wire.pickling import load_error, load_value
+from asyncpool._wire.records import Record
+from asyncpool.errors import JobNotPicklableError
+
+TYPE_CHECKING = False  # see _wire/records.py
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from typing import Any, Protocol
+
+    class Readable(Protocol):
+        """The memory, or a copy of it, of which slices are taken."""
+
+        def __getitem__(self, where: slice, /) -> bytes: ...
+
+    class Writable(Protocol):
+        """The memory, of which slices are overwritten."""
+
+        def __setitem__(self, where: slice, data: bytes, /) -> None: ...
+
+
+# Within this many seconds a worker sends only one HEARTBEAT frame, and after them the
+# pool reads the page again.
+BEAT_INTERVAL = 0.1
+
+_BEAT_SUM = struct.Struct("=I")
+_BEAT_HEAD = struct.Struct("=QQQdI")
+_BEAT_BEGIN = _BEAT_SUM.size + _BEAT_HEAD.size
+
+_BEAT_SIZE = _BEAT_BEGIN + MAX_DETAILS
+BEATS_SIZE = 2 * _BEAT_SIZE
+
+# A job and an attempt.
+BEGUN = struct.Struct("=QQ")
+
+BEATS_START = 4096
+LOG_START = BEATS_START + BEATS_SIZE
+# The size of the log for the items of a chunk, and the size of all that is before it.
+LOG_SIZE = 131_072
+# Without lanes.
+STACKS_START = LOG_START + LOG_SIZE
+STACKS_SIZE = 65_536
+PAGE_SIZE = STACKS_START + STACKS_SIZE
+
+# The text of a stack, after its job and attempt as in the table.
+LANE_STACK_SIZE = 16_384
+
+# The outcome, after its job and attempt, the kind of its frame, its run time and its
+# length.
+NOTED = struct.Struct("=QQQQQ")
+LANE_OUTCOME_SIZE = 4096
+_LANE_SIZE = BEATS_SIZE + LOG_SIZE + LANE_STACK_SIZE + LANE_OUTCOME_SIZE
+
+# More lanes are not useful; use more workers instead.
+MAX_LANES = 1024
+
+
+class PageLayout:
+    """Where the lanes are, and what comes after them.
+
+    Args:
+        width: How many lanes there are; one needs none.
+
+    Attributes:
+        width: As above.
+        table: Where the table begins that says which job each lane has begun.
+        stacks: Where the stacks of threads begin.
+        size: How large the memory is.
+    """
+
+    def __init__(self, width: int) -> None:
+        self.width = width
+        self.table, self._lanes, self.stacks = 0, BEATS_START, STACKS_START
+        if width > 1:
+            self.table = STACKS_START
+            self._lanes = STACKS_START + _in_whole_pages(width * BEGUN.size)
+            self.stacks = self._lanes + width * _LANE_SIZE
+        self.size = self.stacks + STACKS_SIZE
+
+    def begun(self, lane: int) -> int:
+        """Return where the job is written that *lane* has begun."""
+        return self.table + lane * BEGUN.size
+
+    def beats(self, lane: int) -> int:
+        """Return where the heartbeats of *lane* are."""
+        return self._lanes + lane * _LANE_SIZE
+
+    def log(self, lane: int) -> int:
+        """Return where the log of *lane* for chunks is."""
+        return self.beats(lane) + BEATS_SIZE
+
+    def stack(self, lane: int) -> int:
+        """Return where the stack of *lane*'s coroutine is, if there are several lanes."""
+        return self.log(lane) + LOG_SIZE
+
+    def outcome(self, lane: int) -> int:
+        """Return where the outcome of *lane*'s last job is, if there are several lanes."""
+        return self.stack(lane) + LANE_STACK_SIZE
+
+
+def _in_whole_pages(size: int) -> int:
+    return -(-size // 4096) * 4096
+
+
+# Heartbeats.
+
+
+class Beat(Record):
+    """One heartbeat.
+
+    Attributes:
+        number: Which heartbeat of its worker it is, from 1.
+        job: The job.
+        attempt: The attempt at it.
+        at: When it was, on the clock that all processes of a machine share.
+        details: What the job says about itself, pickled.
+    """
+
+    number: int
+    job: int
+    attempt: int
+    at: float
+    details: bytes
+
+    def pack(self) -> bytes:
+        """Return the record, or the payload of a ``BEAT`` frame."""
+        number, job, attempt, at, details = self
+        body = _BEAT_HEAD.pack(number, job, attempt, at, len(details)) + details
+        return _BEAT_SUM.pack(crc32(body)) + body
+
+
+def beat_offset(number: int) -> int:
+    """Return where in the memory for heartbeats the one with this *number* is written."""
+    return number % 2 * _BEAT_SIZE
+
+
+def unpack_beat(memory: Readable, start: int = 0) -> Beat | None:
+    """Return the heartbeat whose record begins at *start*; ``None`` if it is not whole."""
+    head = memory[start : start + _BEAT_BEGIN]
+    if len(head) < _BEAT_BEGIN:
+        return None
+    [checksum] = _BEAT_SUM.unpack_from(head)
+    *_, size = _BEAT_HEAD.unpack_from(head, _BEAT_SUM.size)
+    if size > MAX_DETAILS:
+        return None
+    # It is copied before the checksum, since it may change at any moment.
+    body = memory[start + _BEAT_SUM.size : start + _BEAT_BEGIN + size]
+    if len(body) < _BEAT_HEAD.size + size or crc32(body) != checksum:
+        return None
+    number, job, attempt, at, _ = _BEAT_HEAD.unpack_from(body)
+    return Beat(number, job, attempt, at, body[_BEAT_HEAD.size :])
+
+
+def has_beats(memory: Readable, start: int) -> bool:
+    """Tell whether there is a heartbeat in the memory that begins at *start*."""
+    first = start + beat_offset(1)
+    return any(memory[first : first + _BEAT_BEGIN])
+
+
+def read_beats(memory: Readable, start: int = 0) -> list[Beat]:
+    """Return the heartbeats in the memory that begins at *start*, the older one first."""
+    places = (start, start + _BEAT_SIZE)
+    return sorted(beat for place in places if (beat := unpack_beat(memory, place)))
+
+
+# The most items of a chunk: items without any work then take a millisecond.
+CHUNK_SIZE = 4096
+
+# The head of a log: how many items are done; whether no other item may begin; which job
+# and attempt it is.  The outcomes follow as entries, which takes 0.4 us each.
+LOG_HEAD = struct.Struct("=QQQQ")
+_STOP = struct.Struct("=Q")
+
+# The head of an entry: its kind, how many bytes follow, and their checksum.  A worker
+# that dies may have written anywhere before.  So the pool only accepts what is exactly
+# as the worker wrote it.  It never unpickles garbage, which may ask for any amount of
+# memory.
+ENTRY = struct.Struct("=BQI")
+_VALUE, _ERROR = 1, 2  # both pickled
+
+_run: Callable[..., Any] | None = None
+
+# The kinds of plain values, and how each becomes bytes; pickle would take twice as
+# long.
+_INT, _FLOAT, _BOOL = struct.Struct("=q"), struct.Struct("=d"), struct.Struct("=?")
+_PLAIN: dict[type, tuple[int, Callable[[Any], bytes]]] = {
+    int: (3, _INT.pack),
+    float: (4, _FLOAT.pack),
+    bool: (5, _BOOL.pack),
+    type(None): (6, _BOOL.pack),
+    str: (7, str.encode),
+    bytes: (8, bytes),
+}
+
+# Types whose values nobody can change, so that others may have them too.
+FLAT: frozenset[type] = frozenset(_PLAIN)
+
+
+class Failure(Record):
+    """The outcome of an item that has no result."""
+
+    error: BaseException
+
+
+# The outcome of an item that is done, if nothing else is known about it.
+LOST = Failure(RuntimeError("lost"))
+
+
+class ChunkResult(Record):
+    """The outcomes of the first items of a chunk, in their order.
+
+    Attributes:
+        outcomes: All outcomes but the tail.  Plain immutable values are there as they are.  Other values are pickled one by one, each as the only
+            element of a tuple, since objects that are pickled together would share
+            parts.  An exception is pickled as the first of two elements.
+        tail: One more outcome: a value that was too large for the log.
+        microseconds: How long the chunk took.
+    """
+
+    outcomes: list[Any]
+    tail: list[Any]
+    microseconds: float = 0.0
+
+    def load(self) -> list[Any]:
+        """Return the results, with a :class:`Failure` for each item that has none."""
+        found = self.outcomes
+        if not set(map(type, found)) <= FLAT:
+            found = list(map(_load, found))
+        return found + self.tail
+
+
+def copy_log(memory: Readable, start: int, job: int, attempt: int) -> bytes | None:
+    """Return a copy of the log that begins at *start*, if it is of that attempt."""
+    log = memory[start : start + LOG_SIZE]
+    _, _, *whose = LOG_HEAD.unpack_from(log)
+    # It has no more bytes than it needs, since an agent sends it to its client.
+    return log.rstrip(b"\0") if whose == [job, attempt] else None
+
+
+def read_log(log: bytes) -> list[Any]:
+    """Return the outcomes in a log that :func:`copy_log` has returned.
+
+    The worker is dead, and may have written anywhere before it died.  From the first
+    outcome on that makes no sense, all are :data:`LOST`; so are those of an empty log.
+    """
+    if not log:
+        return [LOST] * CHUNK_SIZE
+    log = log.ljust(LOG_SIZE, b"\0")
+    done = min(LOG_HEAD.unpack_from(log)[0], CHUNK_SIZE)
+    found = [*_entries(log[LOG_HEAD.size :], done)]
+    return found + [LOST] * (done - len(found))
+
+
+def note(outcome: Any) -> bytes:
+    """Return the entry for an outcome, in the form that it has in a :class:`ChunkResult`."""
+    data: bytes
+    if type(outcome) is tuple:
+        data, kind = outcome[0], _VALUE if len(outcome) == 1 else _ERROR
+    else:
+        kind, pack = _PLAIN[type(outcome)]
+        try:
+            data = pack(outcome)
+        except (struct.error, UnicodeError):  # over 64 bits, or half a surrogate pair
+            kind, data = _VALUE, pickle.dumps(outcome, 5)
+    return ENTRY.pack(kind, len(data), crc32(data, kind)) + data
+
+
+def run_chunk(*args: Any, **kwargs: Any) -> Any:
+    """Call what the worker has installed for this; the pool does not know it."""
+    assert _run is not None
+    return _run(*args, **kwargs)
+
+
+def install(run: Callable[..., Any]) -> None:
+    """Let :func:`run_chunk` call *run* in this process."""
+    global _run  # noqa: PLW0603 - a process has one worker
+    _run = run
+
+
+def ask_to_stop(memory: Writable, start: int) -> None:
+    """Let no other item begin of the chunk whose log begins at *start*."""
+    memory[start + _STOP.size : start + 2 * _STOP.size] = _STOP.pack(1)
+
+
+def _entries(log: bytes, count: int) -> Iterator[Any]:
+    """Yield the first *count* outcomes in the entries, and stop at one that is damaged."""
+    end = 0
+    for _ in range(count):
+        start = end + ENTRY.size
+        if start > len(log):
+            return
+        kind, size, checksum = ENTRY.unpack_from(log, end)
+        end = start + size
+        data = log[start:end]
+        # The checksum includes the kind, too.
+        if kind not in _LOADERS or len(data) < size or crc32(data, kind) != checksum:
+            return
+        try:
+            outcome = _LOADERS[kind](data)
+        except (struct.error, UnicodeError):  # its checksum is right all the same
+            return
+        yield outcome
+
+
+def _load(outcome: Any) -> Any:
+    match outcome:
+        case (bytes(data),):
+            return _load_value(data)
+        case (bytes(data), _):
+            return _load_error(data)
+        case _:
+            return outcome
+
+
+def _load_value(data: bytes) -> Any:
+    try:
+        return load_value(data)
+    except JobNotPicklableError as error:
+        return Failure(error)
+
+
+def _load_error(data: bytes) -> Failure:
+    return Failure(load_error(data))
+
+
+_LOADERS: dict[int, Callable[[bytes], Any]] = {
+    _VALUE: _load_value,
+    _ERROR: _load_error,
+    3: lambda data: _INT.unpack(data)[0],
+    4: lambda data: _FLOAT.unpack(data)[0],
+    5: lambda data: _BOOL.unpack(data)[0],
+    6: lambda _: None,
+    7: bytes.decode,
+    8: bytes,
+}

@@ -1,0 +1,749 @@
+"""Turn jobs, their results and what they raise into bytes, and back.
+
+The fast serializer goes first.  Some functions and objects it cannot name (lambdas,
+closures), and others have a name that the other side cannot find (such as those of
+``__main__``, see ``by_value.py``).  These travel by value, through cloudpickle.  A
+failure, on either side, always belongs to the one job whose data it is.
+
+Exceptions need more care.  The default way to copy an exception is ``cls(*args)``.  It fails for every class whose
+``__init__`` takes other arguments than ``args``.  For some classes it works, but gives
+another message.  So a worker makes the copy itself, and compares it.  If the copy is
+wrong, the worker packs the exception so that it is rebuilt without its ``__init__``.
+An exception that cannot be sent at all is replaced by an error that names it and
+carries its text.
+
+A pool chooses its serializer once, and each function of the pool has the choice at hand.  The
+classes here are for pickle; ``_core/data_only.py`` and ``_worker/data.py`` derive those of data-only pools.  Their
+attributes are plain functions: for the path of a job that costs as much as a global function.
+"""
+
+from __future__ import annotations
+
+import pickle
+import traceback
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from io import BytesIO
+from itertools import islice
+from sys import modules
+
+from asyncpool._wire import buffers
+from asyncpool._wire.buffers import (
+    ARRAYS,
+    CONNECTIONS,
+    HEAVY,
+    LARGE,
+    MAIN,
+    OutOfBandPickle,
+    ReceivedPickle,
+    StreamTooLongError,
+    dump,
+    dumps_call,
+    keep_large,
+    loads,
+    needs_teaching,
+    teach,
+)
+from asyncpool._wire.scripts import GlobalError, pickler_of_results
+from asyncpool._wire.text import function_name, printable_lines
+from asyncpool.errors import (
+    HookError,
+    JobNotPicklableError,
+    JobRaisedError,
+    RemoteTraceback,
+)
+
+TYPE_CHECKING = False  # see _wire/records.py
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from types import TracebackType
+    from typing import Any
+
+    Packed = bytes | buffers.OutOfBandPickle
+
+# Types whose values hold no other object.
+_SCALARS: frozenset[type] = frozenset((int, float, bool, type(None)))
+
+# Parts of the errors for objects that only descriptors, or the start of a process, can
+# pass on.
+_ONLY_AT_A_START = (
+    "through inheritance",
+    "a descriptor of this process",
+    "'socket' object",
+    "'mmap.mmap' object",
+)
+_HINT = "; workers can have it from their start on, in the pool's initargs"
+
+
+def dumps(value: object) -> bytes:
+    """Pickle what a worker sends, by value where the pool would not find a reference.
+
+    Raises:
+        Exception: Any that the value's own methods raise, or the serializer.
+    """
+    try:
+        # The same as needs_teaching(), whose call would cost 35 ns for each job.
+        if ARRAYS in modules or CONNECTIONS in modules:
+            data = dumps_with(pickle.Pickler, value)
+        else:
+            data = pickle.dumps(value, 5)
+    except Exception:
+        data = MAIN
+    if data.find(MAIN) < 0:  # faster than "in"
+        return data
+    return _dumps_by_value(value)
+
+
+def pack_job(
+    function: Callable[..., object],
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    *,
+    number: int = 0,
+    limit: int | None = None,
+    pause: Callable[[], None] | None = None,
+) -> bytes | OutOfBandPickle:
+    """Return what a ``JOB`` frame carries, or what travels beside it.
+
+    Args:
+        function: What to call.
+        args: Its arguments.
+        kwargs: Its keyword arguments.
+        number: The number by which the worker knows the function, or 0 to send the
+            function along.
+        limit: The most bytes that the pickle may have, not counting large buffers.
+        pause: Called now and then while a large object is pickled.
+
+    Raises:
+        StreamTooLongError: If *limit* is too low.
+        JobNotPicklableError: If a part cannot be pickled.  The error names the
+            part.
+    """
+    try:
+        # Without a limit, pickling is faster by 1.1 us, which is a tenth of a short
+        # job.
+        if (
+            number
+            and (not args or is_flat(args))
+            and (not kwargs or is_flat(kwargs.values()))
+        ):
+            # There are no classes, so neither reducers nor __main__ matter.
+            return pickle.dumps((args, kwargs), 5)
+        call = (args, kwargs) if number else (function, args, kwargs)
+        if limit is None:
+            pickled = dump(call, pause=pause)
+        else:
+            probe = SizeProbe(limit)
+            seen_all = probe.search((function, *args, *kwargs.values())[number > 0 :])
+            watch = None if seen_all else probe.watch
+            pickled = dump(call, limit=limit, pause=pause, watch=watch)
+    except StreamTooLongError:
+        raise
+    except Exception as error:
+        name, culprit = _find_culprit(function, args, kwargs, error, pause)
+        why = describe(culprit)
+        hint = _HINT if any(text in why for text in _ONLY_AT_A_START) else ""
+        raise JobNotPicklableError(
+            f"{name} cannot be pickled: {why}{hint}",
+            direction="arguments",
+            name=name,
+        ) from culprit
+    return pickled.payload if pickled.is_light else pickled
+
+
+def load_job(
+    payload: bytes | memoryview | ReceivedPickle,
+    function: Callable[..., Any] | None = None,
+) -> tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]:
+    """Read what came with a ``JOB`` frame, which must come from the pool.
+
+    Args:
+        payload: The payload, with its buffers.
+        function: What to call, unless the function came along.
+
+    Raises:
+        BaseException: Any that unpickling the parts raises.
+    """
+    call = pickle.loads(payload) if type(payload) is bytes else loads(payload)
+    return call if function is None else (function, *call)
+
+
+_GENERATORS = frozenset(("generator", "async_generator"))
+
+
+def pack_value(value: object, limit: int | None = None) -> bytes | OutOfBandPickle:
+    """Return what a ``VALUE`` frame carries, or what travels beside it.
+
+    Raises:
+        JobNotPicklableError: If *value* cannot be pickled, or has more than *limit* bytes.
+    """
+    try:
+        data = pickle.dumps(value, 5) if type(value) in _SCALARS else _pack(value)
+    except Exception as error:
+        name = type(value).__qualname__
+        hint = "; stream() yields what it yields" if name in _GENERATORS else ""
+        raise JobNotPicklableError(
+            f"the job's result, of type {name}, cannot be pickled: "
+            f"{describe(error)}{hint}",
+            direction="result",
+            name=name,
+        ) from error
+    if limit is not None and len(data) > limit:
+        raise JobNotPicklableError(
+            f"the job's result has {len(data)} bytes when pickled, and max_message_size is {limit}",
+            direction="result",
+            name="",
+        )
+    return data
+
+
+def load_value(
+    payload: bytes | memoryview | ReceivedPickle,
+    pause: Callable[[], None] | None = None,
+) -> Any:
+    """Read what came with a ``VALUE`` frame.
+
+    Args:
+        payload: The payload, with its buffers.
+        pause: Called now and then while a large object is unpickled.
+
+    Raises:
+        JobNotPicklableError: If the value cannot be unpickled here.
+    """
+    try:
+        if pause is None and type(payload) is bytes:
+            return pickle.loads(payload)
+        return loads(payload, pause=pause)
+    except BaseException as error:  # what is unpickled may raise anything
+        raise unloadable(error) from error
+
+
+def unloadable(error: BaseException) -> JobNotPicklableError:
+    """Return the error for a result whose unpickling has raised *error*."""
+    refusal = JobNotPicklableError(
+        f"the job's result cannot be unpickled here: {describe(error)}",
+        direction="result",
+        name="",
+    )
+    refusal.__cause__ = error
+    return refusal
+
+
+def load_details(payload: bytes) -> Any:
+    """Read the details of a heartbeat.
+
+    Raises:
+        JobNotPicklableError: If they cannot be unpickled here.
+    """
+    try:
+        return pickle.loads(payload)
+    except BaseException as error:  # what is unpickled may raise anything
+        raise JobNotPicklableError(
+            f"the details of a heartbeat cannot be unpickled here: {describe(error)}",
+            direction="details",
+            name="",
+        ) from error
+
+
+# The context variables of the code that submits a job travel by name, ``"package.module:name"``, and
+# the worker looks them up where the job runs.
+
+
+def pack_variables(values: Sequence[tuple[str, object]]) -> bytes:
+    """Return the bytes for variables with these values; empty if there are none.
+
+    Raises:
+        JobNotPicklableError: If a value cannot be pickled.  The error names the
+            variable.
+    """
+    if not values:
+        return b""
+    try:
+        return dumps_call(values)
+    except Exception as error:
+        name, culprit = _first_refused(values) or (values[0][0], error)
+        raise JobNotPicklableError(
+            f"context variable {name} cannot be pickled: {describe(culprit)}",
+            direction="arguments",
+            name=name,
+        ) from culprit
+
+
+def unpack_variables(payload: bytes) -> Sequence[tuple[str, Any]]:
+    """Return the names and values from *payload*, which must come from the pool.
+
+    Raises:
+        BaseException: Any that unpickling a value raises.
+    """
+    return pickle.loads(payload) if payload else ()
+
+
+def _pack(value: object) -> bytes | OutOfBandPickle:
+    buffers: list[memoryview] = []
+    keep = keep_large(buffers)
+    try:
+        if needs_teaching():
+            data = dumps_with(pickle.Pickler, value, keep)
+        else:
+            data = pickle.dumps(value, 5, buffer_callback=keep)  # faster by 1.5 us
+    except Exception:
+        data = MAIN
+    if data.find(MAIN) >= 0:
+        buffers.clear()
+        data = _dumps_by_value(value, keep)
+    return OutOfBandPickle([data], buffers) if buffers or len(data) > HEAVY else data
+
+
+def _dumps_by_value(value: object, keep: Any = None) -> bytes:
+    return dumps_with(pickler_of_results(), value, keep)
+
+
+def dumps_with(
+    pickler: Any,
+    value: object,
+    keep: Callable[[pickle.PickleBuffer], bool] | None = None,
+) -> bytes:
+    """Return *value* as a pickler of this class writes it, taught to reduce what pickle gets wrong."""
+    file = BytesIO()
+    made = pickler(file, 5, buffer_callback=keep)
+    teach(made)
+    made.dump(value)
+    return file.getvalue()
+
+
+def is_flat(values: Iterable[Any]) -> bool:
+    """Tell whether it is certain, without pickling them, that *values* are small when pickled."""
+    room = LARGE
+    for value in values:
+        cls = type(value)
+        if cls is int and -(2**63) < value < 2**63:
+            room -= 17
+        elif cls is str or cls is bytes:
+            room -= 9 + len(value)
+        elif cls is int:
+            room -= 9 + (value.bit_length() >> 3)
+        elif cls in _SCALARS:
+            room -= 9
+        else:
+            return False
+        if room < 0:
+            return False
+    return True
+
+
+def _find_culprit(
+    function: Callable[..., object],
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    error: Exception,
+    pause: Callable[[], None] | None,
+) -> tuple[str, Exception]:
+    parts = [("fn", function)]
+    parts += [(f"args[{index}]", value) for index, value in enumerate(args)]
+    parts += [(f"kwargs[{key!r}]", value) for key, value in kwargs.items()]
+    return _first_refused(parts, pause) or ("the call", error)
+
+
+def _first_refused(
+    parts: Iterable[tuple[str, object]], pause: Callable[[], None] | None = None
+) -> tuple[str, Exception] | None:
+    """Return the name of the first part that cannot be pickled, and why."""
+    for name, value in parts:
+        try:
+            dump(value, pause=pause)
+        except Exception as own:
+            return name, own
+    return None
+
+
+def describe(error: BaseException) -> str:
+    """Return the type and the text of *error*."""
+    if issubclass(type(error), GlobalError):  # reading its __class__ may run code
+        return str(error)
+    return f"{type(error).__qualname__}: {text_of(error)}"
+
+
+def text_of(error: BaseException) -> str:
+    """Return the text of *error*, whatever its ``__str__`` does."""
+    try:
+        return str(error)
+    except BaseException as worse:
+        return f"<its __str__ raised {type(worse).__qualname__}>"
+
+
+# Types whose values hold no other object, and are written at once or in pieces.
+_PLAIN: frozenset[type] = frozenset((float, bool, type(None), bytes))
+
+_CONTAINERS: frozenset[type] = frozenset((list, tuple, dict))
+
+# How many arguments, and items of containers among them, are checked; and how many
+# attributes of one object.  That takes 5 us.
+_LOOKS = 100
+
+# How many objects of users' classes may be pickled: a pickler needs 1 to 10 us for
+# each.
+_OBJECTS = 400
+
+
+class SizeProbe:
+    """Looks for large objects in one call.
+
+    Args:
+        limit: How many bytes an object may have without being large.
+    """
+
+    __slots__ = ("_limit", "_objects", "_ordinary")
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._objects = _OBJECTS
+        # Classes whose objects have only attributes.
+        self._ordinary: set[type] = set()
+
+    def search(self, values: Iterable[Any]) -> bool:
+        """Check *values*, and the items of containers among them.
+
+        Returns:
+            Whether every object was checked, so that no pickler needs :meth:`watch`.
+
+        Raises:
+            StreamTooLongError: If there is a large object.
+        """
+        limit, seen_all = self._limit, True
+        found = list(islice(values, _LOOKS))  # the list grows during the loop
+        for value in found:
+            cls = type(value)
+            if cls is str:
+                if len(value) > limit:
+                    raise StreamTooLongError
+            elif cls is int:
+                if value.bit_length() > 8 * limit:
+                    raise StreamTooLongError
+            elif cls in _CONTAINERS:
+                room = _LOOKS - len(found)
+                seen_all = seen_all and len(value) <= room
+                found += islice(value.values() if cls is dict else value, room)
+            elif cls not in _PLAIN:
+                seen_all = False
+                if _is_large(value, limit):
+                    raise StreamTooLongError
+        return seen_all and len(found) < _LOOKS
+
+    def watch(self, value: Any) -> None:
+        """Check an object of a user's class that is about to be pickled.
+
+        Raises:
+            StreamTooLongError: If the object is large, or holds a large one, or if
+                there are too many.
+        """
+        self._objects -= 1
+        if self._objects < 0:
+            raise StreamTooLongError
+        cls = type(value)
+        if cls not in self._ordinary:
+            if _is_large(value, self._limit):
+                raise StreamTooLongError
+            if issubclass(cls, dict):
+                self.search(dict[object, object].values(value))
+            elif issubclass(cls, tuple):
+                self.search(tuple[object, ...].__iter__(value))
+            elif issubclass(cls, list):
+                self.search(list[object].__iter__(value))
+            elif not issubclass(cls, str | int) and not _has_bytes(cls):
+                self._ordinary.add(cls)
+        try:
+            attributes = value.__dict__
+        except Exception:
+            return
+        if type(attributes) is dict and attributes:
+            self.search(attributes.values())
+
+
+def _is_large(value: Any, limit: int) -> bool:
+    cls = type(value)
+    if issubclass(cls, str):
+        return str.__len__(value) > limit
+    if issubclass(cls, int):
+        return int.bit_length(value) > 8 * limit
+    if not _has_bytes(cls):
+        return False
+    try:
+        if cls.__module__ == "array":
+            return bool(len(value) * value.itemsize > limit)
+        return bool(value.nbytes > limit and not _goes_apart(value))
+    except Exception:
+        return True
+
+
+def _has_bytes(cls: type) -> bool:
+    return hasattr(cls, "nbytes") or cls.__module__ == "array"
+
+
+def _goes_apart(array: Any) -> bool:
+    """Tell whether the buffer of *array* stays out of the stream.
+
+    The pickle of a class that is derived from NumPy's, such as a masked array, has a
+    copy of it.  The pickle of an array of objects has a list.
+
+    Raises:
+        Exception: If it has no buffer to offer.
+    """
+    view = memoryview(array)
+    return (
+        view.contiguous
+        and "O" not in view.format
+        and not any(
+            (base.__module__, base.__name__) == ("numpy", "ndarray")
+            for base in type(array).__mro__[1:]
+        )
+    )
+
+
+def pack_error(error: BaseException, *, skip: int) -> bytes:
+    """Return the payload of an ``ERROR`` frame, whatever *error* is.
+
+    Args:
+        error: What the job raised.
+        skip: How many of the outermost frames of its traceback belong to the
+            worker, and interest nobody.
+    """
+    texts = traceback_of(error, skip), type_name(error), text_of(error)
+    remote, name, text = map(printable_lines, texts)
+    for attempt, is_good in ((dumps, _is_faithful), (_dumps_rebuilt, _is_alike)):
+        try:
+            data = attempt(error)
+            # Only an actual copy shows that the pool can make one.
+            if is_good(pickle.loads(data), error):
+                return pickle.dumps((data, remote, name, text), 5)
+        except BaseException:  # noqa: S112 - the next way is tried
+            continue
+    substitute = JobNotPicklableError(
+        f"the job raised {name}, which cannot be pickled: {text}",
+        direction="exception",
+        name=name,
+        text=text,
+    )
+    return pickle.dumps((pickle.dumps(substitute, 5), remote, name, text), 5)
+
+
+def load_error(
+    payload: bytes | memoryview | ReceivedPickle,
+    pause: Callable[[], None] | None = None,
+) -> BaseException:
+    """Read the payload of an ``ERROR`` frame; the remote traceback is its cause.
+
+    *pause* is called now and then while a large one is unpickled.  An exception that
+    must not be raised in the caller comes in a :exc:`JobRaisedError`.  One that cannot
+    be unpickled here comes as a :exc:`JobNotPicklableError`.
+    """
+    remote = name = text = ""
+    try:
+        data, *texts = _check_outcome(loads(payload, pause=pause))
+        remote, name, text = map(printable_lines, texts)
+        error = _check_error(loads(data, pause=pause))
+    except BaseException as broken:  # what is unpickled may raise anything
+        what = f"{name}: {text}" if name else printable_lines(describe(broken))
+        error = JobNotPicklableError(
+            f"the job's exception cannot be unpickled here: {what}",
+            direction="exception",
+            name=name,
+            text=text,
+        )
+    # The cause of a hook's failure is what the hook has raised.
+    first = error.exception if isinstance(error, HookError) else error
+    _set(first, "__cause__", RemoteTraceback(remote))
+    if isinstance(error, Exception) and not isinstance(error, StopIteration):
+        return error
+    return JobRaisedError(error)
+
+
+def _check_outcome(outcome: object) -> tuple[bytes, str, str, str]:
+    match outcome:
+        case (bytes(data), str(remote), str(name), str(text)):
+            return data, remote, name, text
+        case _:
+            raise TypeError("the outcome is malformed")
+
+
+def _check_error(error: object) -> BaseException:
+    if not isinstance(error, BaseException):
+        raise TypeError("the outcome is no exception")
+    # Each isinstance() in the pool would call a property of that name.
+    if any("__class__" in vars(cls) for cls in type(error).__mro__[:-1]):
+        raise TypeError("the exception defines __class__")
+    return error
+
+
+def _is_alike(copy: object, error: BaseException) -> bool:
+    return type(copy) is type(error)
+
+
+def _is_faithful(copy: object, error: BaseException) -> bool:
+    return (
+        isinstance(copy, BaseException)
+        and _is_alike(copy, error)
+        and text_of(copy) == text_of(error)
+        and copy.__dict__.keys() == error.__dict__.keys()
+        and _has_value(copy) is _has_value(error)
+    )
+
+
+def _has_value(error: BaseException) -> bool:
+    """Tell whether it has the field that a ``SystemExit`` or a ``StopIteration`` fills from its arguments.
+
+    A reducer of ``copyreg`` may forget it, as that of tblib does, which Dask imports.
+    """
+    match error:
+        case SystemExit(code=value) | StopIteration(value=value):
+            return value is not None
+        case _:
+            return False
+
+
+class _ErrorPickler(pickle.Pickler):
+    """Pickles all exceptions so that they are rebuilt without their ``__init__``."""
+
+    def reducer_override(self, obj: object) -> Any:
+        return _reduce(obj)
+
+
+def _dumps_rebuilt(error: BaseException) -> bytes:
+    try:
+        data = dumps_with(_ErrorPickler, error)
+        if MAIN not in data:
+            return data
+    except Exception:  # noqa: S110 - by value, then
+        pass
+
+    base: Any = pickler_of_results()
+
+    class ByValue(base):  # type: ignore[misc]
+        def reducer_override(self, obj: object) -> Any:
+            reduced = _reduce(obj)
+            if reduced is NotImplemented:
+                return base.reducer_override(self, obj)
+            return reduced
+
+    return dumps_with(ByValue, error)
+
+
+def _reduce(value: object) -> Any:
+    if not isinstance(value, BaseException):
+        return NotImplemented
+    cls = type(value)
+    # What the built-in class needs to rebuild it, and its attributes.
+    reduced: Any = _builtin_base(cls).__reduce__(value)
+    return _rebuild, (cls, *reduced[1:])
+
+
+def _rebuild(
+    cls: type[BaseException],
+    args: tuple[Any, ...],
+    state: dict[str, Any] | None = None,
+) -> BaseException:
+    error = cls.__new__(cls, *args)
+    # It does not call cls.__init__, whose parameters nobody knows.  It calls that of
+    # the built-in base class, which fills the fields of an OSError or a
+    # UnicodeDecodeError.
+    _builtin_base(cls).__init__(error, *args)
+    for name, value in (state or {}).items():
+        _set(error, name, value)
+    return error
+
+
+def _builtin_base(cls: type[BaseException]) -> type[BaseException]:
+    return next(base for base in cls.__mro__ if base.__module__ == "builtins")
+
+
+def _set(error: BaseException, name: str, value: object) -> None:
+    # Does not call the __setattr__ of a frozen dataclass.
+    object.__setattr__(error, name, value)
+
+
+def type_name(error: BaseException) -> str:
+    """Return the full name of the type of *error*."""
+    return f"{type(error).__module__}.{type(error).__qualname__}"
+
+
+def traceback_of(error: BaseException, skip: int) -> str:
+    """Return the traceback of *error* and its text, without the *skip* outermost frames."""
+    tb = error.__traceback__
+    for _ in range(skip):
+        tb = tb.tb_next if tb is not None else None
+    return format_error(error, tb)
+
+
+def format_error(error: BaseException, tb: TracebackType | None) -> str:
+    """Return the traceback *tb* of *error* and its text, whatever goes wrong on the way.
+
+    A ``__str__`` or ``__notes__`` may raise anything.  :mod:`traceback` itself may
+    import modules where no more file can be opened, and may warn where warnings are
+    errors.
+    """
+    try:
+        return "".join(traceback.format_exception(type(error), error, tb))
+    except BaseException:  # it may raise anything
+        head = "Traceback (most recent call last):\n"
+    frames = [
+        f'  File "{frame.f_code.co_filename}", line {line}, in {frame.f_code.co_name}\n'
+        for frame, line in traceback.walk_tb(tb)
+    ]
+    return "".join((head, *frames, f"{describe(error)}\n"))
+
+
+class Serializer:
+    """The service's half.
+
+    The functions that load raise a :exc:`ProtocolError` for what no worker of this pool would
+    send, and a :exc:`JobNotPicklableError` for what cannot be had here.
+
+    Attributes:
+        pack_job: Packs a call.
+        load_value: Loads a result.
+        load_item: Loads an item of a stream.
+        load_error: Loads what a job has raised.
+        load_details: Loads the details of a heartbeat.
+        is_heavy: Tells whether an outcome takes long to load.
+    """
+
+    __slots__ = ()
+
+    pack_job: Callable[..., Packed] = staticmethod(pack_job)
+    load_value: Callable[..., Any] = staticmethod(load_value)
+    load_item: Callable[..., Any] = staticmethod(load_value)
+    load_error: Callable[..., BaseException] = staticmethod(load_error)
+    load_details: Callable[..., Any] = staticmethod(load_details)
+    is_heavy: Callable[..., bool] = staticmethod(buffers.is_heavy)
+
+
+class WorkerSerializer:
+    """A worker's half.
+
+    Attributes:
+        load_function: Loads what a ``FUNCTION`` frame carries.
+        load_job: Loads a call.
+        known_as: Returns what the context of a job has as its function, given the function, and
+            what :attr:`load_function` has returned.
+        pack_value: Packs what the running job returns.
+        pack_item: Packs what the running stream yields.
+        pack_error: Packs what a job raises.
+        pack_details: Packs the details of a heartbeat.
+        load_details: Loads these.
+    """
+
+    load_function: Callable[[bytes], Any] = staticmethod(pickle.loads)
+    load_job: Callable[..., Any] = staticmethod(load_job)
+    pack_value: Callable[..., Packed] = staticmethod(pack_value)
+    pack_item: Callable[..., Packed] = staticmethod(pack_value)
+    pack_error: Callable[..., bytes] = staticmethod(pack_error)
+    pack_details: Callable[[object], bytes] = staticmethod(dumps)
+    load_details: Callable[[bytes], Any] = staticmethod(pickle.loads)
+
+    @staticmethod
+    def known_as(function: Callable[..., Any], known: Any) -> object:
+        del known
+        return function_name(function)
+
+
+PICKLE = Serializer()
+PICKLE_WORKER = WorkerSerializer()

@@ -1,0 +1,645 @@
+"""Plain data as bytes, in steps that are short for whoever reads it.
+
+A short value that JSON knows is one JSON text.  Any other value is written in *parts*: the values
+that JSON knows, in texts of at most :data:`PIECE` bytes, and a *program* for a stack that makes the
+rest of them.  ``(1, [2, 3])`` is the text ``[1,[2,3]]`` and the program "push 2, tuple of 2".
+
+Whoever reads believes nothing.  No step of C code takes long: JSON's keys are texts, whose hashes
+nobody can choose, and a table with other keys is built here, some keys at a time, against a budget of
+CPU time.  Python's threads take turns between two steps.
+"""
+
+from __future__ import annotations
+
+import importlib
+import math
+import re
+import sys
+import time
+from io import BytesIO
+from itertools import chain
+
+from asyncpool._wire.buffers import HEAVY, LARGE, StreamTooLongError
+
+TYPE_CHECKING = False  # see _wire/records.py
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+    from typing import Any
+
+    from asyncpool._wire.formats import Cost, Format
+
+# The most bytes of a text that is read in one step: of the densest JSON some 10 ms.
+PIECE = HEAVY
+
+# How much a result may hold: the garbage collector looks at all of it in one step, and one step frees
+# it.  That takes up to 80 ns for each value, and for a list, dict or other as long as for five; for one
+# in a set as long as for three, since it lies elsewhere in memory than its neighbour.  What has an
+# instruction of its own weighs more, so that no value weighs less than its program.
+_MOST, _CONTAINER, _MEMBER, _ALONE = 500_000, 5, 3, 3
+
+# The most bytes of a result that do not travel beside it.  To free memory is one step too.
+MOST_BYTES = 256 << 20
+
+# How many keys a table may have that are no texts.  It grows in one step, which takes longer if their
+# hashes were chosen.
+_MOST_KEYS = 100_000
+
+# Seconds of CPU time that the tables of a message may take, beside those for each key.
+_FREE, _EACH_KEY = 0.005, 1e-6
+
+# The most bytes of a text in memory, of which one step makes a whole.
+_LONGEST = 16 << 20
+
+# How deep values may be nested: to hash a tuple or to compare lists takes C's stack.
+_DEEPEST = 1000
+
+# What a value counts, beside its characters; what makes a text; and how deep is looked for that.
+_EACH, _WEIGHT, _LEVELS = 8, 8192, 100
+_CHARACTERS = 4096
+
+# How many bytes are copied, and how many keys of texts are collected, while a thread holds the GIL.
+_COPIED, _COLLECTED = 262_144, 4096
+
+# How many other keys are collected before the next look at the clock.
+_FEW = 16
+
+# The instructions: what each makes of so many values on the stack; or, from BYTES on, of so many
+# bytes, or of the buffer of that number.
+PUSH, LIST, DICT, TEXT, FLOAT, TUPLE, SET, FROZENSET, ARRAY = range(9)
+BYTES, BYTEARRAY, BUFFER, LARGE_BYTEARRAY = range(9, 13)
+
+# Those that make one value without others in it.
+_SMALL = frozenset((PUSH, TEXT, FLOAT, BYTES, BUFFER))
+
+_TEXTS: frozenset[type] = frozenset((str,))
+_KEYS: frozenset[type] = frozenset((str, int, float, bool, type(None), bytes))
+_TABLES: dict[type, int] = {set: SET, frozenset: FROZENSET}
+
+# The types of arrays: booleans, numbers, times, and texts of fixed length.
+_DTYPE = re.compile(r"[<>|=][biufcmMSU][1-9][0-9]{0,6}(\[[0-9]{0,6}[A-Za-zμ]{1,7}\])?")
+_DIMENSIONS = 32
+
+# The strings of a text; the last one may have no end, so that a search takes one pass.
+_STRINGS = re.compile(rb'"(?:[^"\\]+|\\.)*+"?', re.DOTALL)
+
+
+# A string that may stand for a UUID.
+_LONG_TEXT = re.compile(rb'"(?:[^"\\]|\\.){32,}"', re.DOTALL)
+
+
+class NotDataError(TypeError):
+    """A value is no plain data."""
+
+
+class MalformedError(Exception):
+    """Bytes are no message of a format, or say of a value what cannot be."""
+
+
+class MissingPackageError(Exception):
+    """A value needs a package that this process has not imported."""
+
+
+def weigh(values: Sequence[Any], most: int) -> int | None:
+    """Return how large the text of *values* gets, roughly; ``None`` if JSON has none, or above *most*.
+
+    It goes from level to level: a value may be deep, or hold itself.
+    """
+    level, weight = values, 0
+    for _ in range(_LEVELS):
+        weight += _EACH * len(level)
+        if weight > most:
+            return None
+        below: list[Any] = []
+        for one in level:
+            kind = type(one)
+            if kind is str:
+                weight += len(one)
+            elif kind is int:
+                weight += one.bit_length() >> 3
+            elif kind is dict:
+                for key in one:
+                    if type(key) is not str:
+                        return None
+                    weight += len(key)
+                below += one.values()
+            elif kind is list:
+                below += one
+            elif kind is float:
+                if not math.isfinite(one):
+                    return None
+            elif kind is not bool and one is not None:
+                return None
+        if not below:
+            return weight if weight <= most else None
+        level = below
+    return None
+
+
+class Parts:
+    """Writes a value in parts.
+
+    Args:
+        how: The format.
+        buffers: Where large buffers go; ``None`` if they stay in the message.
+        limit: How large the message may become, roughly.
+        cost: What its values cost whoever reads it; ``None`` if it may hold any number, since a worker
+            reads it.
+    """
+
+    def __init__(
+        self,
+        how: Format,
+        buffers: list[memoryview] | None,
+        limit: int | None,
+        *,
+        cost: Cost | None,
+    ) -> None:
+        self._how = how
+        self._cost = cost
+        self._buffers = buffers
+        self._room: float = math.inf if limit is None else limit
+        self._program: list[int] = []
+        self._weighs = 0
+        self._values: list[Any] = []
+        self._weight = 0
+        self._texts: list[bytes] = []
+        self._bytes: list[bytes | bytearray | memoryview] = []
+
+    def message(self, value: Any) -> list[bytes]:
+        """Return the message for *value*, in pieces.
+
+        Raises:
+            NotDataError: If it is no plain data.
+            StreamTooLongError: If the message would become larger than the limit.
+            RecursionError: If it holds itself, or is nested too deeply.
+        """
+        self._put([value])
+        self._flush(self._values)
+        program = [
+            self._how.text(self._program[start : start + _CHARACTERS])
+            for start in range(0, len(self._program), _CHARACTERS)
+        ]
+        if self._cost is not None:
+            weighs = sum(_weight(text, self._cost) for text in self._texts)
+            _check_weight(self._weighs + weighs, self._cost)
+            if sum(map(len, [*self._bytes, *self._texts])) > MOST_BYTES:
+                raise NotDataError(
+                    f"its texts and short bytes have more than {MOST_BYTES >> 20} MiB: yield it in "
+                    "parts"
+                )
+        pieces = [sum(map(len, self._bytes)).to_bytes(8), *map(bytes, self._bytes)]
+        for texts in (program, self._texts):
+            for text in texts:
+                pieces += (len(text).to_bytes(4), text)
+            pieces.append(bytes(4))
+        return pieces
+
+    def _spend(self, size: int) -> None:
+        self._room -= size
+        if self._room < 0:
+            raise StreamTooLongError
+
+    def _add(self, instruction: int, count: int) -> None:
+        if instruction == PUSH and self._program[-2:-1] == [PUSH]:
+            self._program[-1] += count
+        else:
+            self._program += (instruction, count)
+            self._weighs += _weight_of(instruction, count)
+
+    def _flush(self, values: list[Any]) -> None:
+        if not values:
+            return
+        text = self._how.text(values)
+        if len(text) <= PIECE or len(values) == 1:
+            self._texts.append(text)
+            return
+        half = len(values) // 2
+        self._flush(values[:half])
+        self._flush(values[half:])
+
+    def _put(self, values: list[Any]) -> None:
+        """Put *values* on the stack: as they are if JSON knows them, each by itself if not."""
+        at, count = 0, len(values)
+        while at < len(values):
+            some = values[at : at + count]
+            weight = weigh(some, _WEIGHT)
+            if weight is not None:
+                self._spend(weight)
+                self._add(PUSH, len(some))
+                self._push(some, weight)
+            elif len(some) == 1:
+                self._put_one(some[0])
+            elif not self._put_tuples(some):
+                count //= 2
+                continue
+            at += len(some)
+            # The next ones are often like these: nearly as many as would have fitted in.
+            if weight is not None:
+                fit = _WEIGHT * len(some) // weight
+                count = max(1, min(2 * count, fit - fit // 8))
+
+    def _push(self, values: list[Any], weight: int) -> None:
+        self._values += values
+        self._weight += weight
+        if self._weight > _WEIGHT:
+            self._flush(self._values)
+            self._values, self._weight = [], 0
+
+    def _put_tuples(self, values: list[Any]) -> bool:
+        """Put *values* on the stack if all are tuples of what JSON knows, as rows of a table are."""
+        if len(values) * _EACH > _WEIGHT or not (
+            self._how.wide and {tuple}.issuperset(map(type, values))
+        ):
+            return False
+        flat = [*chain.from_iterable(values)]
+        weight = weigh(flat, _WEIGHT)
+        if weight is None:
+            return False
+        self._spend(weight + _EACH * len(values))
+        for value in values:
+            self._program += (PUSH, len(value), TUPLE, len(value))
+        self._weighs += _CONTAINER * len(values)
+        self._push(flat, weight)
+        return True
+
+    def _make(self, instruction: int, values: list[Any]) -> None:
+        self._spend(_EACH * len(values))
+        if values:
+            self._put(values)
+        self._add(instruction, len(values))
+
+    def _put_one(self, value: Any) -> None:
+        cls, wide = type(value), self._how.wide
+        if cls is list:
+            self._make(LIST, value)
+        elif cls is dict and (wide or set(map(type, value)) <= _TEXTS):
+            self._check_keys(value)
+            self._make(DICT, [*chain.from_iterable(value.items())])
+        elif cls is str:
+            self._spend(len(value))
+            if size_of(value) > _LONGEST:
+                raise NotDataError(f"a text of {len(value)} characters: send bytes")
+            starts = range(0, len(value), _CHARACTERS)
+            self._make(TEXT, [value[at : at + _CHARACTERS] for at in starts])
+        elif cls is int:
+            self._how.text(value)  # which refuses it, if the interpreter has a limit
+            raise NotDataError("an int of more than 4300 digits is no plain data")
+        elif cls is float and wide:
+            self._make(FLOAT, [repr(value)])
+        elif cls is tuple and wide:
+            self._make(TUPLE, [*value])
+        elif cls in _TABLES and wide:
+            self._check_keys(value)
+            self._make(_TABLES[cls], [*value])
+        elif cls is bytes and wide:
+            self._put_bytes(value, BYTES, BUFFER)
+        elif cls is bytearray and wide:
+            self._put_bytes(bytes(value), BYTEARRAY, LARGE_BYTEARRAY)
+        elif wide and cls is getattr(sys.modules.get("numpy"), "ndarray", None):
+            self._put_array(value)
+        else:
+            raise NotDataError(_refusal(value, wide=wide))
+
+    def _check_keys(self, table: Any) -> None:
+        """Refuse keys of which no table is built again."""
+        if set(map(type, table)) <= _TEXTS:
+            return
+        if not all(map(_is_key, table)):
+            raise NotDataError(
+                f"the keys of a {type(table).__name__} must be texts, numbers, bytes, None, or "
+                "tuples of up to 8 of these"
+            )
+        if self._cost is not None and len(table) > _MOST_KEYS:
+            raise NotDataError(
+                f"a {type(table).__name__} of more than {_MOST_KEYS:,} such keys would hold up the "
+                "service: send a list, or yield it in parts"
+            )
+
+    def _put_bytes(self, view: Any, small: int, large: int) -> None:
+        if len(view) >= LARGE and self._buffers is not None:
+            self._buffers.append(memoryview(view))
+            self._add(large, len(self._buffers) - 1)
+        else:
+            self._spend(len(view))
+            self._bytes.append(view)
+            self._add(small, len(view))
+
+    def _put_array(self, array: Any) -> None:
+        dtype = array.dtype
+        if not _DTYPE.fullmatch(dtype.str) or array.ndim > _DIMENSIONS:
+            raise NotDataError(f"an array of type {dtype} is no plain data")
+        if not array.flags.forc:
+            array = array.copy("C")  # copying releases the GIL
+        order = "C" if array.flags.c_contiguous else "F"
+        self._put([[dtype.str, [*array.shape], order]])
+        if array.nbytes >= LARGE and self._buffers is not None:
+            flat = array.reshape(-1, order=order)
+            self._buffers.append(memoryview(flat.view("u1")))
+            self._put([len(self._buffers) - 1])
+        else:
+            self._put_bytes(array.tobytes(order), BYTES, BUFFER)
+        self._add(ARRAY, 2)
+
+
+def _weight(text: bytes, cost: Cost) -> int:
+    """Return what the values of the list in a text weigh, with those of its lists and dicts."""
+    long = len(_LONG_TEXT.findall(text)) if cost.tracked else 0
+    # Without escapes it takes less time.
+    outside = _STRINGS.split(text) if b"\\" in text else text.split(b'"')[::2]
+    text = b"".join(outside)
+    made = text.count(b"[") + text.count(b"{") - 1
+    empty = text.count(b"[]") + text.count(b"{}")
+    values = text.count(b",") + text.count(b":") + 1 - empty
+    return values + _CONTAINER * (made + long)
+
+
+def _weight_of(instruction: int, count: int) -> int:
+    if instruction in _SMALL:
+        return 0 if instruction == PUSH else _ALONE
+    return _CONTAINER + (_MEMBER - 1) * count * (instruction in (SET, FROZENSET))
+
+
+def _check_weight(weight: int, cost: Cost) -> None:
+    most = _MOST // cost.copies
+    if weight > most:
+        others = "UUID" if cost.tracked else "other"
+        raise NotDataError(
+            f"it holds more than {most:,} values, of which each list, dict or {others} counts "
+            f"{_CONTAINER} more, which would hold up the service: send an array or bytes, or yield it "
+            "in parts"
+        )
+
+
+def size_of(text: str) -> int:
+    """Return how many bytes a text may take in memory."""
+    return len(text) * (1 if text.isascii() else 4)
+
+
+def _refusal(value: Any, *, wide: bool) -> str:
+    cls = type(value)
+    name = f"{cls.__module__}.{cls.__qualname__}".removeprefix("builtins.")
+    if wide:
+        return f"{name} is no plain data"
+    if cls is tuple:
+        return "tuple is no JSON, and would come back as a list: send a list"
+    if cls is dict:
+        return "a dict whose keys are not all str is no JSON"
+    if cls is float:
+        return f"{value} is no JSON"
+    return f"{name} is no JSON"
+
+
+def _is_key(key: Any) -> bool:
+    cls = type(key)
+    return cls in _KEYS or (
+        cls is tuple and len(key) <= _EACH and set(map(type, key)) <= _KEYS
+    )
+
+
+class Assembly:
+    """Reads a value that was written in parts, once.
+
+    Args:
+        how: The format.
+        body: The message.
+        buffers: What came beside it.
+        cost: What its values cost; ``None`` if the sender is no worker, which may write into the buffers
+            later on, and must not make this process import anything.
+        pause: Called now and then.
+    """
+
+    def __init__(
+        self,
+        how: Format,
+        body: memoryview,
+        buffers: list[memoryview],
+        *,
+        cost: Cost | None,
+        pause: Callable[[], None] | None,
+    ) -> None:
+        self._how = how
+        self._copy = cost is not None
+        self._cost = cost
+        self._pause = pause or go_on
+        self._buffers: list[memoryview | None] = [*buffers]
+        size = int.from_bytes(body[:8])
+        self._bytes, self._rest = body[8 : 8 + size], body[8 + size :]
+        self._weighs = 0
+        self._free = _FREE
+
+    def value(self) -> Any:
+        """Return the value.
+
+        Raises:
+            MissingPackageError: If it is an array, and this process has not imported NumPy.
+            Exception: If there is none.
+        """
+        program: list[Any] = []
+        for some in self._texts():
+            program += some
+        self._weighs = 0  # of the value, and not of its program
+        stack: list[Any] = []
+        ready: list[Any] = []
+        texts, at = self._texts(), 0
+        where: list[int] = []  # on the stack the instructions have put something
+        deep: list[int] = []  # and how deep it is nested
+        for instruction, count in zip(program[::2], program[1::2], strict=True):
+            if type(count) is not int or count < 0:
+                raise MalformedError("its program is none")
+            if instruction == PUSH:
+                end = at + count
+                while end > len(ready):
+                    stack += ready[at:]
+                    ready, at, end = next(texts), 0, end - len(ready)
+                stack += ready[at:end]
+                at = end
+                continue
+            self._pause()
+            self._count(_weight_of(instruction, count))
+            if instruction >= BYTES:
+                stack.append(self._binary(instruction, count))
+                continue
+            start = len(stack) - count
+            if start < 0:
+                raise MalformedError("its program takes what is not there")
+            depth = 1
+            while where and where[-1] >= start:
+                where.pop()
+                depth = max(depth, deep.pop() + 1)
+            if depth > _DEEPEST:
+                raise MalformedError("it is nested too deeply")
+            stack.append(self._make(instruction, self._last(stack, count)))
+            where.append(start)
+            deep.append(depth)
+        if len(stack) != 1 or at < len(ready) or next(texts, None) is not None:
+            raise MalformedError("it is not one value")
+        return stack[0]
+
+    def _texts(self) -> Iterator[list[Any]]:
+        while True:
+            size = int.from_bytes(self._rest[:4])
+            text, self._rest = bytes(self._rest[4 : 4 + size]), self._rest[4 + size :]
+            if not size:
+                return
+            if size > PIECE:
+                raise MalformedError("one of its parts is too long")
+            self._pause()
+            if self._cost is not None:
+                self._count(_weight(text, self._cost))
+            values = self._how.parse(text)
+            if type(values) is not list:
+                raise MalformedError("one of its parts is no list")
+            yield values
+
+    def _count(self, weight: int) -> None:
+        self._weighs += weight
+        if self._cost is not None:
+            _check_weight(self._weighs, self._cost)
+
+    def _last(self, stack: list[Any], count: int) -> list[Any]:
+        """Take the last *count* values off the stack, some at a time."""
+        pieces: list[list[Any]] = []
+        while count:
+            some = min(count, _COLLECTED)
+            pieces.append(stack[-some:])
+            del stack[-some:]
+            count -= some
+            self._pause()
+        if len(pieces) == 1:
+            return pieces[0]
+        values: list[Any] = []
+        while pieces:
+            values += pieces.pop()
+            self._pause()
+        return values
+
+    def _make(self, instruction: int, parts: list[Any]) -> Any:
+        if instruction == LIST:
+            return parts
+        if instruction == TUPLE:
+            return tuple(parts)
+        if instruction == DICT:
+            return self._table({}, parts[::2], parts[1::2])
+        if instruction == SET:
+            return self._table(set(), parts)
+        if instruction == FROZENSET:
+            return frozenset(self._table(set(), parts))
+        if instruction == TEXT:
+            width = 1 if all(map(str.isascii, parts)) else 4
+            if sum(map(len, parts)) * width > _LONGEST:
+                raise MalformedError("one of its texts is too long")
+            return "".join(parts)
+        if instruction == FLOAT:
+            return float(*parts)
+        return self._array(*parts)
+
+    def _table(
+        self, made: Any, keys: list[Any], values: list[Any] | None = None
+    ) -> Any:
+        """Return the dict or set *made* with *keys* in it.
+
+        Raises:
+            MalformedError: If it takes longer than it would with keys that nobody has chosen.
+        """
+        texts = set(map(type, keys)) <= _TEXTS
+        step, begin, late = _COLLECTED, 0.0, 0.0
+        if not texts:
+            if len(keys) > _MOST_KEYS and self._copy:
+                raise MalformedError("one of its tables has too many keys")
+            if not self._how.wide or not all(map(_is_key, keys)):
+                raise MalformedError("one of its tables has keys that are none")
+            step, begin = _FEW, time.thread_time()
+        for at in range(0, len(keys), step):
+            some = keys[at : at + step]
+            if texts:
+                hash_long(some)
+            if values is None:
+                made.update(some)
+            else:
+                made.update(zip(some, values[at : at + step], strict=True))
+            if not texts:
+                late = time.thread_time() - begin - _EACH_KEY * (at + step)
+                if late > self._free and self._copy:
+                    raise MalformedError("keys of a table were chosen for their hash")
+            self._pause()
+        self._free -= max(late, 0.0)
+        return made
+
+    def _binary(self, instruction: int, count: int) -> Any:
+        large = instruction in (BUFFER, LARGE_BYTEARRAY)
+        if large:
+            view = self._take(count)
+        elif count <= len(self._bytes):
+            view, self._bytes = self._bytes[:count], self._bytes[count:]
+        else:
+            raise MalformedError("its bytes are not there")
+        if instruction in (BYTES, BUFFER):
+            return private(view, self._pause)
+        if instruction not in (BYTEARRAY, LARGE_BYTEARRAY):
+            raise MalformedError("there is no such instruction")
+        made = bytearray()
+        for start in range(0, len(view), _COPIED):
+            made += view[start : start + _COPIED]
+            self._pause()
+        return made
+
+    def _take(self, index: Any) -> memoryview:
+        """Return a buffer, once: a message that named it often would take any memory."""
+        known = type(index) is int and 0 <= index < len(self._buffers)
+        found: memoryview | None = self._buffers[index] if known else None
+        if found is None:
+            raise MalformedError("there is no such buffer")
+        self._buffers[index] = None
+        return found.cast("B")
+
+    def _array(self, meta: list[Any], data: Any) -> Any:
+        dtype, shape, order = meta
+        if not (type(dtype) is str and _DTYPE.fullmatch(dtype) and order in ("C", "F")):
+            raise MalformedError("there is no such type of array")
+        if (
+            type(shape) is not list
+            or len(shape) > _DIMENSIONS
+            or any(type(size) is not int or size < 0 for size in shape)
+        ):
+            raise MalformedError("an array has no such shape")
+        beside = type(data) is int
+        if beside:
+            data = self._take(data)
+        elif type(data) is not bytes:
+            raise MalformedError("an array has no bytes")
+        numpy = _numpy() if self._copy else importlib.import_module("numpy")
+        real = numpy.dtype(dtype)
+        if len(data) != math.prod(shape) * real.itemsize:
+            raise MalformedError("the bytes of an array do not fit its shape")
+        array = numpy.ndarray(shape, real, data, order=order)
+        # What is in bytes cannot be written to.
+        return array if beside and not self._copy else array.copy("A")
+
+
+def hash_long(values: Sequence[Any]) -> None:
+    """Have each long text keep its hash, so that no later step computes all of them."""
+    for value in values:
+        if type(value) is str and len(value) > _CHARACTERS:
+            hash(value)
+
+
+def go_on() -> None:
+    """Do nothing, where others pause."""
+
+
+def _numpy() -> Any:
+    numpy: Any = sys.modules.get("numpy")
+    if numpy is None:
+        raise MissingPackageError(
+            "a NumPy array has come, and this process has not imported numpy"
+        )
+    return numpy
+
+
+def private(view: memoryview, pause: Callable[[], None]) -> bytes:
+    """Return a copy that nobody else can write into, made in pieces."""
+    copy = BytesIO()
+    for start in range(0, len(view), _COPIED):
+        copy.write(view[start : start + _COPIED])
+        pause()
+    return copy.getvalue()  # which is the object itself, and no other copy

@@ -1,0 +1,254 @@
+"""Samples of stacks: when they are taken, how they are counted, and what their frames mean.
+
+The pool does not trust what a worker sends: a chunk of samples is JSON of bounded size, and all
+that is in it is checked.  A chunk stands by itself: it has the names that its stacks refer to.
+"""
+
+from __future__ import annotations
+
+import json
+
+from asyncpool._wire.records import Record
+from asyncpool._wire.text import MAX_NAME, printable
+from asyncpool.errors import ProtocolError
+
+TYPE_CHECKING = False  # see _wire/records.py
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from typing import Any
+
+# The function of the job, and the calls inside it, the outermost first.
+Stack = tuple[str, tuple[str, ...]]
+
+# What stands in place of the job's function for stacks that were not kept apart, and for those
+# that belong to no job.
+OTHER = "(other)"
+NO_JOB = "(no job)"
+
+
+class StackCounts:
+    """How many samples have found which stack.
+
+    Args:
+        most: How many different stacks are counted.  The samples of all others count together,
+            as those of ``OTHER``.
+
+    Attributes:
+        counts: The numbers, by stack.
+        total: The sum of all of them.
+    """
+
+    def __init__(self, most: int) -> None:
+        self.counts: dict[Stack, int] = {}
+        self.total = 0
+        self._most = most
+
+    def add(self, stack: Stack, samples: int) -> None:
+        """Count *samples* that have found *stack*."""
+        counts = self.counts
+        if stack not in counts and len(counts) >= self._most:
+            stack = (OTHER, ())
+        counts[stack] = counts.get(stack, 0) + samples
+        self.total += samples
+
+    def take(self) -> dict[Stack, int]:
+        """Return the numbers, and begin again with none."""
+        counts, self.counts, self.total = self.counts, {}, 0
+        return counts
+
+
+# The range of the generator of pseudo-random numbers, and its constants.  The module random
+# would cost a worker 300 KB.
+_RANGE = 1 << 31
+_FACTOR, _STEP = 1_103_515_245, 12_345
+
+
+class SamplingTimes:
+    """The times at which a sampler looks, until its time is over.
+
+    The distance between two looks varies by half of its mean.  With equal distances, a job
+    that does the same every 10 ms would be met at the same place each time.
+
+    Args:
+        rate: How many looks there are in a second.
+        seconds: For how long.
+        now: When that begins.
+    """
+
+    def __init__(self, rate: float, seconds: float, now: float) -> None:
+        self._distance = 1 / rate
+        self._end = now + seconds
+        self._random = int(now * 1e6) % _RANGE
+        self._due = now
+        self._set_next()
+
+    def wait(self, now: float) -> float | None:
+        """Return the seconds until the next look; ``None`` if there is none."""
+        if self._due >= self._end:
+            return None
+        return max(0.0, self._due - now)
+
+    def take(self, now: float) -> int:
+        """Return how many looks are due by *now*, of which all but one are late."""
+        due = 0
+        while self._due <= now and self._due < self._end:
+            due += 1
+            self._set_next()
+        return due
+
+    def _set_next(self) -> None:
+        self._random = (self._random * _FACTOR + _STEP) % _RANGE
+        self._due += self._distance * (0.5 + self._random / _RANGE)
+
+
+MAX_SECONDS = 3600
+MAX_RATE = 1000
+
+# A stack of that many calls with the longest names fits: a character has up to 4 bytes.
+MAX_CHUNK = 1 << 17
+MAX_DEPTH = 128
+
+# More than the samples of all threads of a worker in the longest time.
+MAX_COUNT = 1 << 32
+
+_MAX_ERROR = 500
+
+# The most bytes of a number in a stack with the comma behind it, and of all but names and stacks.
+_NUMBER = 11
+_REST = 4096
+
+
+class ProfileRequest(Record):
+    """What a worker is to sample.
+
+    Attributes:
+        seconds: For how long.
+        rate: How often in a second.
+        function: The function of the jobs that count, or the end of its name from a dot on;
+            empty for all.
+    """
+
+    seconds: float
+    rate: float
+    function: str = ""
+
+    def pack(self) -> bytes:
+        """Return the payload of a ``PROFILE`` frame."""
+        return json.dumps(tuple(self)).encode()
+
+    @classmethod
+    def unpack(cls, payload: bytes) -> ProfileRequest:
+        """Read the payload of a ``PROFILE`` frame; it must come from the pool."""
+        return cls(*json.loads(payload))
+
+    def wants(self, function: str) -> bool:
+        """Tell whether jobs of *function* count."""
+        wanted = self.function
+        return not wanted or function == wanted or function.endswith(f".{wanted}")
+
+
+class SampleFigures(Record):
+    """What a sampler has counted besides stacks.
+
+    Attributes:
+        idle: The samples that found no job.
+        skipped: Those that found a job of another function.
+        missed: Those that were taken late; they count for what was found then.
+    """
+
+    idle: int = 0
+    skipped: int = 0
+    missed: int = 0
+
+
+class SampleChunk(Record):
+    """A part of what a worker has found.
+
+    Attributes:
+        stacks: How many samples have found which stack.
+        figures: What else was counted.
+        error: Why the sampler has ended early, if it has.
+    """
+
+    stacks: dict[Stack, int]
+    figures: SampleFigures
+    error: str = ""
+
+    def pack(self) -> Iterator[bytes]:
+        """Yield the payloads of the ``SAMPLES`` frames, one at least.
+
+        The figures and the error are in the first one.
+        """
+        figures, error = self.figures, self.error[:_MAX_ERROR]
+        names: dict[str, int] = {}
+        rows: list[list[int]] = []
+        room = MAX_CHUNK - _REST
+        for (function, frames), samples in self.stacks.items():
+            calls = (function, *frames)
+            size = _size_of(calls, names)
+            if size > room:
+                yield _dump([list(names), rows, figures, error])
+                figures, error, names, rows = SampleFigures(), "", {}, []
+                room, size = MAX_CHUNK - _REST, _size_of(calls, names)
+            room -= size
+            places = [names.setdefault(name, len(names)) for name in calls]
+            rows.append([samples, *places])
+        yield _dump([list(names), rows, figures, error])
+
+    @classmethod
+    def unpack(cls, payload: bytes) -> SampleChunk:
+        """Read the payload of a ``SAMPLES`` frame.
+
+        Raises:
+            ProtocolError: If it is no such payload.
+        """
+        try:
+            return cls._checked(payload)
+        except (ValueError, TypeError, RecursionError) as wrong:
+            raise ProtocolError("samples of stacks cannot be read") from wrong
+
+    @classmethod
+    def _checked(cls, payload: bytes) -> SampleChunk:
+        if len(payload) > MAX_CHUNK:
+            raise ValueError("it is too large")
+        names, rows, figures, error = json.loads(payload)
+        names = [_checked_name(name) for name in names]
+        stacks: dict[Stack, int] = {}
+        for samples, *row in rows:
+            function, *frames = [names[_checked(place, len(names))] for place in row]
+            if len(frames) > MAX_DEPTH:
+                raise ValueError("a stack is too deep")
+            stack = (function, tuple(frames))
+            stacks[stack] = stacks.get(stack, 0) + _checked(samples, MAX_COUNT)
+        counted = SampleFigures(*(_checked(each, MAX_COUNT) for each in figures))
+        return cls(stacks, counted, printable(str(error)[:_MAX_ERROR]))
+
+
+def as_name(text: str) -> str:
+    """Return *text* as it may be in a chunk: printable, and not too long."""
+    text = printable(text.encode(errors="replace").decode())
+    return text if len(text) <= MAX_NAME else f"{text[: MAX_NAME - 3]}..."
+
+
+def _size_of(calls: tuple[str, ...], known: dict[str, int]) -> int:
+    """Return the most bytes that a stack adds to a chunk that has the names in *known*."""
+    new = {name for name in calls if name not in known}
+    size = sum(len(_dump(name)) + 1 for name in new)
+    return size + _NUMBER * (len(calls) + 1)
+
+
+def _checked_name(name: Any) -> str:
+    if type(name) is not str or len(name) > MAX_NAME:
+        raise ValueError("a name is no text, or too long")
+    return as_name(name)
+
+
+def _checked(number: Any, limit: int) -> int:
+    if type(number) is not int or not 0 <= number < limit:
+        raise ValueError("a number is out of range")
+    return number
+
+
+def _dump(value: object) -> bytes:
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode()

@@ -1,0 +1,222 @@
+"""Move semaphores that only a fork could share into memory that has a descriptor.
+
+The context ``"fork"`` of :mod:`multiprocessing` removes the name of a semaphore at once,
+and the C library closes its descriptor.  What is left is a mapping, and Linux lets only
+privileged processes open a mapping again.  But this process may replace the mapping by
+one of memory that it has a descriptor of.  Another process that gets this descriptor can
+map the same memory.
+
+This depends on glibc on 64-bit Linux.  A semaphore that looks different is refused.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import mmap
+import os
+import sys
+import threading
+import time
+import weakref
+
+TYPE_CHECKING = False  # see _wire/records.py
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from multiprocessing.synchronize import SemLock
+
+    from asyncpool._wire.posix import Handed
+
+_CURE = "make the object that has it with multiprocessing.get_context('forkserver')"
+
+_PLACE = "/dev/shm/sem."  # noqa: S108 - glibc's
+_SIZE = mmap.PAGESIZE
+_MAYMOVE, _FIXED = 1, 2
+_SHARED_BY_PROCESSES = 1
+
+# The second half of a semaphore: how many threads wait for it.
+_WAITERS = 4
+
+# How often other threads may take the semaphore while it is moved, if its value is high.
+_SLACK = 1000
+
+# Seconds until the processes are looked at again.  A process that has forked, and is about to
+# execute another program, shares the semaphore only until then.
+_EXEC = 0.002
+
+# PyDLL, because its functions keep the GIL; those of ctypes.CDLL release it.
+_libc = ctypes.PyDLL(None, use_errno=True)
+_address, _size, _int = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int
+
+_lock = threading.Lock()
+_descriptors: weakref.WeakKeyDictionary[SemLock, int] = weakref.WeakKeyDictionary()
+
+
+class Mappings:
+    """Which processes have mapped which semaphores.
+
+    It looks at this process, and at those that run the same program: only these may share a
+    semaphore by a fork.  To look takes milliseconds, so one look serves for all semaphores
+    that are moved together.
+    """
+
+    def __init__(self) -> None:
+        self._here: list[str] = []
+        self._there: dict[int, str] | None = None
+
+    def file_at(self, handle: int) -> str | None:
+        """Return the file of the semaphore at *handle*, as mappings show it."""
+        return self._find(handle) or self._find(handle, again=True)
+
+    def sharing(self, file: str) -> int | None:
+        """Return another process that has mapped *file*, if there is one."""
+        found = self._look(file)
+        if found is not None:
+            time.sleep(_EXEC)
+            self._there = None
+            found = self._look(file)
+        return found
+
+    def _find(self, handle: int, *, again: bool = False) -> str | None:
+        if again:
+            self._here = _mappings("self")
+        for line in self._here:
+            if line.startswith(f"{handle:x}-"):
+                device, inode = line.split()[3:5]
+                return f" {device} {inode} "
+        return None
+
+    def _look(self, file: str) -> int | None:
+        if self._there is None:
+            self._there = dict(_mappings_elsewhere())
+        return next((pid for pid, text in self._there.items() if file in text), None)
+
+
+def descriptor_of(lock: SemLock, mappings: Mappings) -> int:
+    """Return a descriptor of the memory that the semaphore of *lock* is in.
+
+    It belongs to *lock*.  The semaphore may be in use meanwhile, in any thread.
+
+    Raises:
+        RuntimeError: If the semaphore cannot be moved.  The text says why, and what to do.
+        OSError: If this process may open no more files, or there is not enough memory.
+    """
+    with _lock:
+        fd = _descriptors.get(lock)
+        if fd is None:
+            fd = _move(lock._semlock.handle, mappings)  # type: ignore[attr-defined] # noqa: SLF001
+            _own(lock, fd)
+        return fd
+
+
+def semaphore_at(
+    cls: type[SemLock], kind: int, max_value: int, handed: Handed
+) -> SemLock:
+    """Return a lock of the class *cls*, whose semaphore is in the memory of a descriptor.
+
+    The memory stays mapped for as long as this process lives, since a method of the lock
+    may outlive the lock.
+    """
+    descriptor = handed.detach()
+    address = _map(descriptor)
+    lock = cls.__new__(cls)
+    lock.__setstate__((address, kind, max_value, None))  # type: ignore[attr-defined]
+    # It has no name by which another process could open it.
+    lock._is_fork_ctx = True  # type: ignore[attr-defined] # noqa: SLF001
+    _own(lock, descriptor)
+    return lock
+
+
+def _own(lock: SemLock, fd: int) -> None:
+    _descriptors[lock] = fd
+    weakref.finalize(lock, os.close, fd)
+
+
+def _move(handle: int, mappings: Mappings) -> int:
+    """Move the semaphore at *handle* into new memory; return the descriptor of that."""
+    known = sys.platform == "linux" and ctypes.sizeof(_address) == 2 * _WAITERS
+    known = known and sys.byteorder == "little" and hasattr(os, "memfd_create")
+    file = mappings.file_at(handle) if known else None
+    if file is None:
+        raise RuntimeError(
+            f"a lock or semaphore of the context 'fork' cannot be sent from here: {_CURE}"
+        )
+    process = mappings.sharing(file)
+    if process is not None:
+        raise RuntimeError(
+            f"a lock or semaphore of the context 'fork' is shared with process {process} "
+            f"by a fork, and cannot be shared with workers as well: {_CURE}"
+        )
+    fd = os.memfd_create("semaphore")
+    try:
+        os.ftruncate(fd, _SIZE)
+        _replace(handle, _map(fd))
+    except BaseException:
+        os.close(fd)
+        raise
+    return fd
+
+
+def _replace(handle: int, new: int) -> None:
+    """Replace the semaphore at *handle* by the one in the memory at *new*."""
+    # One system call makes all threads use the new semaphore.  Its value is lower at first:
+    # no thread may get what another one has taken from the old one.  Then it gets the rest.
+    least = max(0, _value(handle) - _SLACK)
+    _call("sem_init", _int, new, _int(_SHARED_BY_PROCESSES), ctypes.c_uint(least))
+    old = _remap(handle, 0, _MAYMOVE)  # it is there twice now
+    _remap(new, _SIZE, _MAYMOVE | _FIXED, handle)
+    # Threads that wait at the old semaphore are woken up, and then wait at the new one.
+    waiting = _waiters(old).value
+    if waiting:
+        _waiters(handle).value += waiting
+    for _ in range(_value(old) - least):
+        _call("sem_post", _int, handle)
+    for _ in range(waiting):
+        _call("sem_post", _int, old)
+    _call("munmap", _int, old, _size(_SIZE))
+
+
+def _mappings(process: str) -> list[str]:
+    """Return the lines that tell of semaphores."""
+    with open(f"/proc/{process}/maps", errors="replace") as lines:  # noqa: PTH123 - workers import this
+        return [line for line in lines if _PLACE in line]
+
+
+def _mappings_elsewhere() -> Iterator[tuple[int, str]]:
+    program = os.readlink("/proc/self/exe")  # noqa: PTH115
+    for name in os.listdir("/proc"):  # noqa: PTH208
+        if name.isdecimal() and int(name) != os.getpid():
+            with contextlib.suppress(OSError):  # it is gone, or another user's
+                if os.readlink(f"/proc/{name}/exe") == program:  # noqa: PTH115
+                    yield int(name), "".join(_mappings(name))
+
+
+def _map(fd: int) -> int:
+    protection = _int(mmap.PROT_READ | mmap.PROT_WRITE)
+    flags = _int(mmap.MAP_SHARED)
+    return _call("mmap", _address, 0, _size(_SIZE), protection, flags, _int(fd), 0)
+
+
+def _remap(address: int, size: int, flags: int, to: int = 0) -> int:
+    sizes = _size(size), _size(_SIZE)
+    return _call("mremap", _address, address, *sizes, _int(flags), _address(to))
+
+
+def _value(address: int) -> int:
+    value = _int()
+    _call("sem_getvalue", _int, address, ctypes.byref(value))
+    return value.value
+
+
+def _waiters(address: int) -> ctypes.c_uint32:
+    return ctypes.c_uint32.from_address(address + _WAITERS)
+
+
+def _call(name: str, result: type, address: int, *args: object) -> int:
+    function = _libc[name]  # a new one each time, which nobody else declares
+    function.restype = result
+    value: int | None = function(_address(address), *args)
+    if value in {-1, _address(-1).value}:
+        error = ctypes.get_errno()
+        raise OSError(error, f"{name}: {os.strerror(error)}")
+    return value or 0

@@ -1,0 +1,213 @@
+"""Make text from others fit for a log and a terminal; write amounts of memory, and names of functions.
+
+Control characters move the cursor, clear the screen, or set its title.  Line separators
+begin what looks like a line of the log.  Characters that turn the direction of writing
+make one text look like another.  All of them are written as Python escapes; nothing
+else changes.
+
+The amounts of memory are for people.  Programs find the same amounts as integers.
+Errors, reports and logs name jobs by their functions.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from types import FunctionType, MethodType
+
+TYPE_CHECKING = False  # see _wire/records.py
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
+
+_CONTROLS = (*range(0x20), *range(0x7F, 0xA0))
+_SEPARATORS = (0x2028, 0x2029)
+_DIRECTIONS = (0x061C, 0x200E, 0x200F, *range(0x202A, 0x202F), *range(0x2066, 0x206A))
+
+_LINES = {
+    **{code: f"\\x{code:02x}" for code in _CONTROLS},
+    **{code: f"\\u{code:04x}" for code in (*_SEPARATORS, *_DIRECTIONS)},
+    ord("\t"): "\t",
+    ord("\n"): "\n",
+}
+_LINE = _LINES | {ord("\n"): "\\n"}
+
+
+# Letters and marks that nobody sees, beside those that are not printable to Python.
+_UNSEEN = (
+    *(0x034F, 0x115F, 0x1160, 0x17B4, 0x17B5, *range(0x180B, 0x1810), 0x3164, 0xFFA0),
+    *(*range(0xFE00, 0xFE10), *range(0xE0100, 0xE01F0)),
+)
+_NAME = frozenset(map(chr, _UNSEEN))
+
+# How many characters are translated in one step of C code, which holds all threads.
+_PIECE = 16_384
+
+
+def printable(text: str) -> str:
+    """Return *text* as a part of one line."""
+    return text if text.isprintable() else _translated(text, _LINE)
+
+
+def printable_lines(text: str) -> str:
+    """Return *text*, which may have several lines, with the other control characters escaped."""
+    return text if text.isprintable() else _translated(text, _LINES)
+
+
+def printable_name(text: str) -> str:
+    """Return *text* as a name, in which all that nobody sees is escaped: else it looks like another."""
+    if text.isascii() and text.isprintable():
+        return text
+    return "".join(map(_seen, text))
+
+
+def _seen(character: str) -> str:
+    if character.isprintable() and character not in _NAME:
+        return character
+    return character.encode("unicode_escape").decode()
+
+
+def _translated(text: str, table: dict[int, str]) -> str:
+    starts = range(0, len(text), _PIECE)
+    return "".join(text[at : at + _PIECE].translate(table) for at in starts)
+
+
+_STEP = 1024
+_UNITS = ("KiB", "MiB", "GiB", "TiB")
+
+
+def in_units(size: int) -> str:
+    """Return a number of bytes as a text, such as ``512 MiB``.
+
+    A number with a decimal place is rounded; a number without one is exact.
+    """
+    if size < _STEP:
+        return f"{size} byte{'' if size == 1 else 's'}"
+    power = min((size.bit_length() - 1) // 10, len(_UNITS))
+    whole, rest = divmod(size, _STEP**power)
+    number = f"{size / _STEP**power:.1f}" if rest else f"{whole}"
+    return f"{number} {_UNITS[power - 1]}"
+
+
+# Which part of a traceback concerns the user, if the traceback is already a text.
+
+# Paths of code that is not the user's.
+_OURS = (
+    "/asyncpool/_cluster/",
+    "/asyncpool/_wire/",
+    "/asyncpool/_worker/",
+    "/asyncpool/cluster/",
+    "/asyncio/",
+    "/importlib/",
+    "/site-packages/uvicorn/",
+)
+_FROZEN = "<frozen "
+
+
+def users_own(text: str) -> str:
+    """Return a traceback without asyncpool's own frames; empty if there are no others."""
+    kept: list[str] = []
+    found = False
+    hidden = -1  # the indentation of the frame that is left out
+    for line in text.splitlines():
+        content = line.lstrip(" |")  # exception groups have a margin
+        depth = len(line) - len(content)
+        if 0 <= hidden < depth:
+            continue
+        hidden = -1
+        if depth and content.startswith('File "'):
+            if _is_ours(content.split('"')[1]):
+                hidden = depth
+                continue
+            found = True
+        kept.append(line)
+    return "\n".join(kept).rstrip() if found else ""
+
+
+def _is_ours(path: str) -> bool:
+    # In a frozen program the paths begin at the packages.
+    return path.startswith(_FROZEN) or any(part in f"/{path}" for part in _OURS)
+
+
+# A longer name is cut.
+MAX_NAME = 200
+
+# The logger of warnings about jobs, and that of ``current_job().logger``.
+JOB_LOGGER = "asyncpool.job"
+
+# Functions that workers call in place of a user's function, and where that is among
+# their arguments; see _worker/api.py.
+_STAND_INS = {
+    "asyncpool._worker.api.call_chunk": 0,
+    "asyncpool._worker.api.call_counted": 1,
+}
+
+
+def function_name(function: Callable[..., Any]) -> str:
+    """Return the name of *function*, such as ``"shop.images.resize"``.
+
+    A partial and a bound method have the name of the function in them.  An object has
+    the name of its class.  Control characters are escaped.  This raises nothing,
+    whatever the function's own attributes raise.
+    """
+    found = _inner(function)
+    try:
+        name = _text(found.__qualname__)
+        module = _text(getattr(found, "__module__", None))
+    except BaseException:  # noqa: BLE001 - it has no such attribute, or its own code fails
+        module = name = ""
+    if not name:
+        cls: Any = type(found)
+        module, name = (_own(cls, part) for part in ("__module__", "__qualname__"))
+    if module == "__mp_main__":  # what workers call the script
+        module = "__main__"
+    text = f"{module}.{name}" if module else name
+    text = printable_name(text)
+    return text if len(text) <= MAX_NAME else f"{text[: MAX_NAME - 3]}..."
+
+
+def _inner(function: Any) -> Any:
+    while True:
+        if type(function) is MethodType:
+            function = function.__func__
+        elif type(function) is partial:
+            function, args = function.func, function.args
+            if type(function) is FunctionType and args:
+                place = _STAND_INS.get(f"{function.__module__}.{function.__qualname__}")
+                if place is not None and place < len(args):
+                    function = args[place]
+        else:
+            return function
+
+
+def _own(cls: type, name: str) -> str:
+    """Return what Python itself says about a class, whatever the class and its metaclass say."""
+    return _text(type.__dict__[name].__get__(cls))
+
+
+def _text(value: Any) -> str:
+    """Return the characters of *value* if it is a text, else an empty text."""
+    return str.__str__(value) if issubclass(type(value), str) else ""
+
+
+# By which names commands find pools and servers.
+
+MAX_PROGRAM_NAME = 64
+
+# What such a name is, in words.
+NAMES = (
+    f"1 to {MAX_PROGRAM_NAME} of A-Z, a-z, 0-9, '.', '-', '_' and ':', the first of them neither "
+    "'.' nor '-'"
+)
+_IN_NAMES = frozenset(
+    "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_.:"
+)
+
+
+def is_name(text: str) -> bool:
+    """Tell whether this is a name that can be found, as it becomes a part of a path."""
+    return (
+        0 < len(text) <= MAX_PROGRAM_NAME
+        and set(text) <= _IN_NAMES
+        and not text.startswith((".", "-"))
+    )
