@@ -42,7 +42,7 @@ _GREET = (
     "s = k[0] + ' ' + sys.version.split()[0] + ' in ' + k[1] + '\\n'; "
     "os.write(int(sys.argv[-1]), s.encode()); k == %r or sys.exit(1); "
 )
-_ROOT = str(Path(__file__).parents[3])
+_ROOT = str(Path(__file__).parents[2])
 
 # Seconds in which an executable that may be anything has to show that it is a Python.
 _PATIENCE = 10

@@ -250,7 +250,7 @@ def installation() -> tuple[str, ...]:
 @cache
 def library() -> tuple[str, ...]:
     """Return what workers may read so that they can import what is installed."""
-    ours = str(Path(__file__).parents[2])
+    ours = str(Path(__file__).parents[1])
     base = Path(sys.base_prefix) / "lib"
     return (
         *installation(),
@@ -266,5 +266,5 @@ def least_library() -> tuple[str, ...]:
 
     They find encodings by their names, and import a part of this package when they need it.
     """
-    ours, library = str(Path(__file__).parents[2]), sysconfig.get_path("platstdlib")
+    ours, library = str(Path(__file__).parents[1]), sysconfig.get_path("platstdlib")
     return ours, str(Path(encodings.__file__).parent), f"{library}/lib-dynload"
