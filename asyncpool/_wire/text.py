@@ -94,6 +94,8 @@ def in_units(size: int) -> str:
 # Paths of code that is not the user's.
 _OURS = (
     "/asyncpool/_cluster/",
+    "/asyncpool/_core/",
+    "/asyncpool/_sandbox/",
     "/asyncpool/_wire/",
     "/asyncpool/_worker/",
     "/asyncpool/cluster/",
@@ -135,12 +137,8 @@ MAX_NAME = 200
 # The logger of warnings about jobs, and that of ``current_job().logger``.
 JOB_LOGGER = "asyncpool.job"
 
-# Functions that workers call in place of a user's function, and where that is among
-# their arguments; see _worker/api.py.
-_STAND_INS = {
-    "asyncpool._worker.api.call_chunk": 0,
-    "asyncpool._worker.api.call_counted": 1,
-}
+# What workers call in place of a user's function, which is its first argument; see _worker/api.py.
+_STAND_IN = "asyncpool._worker.api.call_chunk"
 
 
 def function_name(function: Callable[..., Any]) -> str:
@@ -166,16 +164,19 @@ def function_name(function: Callable[..., Any]) -> str:
     return text if len(text) <= MAX_NAME else f"{text[: MAX_NAME - 3]}..."
 
 
+def _path_of(function: Any) -> str:
+    return f"{function.__module__}.{function.__qualname__}"
+
+
 def _inner(function: Any) -> Any:
     while True:
         if type(function) is MethodType:
             function = function.__func__
         elif type(function) is partial:
             function, args = function.func, function.args
-            if type(function) is FunctionType and args:
-                place = _STAND_INS.get(f"{function.__module__}.{function.__qualname__}")
-                if place is not None and place < len(args):
-                    function = args[place]
+            plain = type(function) is FunctionType
+            if plain and args and _path_of(function) == _STAND_IN:
+                function = args[0]
         else:
             return function
 

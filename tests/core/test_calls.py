@@ -460,6 +460,7 @@ KeyError: 'two'
     [
         ("", ""),
         ('Traceback\n  File "/x/asyncpool/_worker/a.py", line 1\nE: e\n', ""),
+        ('Traceback\n  File "/x/asyncpool/_sandbox/a.py", line 1\nE: e\n', ""),
         (
             CHAIN,
             """\
@@ -491,7 +492,7 @@ Traceback (most recent call last):
 SyntaxError: invalid syntax""",
         ),
     ],
-    ids=["nothing", "nothing of the user's", "a chain", "no code"],
+    ids=["nothing", "nothing of the user's", "a sandbox", "a chain", "no code"],
 )
 def test_a_traceback_has_the_users_frames(text: str, shown: str) -> None:
     assert users_own(text) == shown
