@@ -35,6 +35,7 @@ _TYPES = {
     "strict": SWITCH,
 }
 _GIB = 1 << 30
+_MOST_PORT = 65535
 
 Path = str | os.PathLike[str]
 
@@ -99,8 +100,6 @@ class Sandbox:
     strict: bool = True
 
     def __post_init__(self) -> None:
-        from asyncpool._sandbox import plan  # noqa: PLC0415 - few pools have a sandbox
-
         check_types(self, _TYPES)
         for name in ("read", "write"):
             paths = several(
@@ -109,8 +108,8 @@ class Sandbox:
             self._set(name, tuple(_absolute(name, path) for path in paths))
         if self.workdir is not None:
             self._set("workdir", _absolute("workdir", self.workdir))
-        self._set("env", dict(plan.environment_of(self.env)))
-        ports = plan.ports_of(self.network)
+        self._set("env", dict(_environment_of(self.env)))
+        ports = _ports_of(self.network)
         self._set("network", True if ports is None else ports or False)
         for name in ("memory", "cpu_seconds", "cpus"):
             value = getattr(self, name)
@@ -118,6 +117,8 @@ class Sandbox:
                 raise ValueError(f"{name} must be > 0 and finite, or None, not {value}")
         if self.processes is not None and self.processes < 0:
             raise ValueError(f"processes must be at least 0, not {self.processes}")
+        from asyncpool._sandbox import plan  # noqa: PLC0415 - few pools have a sandbox
+
         plan.check_together(settings_of(self, None))
 
     @classmethod
@@ -157,10 +158,51 @@ def settings_of(sandbox: Sandbox, user: tuple[int, int] | None) -> Settings:
     # Most are what the plan takes, since the sandbox has checked them.
     fields = plan.Settings._fields
     settings: dict[str, Any] = {each: getattr(sandbox, each, None) for each in fields}
-    settings["ports"] = plan.ports_of(sandbox.network)
+    settings["ports"] = _ports_of(sandbox.network)
     settings["env"] = tuple(sandbox.env.items())
     settings["user"] = user
     return plan.Settings(**settings)
+
+
+def _ports_of(network: object) -> tuple[int, ...] | None:
+    """Return the TCP ports that *network* names; ``None`` for the whole network.
+
+    Raises:
+        TypeError: If it is neither a bool nor ports.
+        ValueError: If something is no port, or names a host.
+    """
+    if isinstance(network, bool):
+        return None if network else ()
+    ports: list[int] = []
+    for each in several("network", network, "True, False or numbers of TCP ports"):
+        if isinstance(each, str):
+            raise ValueError(  # noqa: TRY004 - a text, but one that may well be meant
+                f"network names {each!r}, and the kernel tells ports apart, not hosts: give "
+                "numbers of ports, or connect in the service and hand over what comes back"
+            )
+        if isinstance(each, bool) or not isinstance(each, int):
+            raise TypeError(f"network takes numbers of TCP ports, not {each!r}")
+        if not 0 < each <= _MOST_PORT:
+            raise ValueError(f"network: there is no port {each}")
+        ports.append(each)
+    return tuple(sorted(set(ports)))
+
+
+def _environment_of(env: object) -> tuple[tuple[str, str], ...]:
+    """Return the variables of an environment.
+
+    Raises:
+        TypeError: If it is no mapping of texts.
+        ValueError: If no process can have such a variable.
+    """
+    if not isinstance(env, Mapping):
+        raise TypeError(f"env must be a mapping of texts, not {env!r}")
+    for name, value in env.items():
+        if not (isinstance(name, str) and isinstance(value, str)):
+            raise TypeError(f"env takes texts, not {name!r}: {value!r}")
+        if not name or "=" in name or "\0" in name + value:
+            raise ValueError(f"env: no environment can have {name!r}: {value!r}")
+    return tuple(sorted(env.items()))
 
 
 def _absolute(name: str, path: object) -> str:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any, TypeVar, TypeVarTuple
 
 import anyio
@@ -17,6 +16,7 @@ from anyio.lowlevel import checkpoint_if_cancelled
 
 from asyncpool._core.functions import travels_by_name
 from asyncpool._core.job_options import JobLimits, JobOptions
+from asyncpool._dataclass import replace
 from asyncpool._engine.job import Job
 from asyncpool._engine.large import unpicklable
 from asyncpool._engine.loop import outlast, shielded

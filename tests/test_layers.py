@@ -53,12 +53,7 @@ HEAVY = [
 
 
 @pytest.mark.parametrize(
-    "module",
-    [
-        "asyncpool",
-        "asyncpool._worker.process",
-        "asyncpool._worker.launcher",
-    ],
+    "module", ["asyncpool", "asyncpool._worker.process", "asyncpool._worker.launcher"]
 )
 def test_workers_start_light(module: str) -> None:
     code = (

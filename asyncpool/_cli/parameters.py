@@ -127,7 +127,7 @@ def size(text: str) -> int:
 def _loop(_: click.Context, __: click.Parameter, kind: str) -> str:
     """Check that there is such an event loop; the callback of an option."""
     try:
-        check_loop(kind)
+        check_loop("worker_loop", kind)
     except ValueError as error:
         raise click.BadParameter(str(error)) from None
     return kind

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import errno
 import os
 import socket
 
+from asyncpool._cluster.rules import EXHAUSTED
 from asyncpool._wire import log_records as say
 from asyncpool._worker.control import own_logger
 
@@ -15,8 +15,6 @@ TYPE_CHECKING = False  # see _wire/records.py
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-# These errors end when some process closes a descriptor.
-_SCARCE = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}
 _PAUSE = 0.1  # seconds
 
 # The worker warns of them at most once in so many seconds, because they come in bursts.
@@ -99,7 +97,7 @@ class Acceptor:
         except (InterruptedError, ConnectionAbortedError):
             return True
         except OSError as error:
-            if error.errno not in _SCARCE:
+            if error.errno not in EXHAUSTED:
                 raise
             self._want.tell(error.errno)
             self._wait()

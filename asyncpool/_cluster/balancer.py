@@ -7,7 +7,6 @@ can have it at once.  Other connections wait in the kernel's queue, which outliv
 from __future__ import annotations
 
 import asyncio
-import errno
 import logging
 import os
 import socket
@@ -15,10 +14,10 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from asyncpool._cluster import rules as say
+from asyncpool._cluster import log_messages as say
 from asyncpool._cluster.balancing import ConnectionBalancing
 from asyncpool._cluster.link import WorkerLink
-from asyncpool._cluster.rules import HandleTag
+from asyncpool._cluster.rules import EXHAUSTED, HandleTag
 from asyncpool._engine.loop import Alarm
 from asyncpool._engine.machine import is_scarce
 from asyncpool.errors import NoWorkerError, ProtocolError
@@ -32,8 +31,6 @@ _ACCEPTS_A_TURN = 64
 # as fast as the master accepts.
 _ACCEPTS_AT_END = 1 << 16
 
-# Errors which say that this process, or this machine, has no descriptor or memory left.
-_EXHAUSTED = frozenset((errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM))
 _PAUSE = 0.1  # seconds
 
 
@@ -269,7 +266,7 @@ class ConnectionBalancer:
             except (BlockingIOError, InterruptedError):
                 continue
             except OSError as error:
-                if error.errno in _EXHAUSTED:
+                if error.errno in EXHAUSTED:
                     self._rest(error)
                     return None
                 # The client has left already, or the error is that of this one connection.

@@ -7,7 +7,7 @@ import logging
 from collections import deque
 from typing import Generic, Self, TypeVar
 
-from asyncpool._cluster import rules as say
+from asyncpool._cluster import log_messages as say
 from asyncpool._cluster.link import WorkerLink
 from asyncpool._cluster.rules import MOST_MESSAGES
 from asyncpool._engine.loop import check_home

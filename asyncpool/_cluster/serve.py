@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-import importlib
 import os
 import pickle
 import socket
 from functools import partial
 from itertools import islice
 
-from asyncpool._cluster.drain_time import DrainTime
-from asyncpool._cluster.server_worker import ServerWorker
+from asyncpool._cluster.server_worker import DrainTime, ServerWorker
 from asyncpool._cluster.worker import Worker
 from asyncpool._wire import log_records as say
 from asyncpool._wire.messages import COROUTINE, WorkerConfig
+from asyncpool._wire.records import import_named
 from asyncpool._worker.control import Control, own_logger, print_error
 from asyncpool._worker.coroutines import Coroutines
+from asyncpool._worker.stacks import line_of
 
 TYPE_CHECKING = False  # see _wire/records.py
 if TYPE_CHECKING:
@@ -91,10 +91,7 @@ def find_object(name: str) -> Any:
         raise ValueError(
             f"{name!r} does not name an object: write package.module:object"
         )
-    found: Any = importlib.import_module(module)
-    for part in path.split("."):
-        found = getattr(found, part)
-    return found
+    return import_named(name)
 
 
 def _load(target: bytes | str) -> Target:
@@ -236,10 +233,7 @@ def _task_stacks(loop: asyncio.AbstractEventLoop) -> str:
     lines = [COROUTINE]
     for task in islice(asyncio.all_tasks(loop), _MOST_TASKS):
         lines.append(f"  task {task.get_name()!r}:")
-        lines += [
-            f'    File "{frame.f_code.co_filename}", line {frame.f_lineno} in '
-            f"{frame.f_code.co_name}"
-            for frame in task.get_stack(limit=_DEEPEST)[::-1]
-        ]
+        stack = task.get_stack(limit=_DEEPEST)
+        lines += [f"  {line_of(frame)}" for frame in stack[::-1]]
     text = "\n".join(lines)
     return text[:_LONGEST]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
 import os
 import socket
@@ -12,7 +13,7 @@ from _thread import (
 
 from asyncpool._cluster.acceptor import Acceptor, AcceptRequest
 from asyncpool._cluster.connections import Connection, Load
-from asyncpool._cluster.rules import HandleTag
+from asyncpool._cluster.rules import DrainLimit, HandleTag, drain_limit
 from asyncpool._cluster.worker_link import MasterLink
 from asyncpool._cluster.worker_queues import (
     CreditedQueue,
@@ -27,9 +28,8 @@ from asyncpool.errors import ProtocolError
 
 TYPE_CHECKING = False  # see _wire/records.py
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Awaitable
 
-    from asyncpool._cluster.drain_time import DrainTime
     from asyncpool._worker.control import Control
 
 # How many accepted connections wait here for the user's code.  The others wait in the backlog.
@@ -37,6 +37,67 @@ _MOST_WAITING = 16
 
 # The tag of a RETIRE frame from a worker that goes on serving until there is another one.
 _NOT_YET = 1
+
+
+class DrainTime:
+    """The time that a worker has from when it begins to drain.
+
+    Args:
+        at_end: Seconds, if the whole cluster ends.
+        replaced: Seconds, if other workers go on serving.
+    """
+
+    def __init__(self, at_end: float, replaced: float) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._at_end, self._replaced = at_end, replaced
+        self._began: float | None = None
+        self._end_began: float | None = None
+        self._others_serve = False
+        self._bound: asyncio.Timeout | None = None
+
+    @property
+    def limit(self) -> float:
+        """How many seconds it is, by what is known now."""
+        return self._replaced if self._others_serve else self._at_end
+
+    @property
+    def applied(self) -> DrainLimit:
+        """Which limit applies, by what is known now."""
+        return drain_limit(
+            self._loop.time() if self._began is None else self._began,
+            self._end_began,
+            others_serve=self._others_serve,
+            at_end=self._at_end,
+            replaced=self._replaced,
+        )
+
+    def begin(self) -> None:
+        """Begin to drain, once."""
+        if self._began is None:
+            self._began = self._loop.time()
+
+    def others_serve(self) -> None:
+        """Note that other workers go on serving."""
+        if self._end_began is None:
+            self._others_serve = True
+            self._reschedule()
+
+    def cluster_ends(self) -> None:
+        """Note that the whole cluster ends, so that less time may be left."""
+        if self._end_began is None:
+            self._end_began = self._loop.time()
+            self._reschedule()
+
+    async def bound(self, awaited: Awaitable[object]) -> None:
+        """Wait for *awaited*, but no longer than the time, which has begun."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout_at(self.applied.over_at) as self._bound:
+                await awaited
+        self._bound = None
+
+    def _reschedule(self) -> None:
+        if self._bound is not None and not self._bound.expired():
+            self._bound.reschedule(self.applied.over_at)
 
 
 class ServerWorker:

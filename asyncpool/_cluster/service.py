@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from time import monotonic
 from typing import Literal
 
-from asyncpool._cluster import rules as say
+from asyncpool._cluster import log_messages as say
 from asyncpool._cluster.balancer import ConnectionBalancer
 from asyncpool._cluster.link import WorkerLink
 from asyncpool._cluster.listeners import Listeners
@@ -253,7 +253,7 @@ class Service:
         """
         spread = self.balancer.core
         had, cut_before = spread.totals(link.slot), spread.count_cut_off(link.slot)
-        self.balancer.core.load(link.slot, opened, closed, cut)
+        spread.load(link.slot, opened, closed, cut)
         self.cut += cut - cut_before
         if self.stopped:
             # Perhaps it has accepted what was waiting.

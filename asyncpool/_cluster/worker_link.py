@@ -112,17 +112,23 @@ class MasterLink:
     async def until_sent(self) -> None:
         """Wait until the pool has taken nearly all."""
         while self._size > _MOST_UNSENT and not self._closed:
-            if self._room is None:
-                self._room = self._loop.create_future()
-            await asyncio.shield(self._room)
+            await self._wait_for_room()
 
     async def flushed(self) -> None:
         """Wait until the kernel has taken all, or the pool is gone."""
         self._flush()
         while self._writing and not self._closed:
-            if self._room is None:
-                self._room = self._loop.create_future()
-            await asyncio.shield(self._room)
+            await self._wait_for_room()
+
+    async def _wait_for_room(self) -> None:
+        if self._room is None:
+            self._room = self._loop.create_future()
+        await asyncio.shield(self._room)
+
+    def _wake(self) -> None:
+        if self._room is not None:
+            self._room.set_result(None)
+            self._room = None
 
     async def until_read(self) -> None:
         """Wait until the pool has read all, or is gone.
@@ -231,9 +237,8 @@ class MasterLink:
         else:
             self._stop_writing()
             self._read_on()
-        if self._room is not None and (not self._writing or self._size <= _MOST_UNSENT):
-            self._room.set_result(None)
-            self._room = None
+        if not self._writing or self._size <= _MOST_UNSENT:
+            self._wake()
 
     def _send_all(self) -> None:
         while self._unsent or self._totals:
@@ -283,9 +288,7 @@ class MasterLink:
         self._unsent.clear()
         self._totals.clear()
         self._size = 0
-        if self._room is not None:
-            self._room.set_result(None)
-            self._room = None
+        self._wake()
 
 
 def _unread(sock: socket.socket) -> int:

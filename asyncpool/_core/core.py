@@ -268,7 +268,7 @@ class Core:
         self, job: int, traits: JobTraits, now: float, priority: int = 0
     ) -> None:
         """Submit a job that is pickled now; until then the dispatcher *prepares* it."""
-        self.dispatcher.remove(job)
+        self.dispatcher.end_preparing(job)
         if isinstance(traits, SessionTraits):
             self.sessions.call(job, traits)
         else:

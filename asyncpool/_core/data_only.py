@@ -6,6 +6,7 @@ import json
 import pickle
 from binascii import b2a_base64
 from functools import partial
+from typing import TYPE_CHECKING
 
 from asyncpool._core.functions import FunctionTable
 from asyncpool._wire.buffers import HEAVY, LIGHT, OutOfBandPickle, ReceivedPickle
@@ -23,7 +24,6 @@ from asyncpool._wire.schemas import (
 from asyncpool._wire.scripts import CACHED
 from asyncpool.errors import JobNotPicklableError, ProtocolError
 
-TYPE_CHECKING = False  # see _wire/records.py
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
     from typing import Any

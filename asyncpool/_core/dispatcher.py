@@ -10,7 +10,7 @@ that the pool can let them go.
 
 If no worker is idle, a job that is known to be short may travel ahead.  It then waits
 inside a worker behind other short jobs, as long as what that worker has in flight does
-not exceed a budget; see ``job_traits.py``.  So a worker need not wait for the pool
+not exceed a budget; see ``job_options.py``.  So a worker need not wait for the pool
 between two short jobs, and no job waits behind a long one.
 
 Where workers run several jobs at once, workers with a free lane come after the idle
@@ -38,7 +38,7 @@ from asyncpool._core.queue import OLDEST_EVERY, JobQueue, QueuedJob, Standing
 #
 # Each worker that stays in the pool has a *bucket*; see ``sessions.py``.  Each
 # bucket has a queue of its own, with the same rules as the common queue.  A job waits in
-# the queue of the bucket that its key belongs to (``rendezvous.py``).  If the key comes
+# the queue of the bucket that its key belongs to (``job_options.py``).  If the key comes
 # to belong to another bucket, the job moves to the queue of that one, with its age, its
 # priority, and how often others have passed it.  While the pool has no bucket at all, the
 # job waits for the first one.

@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING
 from asyncpool._core.deadlines import earliest
 from asyncpool._core.lifecycle import EMPTY, NOT_NEEDED, Aftermath
 from asyncpool._core.policies import RestartPolicy
-from asyncpool._core.slots import UP, Sizing, Slot, SlotEvent, StopStage
+from asyncpool._core.slots import COMING, UP, Sizing, Slot, SlotEvent, StopStage
 from asyncpool.enums import NextStep, SlotState
 
 if TYPE_CHECKING:
@@ -181,7 +181,7 @@ class Exits:
 
     A worker *counts* unless it is about to leave, or is the replacement of one that is
     not about to leave yet.  The pool keeps as many workers that count as its size says
-    (``capacity.py``).
+    (``slots.py``).
 
     Args:
         core: The core of the pool.
@@ -298,7 +298,7 @@ class Exits:
         The pool asks it for the jobs that it has not begun, and drops its pinned jobs.  A
         worker that takes longer than *drain_timeout* is killed.
         """
-        if slot.draining or slot.state not in UP | {SlotState.STARTING}:
+        if slot.draining or slot.state not in COMING:
             return
         slot.draining, slot.exit_reason = True, why
         self._core.dispatcher.exclude(slot.index)

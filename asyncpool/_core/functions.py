@@ -13,6 +13,7 @@ import pickle
 from functools import partial
 from itertools import count
 from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
+from typing import TYPE_CHECKING
 
 from asyncpool._core.job_options import JobTraits
 from asyncpool._wire.buffers import MAIN
@@ -21,7 +22,6 @@ from asyncpool._wire.pickling import PICKLE, Serializer
 from asyncpool._wire.scripts import is_importable
 from asyncpool._wire.text import function_name
 
-TYPE_CHECKING = False  # see _wire/records.py
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from typing import Any

@@ -1,17 +1,16 @@
 """What a caller can choose for a job, and what the pool knows of it when it places it.
 
-The run times of a function decide whether its jobs may travel ahead.  A job may wait inside a worker, behind another one, only if both are known to be short.
-The pool knows what it has measured: an exponential average of the run times of the same
-function, in microseconds.  One long call among many short ones raises the average at
-once, and the average forgets it after some dozens of calls.
+The run times of a function decide whether its jobs may travel ahead.  A job may wait inside a
+worker, behind another one, only if both are known to be short. The pool knows what it has measured:
+an exponential average of the run times of the same function, in microseconds.  One long call among
+many short ones raises the average at once, and the average forgets it after some dozens of calls.
 
-Which bucket a key belongs to is decided by rendezvous hashing.  Rendezvous hashing (Thaler and Ravishankar, "Using name-based mappings to increase hit
-rates", 1998) is also called highest random weight.
-Each pair of a key and a bucket has a weight that looks random.  A key belongs to the
-bucket with which its weight is the highest.  So buckets have equal shares of all keys.
-A new bucket takes its share from all others alike.  A bucket that goes leaves its keys
-to the others, each key to its next choice.  No other keys move, and nothing has to be
-remembered of any key.
+Which bucket a key belongs to is decided by rendezvous hashing.  Rendezvous hashing (Thaler and
+Ravishankar, "Using name-based mappings to increase hit rates", 1998) is also called highest random
+weight. Each pair of a key and a bucket has a weight that looks random.  A key belongs to the bucket
+with which its weight is the highest.  So buckets have equal shares of all keys. A new bucket takes
+its share from all others alike.  A bucket that goes leaves its keys to the others, each key to its
+next choice.  No other keys move, and nothing has to be remembered of any key.
 
 Rejected: the hash modulo the number of buckets, which moves nearly all keys when that
 number changes.  Also rejected: a ring of hashes, which needs a table with a hundred
@@ -44,19 +43,6 @@ from asyncpool.events import Via
 
 if TYPE_CHECKING:
     from asyncpool._wire.formats import Format
-
-__all__ = [
-    "BUDGET",
-    "DEEPEST",
-    "LEAST",
-    "LOADING_TRAITS",
-    "PINNED",
-    "REFILL",
-    "STREAM_TRAITS",
-    "UNKNOWN",
-    "JobTraits",
-    "KeyedTraits",
-]
 
 # How much work a worker may have in flight at once.  If a job waits there for a slow one,
 # the pool revokes it after some milliseconds.

@@ -1,6 +1,6 @@
 """The slots of a pool: how workers start and end in them, and what follows a death.
 
-The restart ledger (``restart.py``) decides whether a dead worker is replaced, and when.
+The restart ledger (``policies.py``) decides whether a dead worker is replaced, and when.
 This module turns that decision into effects and deadlines.  It does not know what the
 workers do while they live.
 """
@@ -21,7 +21,7 @@ from asyncpool._core.policies import (
     RetryStart,
     WorkerLimits,
 )
-from asyncpool._core.slots import UP, Slot, SlotEvent, StopStage
+from asyncpool._core.slots import COMING, UP, Slot, SlotEvent, StopStage
 from asyncpool.enums import NextStep, SlotState
 
 if TYPE_CHECKING:
@@ -386,7 +386,7 @@ class Lifecycle:
         return all(
             slot.draining
             or (
-                slot.state not in UP | {SlotState.STARTING}
+                slot.state not in COMING
                 and (slot.state is not SlotState.VACANT or slot.due is None)
             )
             for slot in self.slots

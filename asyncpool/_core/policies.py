@@ -1,13 +1,14 @@
 """What users set for the workers of a pool, and how such arguments are checked: limits and restarts.
 
-Limits say when a worker is due for recycling, so that another one takes its place.  Workers that began together would reach the same limit together.  So each generation of
-each slot has limits of its own, a little below the given ones.  They are not random,
-since chance may pick the same limit for two workers.  They are spread evenly: the
-fractions of the multiples of the golden ratio fill an interval with the largest
-possible distances (Weyl; Knuth, The Art of Computer Programming, volume 3, section
-6.4).
+Limits say when a worker is due for recycling, so that another one takes its place.  Workers that
+began together would reach the same limit together.  So each generation of each slot has limits of
+its own, a little below the given ones.  They are not random, since chance may pick the same limit
+for two workers.  They are spread evenly: the fractions of the multiples of the golden ratio fill an
+interval with the largest possible distances (Weyl; Knuth, The Art of Computer Programming, volume
+3, section 6.4).
 
-The restart policy decides whether a dead worker is replaced, and when.  A worker may die at three moments.  Each says something else about the environment:
+The restart policy decides whether a dead worker is replaced, and when.  A worker may die at three
+moments.  Each says something else about the environment:
 
 * *In the middle of a job.* The pool blames that job, and the death costs the job one of
   its attempts.  The replacement starts at once, however many such jobs there are.  Each
@@ -37,13 +38,11 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import field
 from sys import float_info
 from types import MappingProxyType
-from typing import Any, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from asyncpool._dataclass import dataclass
 from asyncpool._wire.messages import Variables
 from asyncpool._wire.text import in_units
-
-TYPE_CHECKING = False  # see _wire/records.py
 
 if TYPE_CHECKING:
     from asyncpool._wire.messages import KernelLimit

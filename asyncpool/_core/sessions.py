@@ -1,9 +1,9 @@
 """Workers that certain jobs need: pinned jobs, sessions, keys; and the broadcasts that new workers run.
 
-Each new worker runs the broadcasts when it starts, in their order.  Only the last broadcast of a function counts.  Otherwise a service that broadcasts its
-configuration every minute would have workers that take longer and longer to start.  Two
-functions are the same if they have the same name.  So this also holds for closures and
-partials, which are new objects each time.
+Each new worker runs the broadcasts when it starts, in their order.  Only the last broadcast of a
+function counts.  Otherwise a service that broadcasts its configuration every minute would have
+workers that take longer and longer to start.  Two functions are the same if they have the same
+name.  So this also holds for closures and partials, which are new objects each time.
 
 A *pinned* job is for one given worker, which begins it before any other.  Such jobs wait
 at their slot, never in the queue.  If the worker goes before it has begun such a job,
@@ -45,7 +45,7 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, NamedTuple
 
 from asyncpool._core.job_options import PINNED, JobTraits, SessionTraits
-from asyncpool._core.slots import UP, Slot
+from asyncpool._core.slots import ALIVE, UP, Slot
 from asyncpool.enums import SlotState
 
 if TYPE_CHECKING:
@@ -116,7 +116,6 @@ class StartBroadcasts:
 
 
 # The states of a slot whose worker is there, comes at once, or is followed at once.
-_SEATED = UP | {SlotState.STARTING, SlotState.STOPPING}
 
 
 class Sessions:
@@ -332,7 +331,7 @@ class Sessions:
     def update_buckets(self) -> None:
         """Free the buckets that were given up, and move jobs to where their keys belong now."""
         for slot in self._slots:
-            if slot.draining or slot.session or slot.state not in _SEATED:
+            if slot.draining or slot.session or slot.state not in ALIVE:
                 slot.bucket = None
         slots_by_bucket = {
             s.bucket: s.index for s in self._slots if s.bucket is not None

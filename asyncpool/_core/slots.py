@@ -1,11 +1,9 @@
 """The states of a slot and of a job that is to end, as two tables; why workers ended; how many there are.
 
-The reason of a worker's end may name a job, or be a text of the user's.  So may its detail.  The cause
-of an end names neither: there are only a few, by which ends are counted.
+Every change goes through its table, and nothing here knows *why* it happens.
 
-How the pool ends one job that a worker has, step by step: it ends a job whose caller has cancelled it, whose time is over, or which is
-silent.  The *stage* says how far the pool has got.  Every change of the stage goes
-through the table below, and this file does not know *why* a change happens.  A job that
+*A job that is to end.*  The pool ends a job whose caller has cancelled it, whose time is over, or
+which is silent, step by step.  The *stage* says how far the pool has got.  A job that
 nobody wants to end has no record here.  The pool drops the record when its worker has
 finished the job, or has given it back.
 
@@ -50,10 +48,8 @@ itself.
 A worker that is ``STOPPING`` ends together with all of its jobs.  Their stages do not
 change any more, and their deadlines do not count any more.
 
-The life of a slot goes from an empty slot to an empty slot.  One worker process after another runs in a slot.  Workers come and go, and the slot
-stays.  Rule 1: every change of a slot's state goes through the table below.  Rule 2:
-this file does not know *why* something happens.  A worker that was told to stop and a
-worker that was killed both end with ``EXITED``.
+*The life of a slot.*  One worker process after another runs in a slot.  Workers come and go, and the
+slot stays.  A worker that was told to stop and a worker that was killed both end with ``EXITED``.
 
 The states in the order in which a healthy worker visits them::
 
@@ -65,7 +61,10 @@ a worker would look idle while a job is on its way to it, and the pool could sto
 A ``PARKED`` slot is empty, and waits for a probe.  An ``UNUSED`` slot is not needed
 now.  A ``RETIRED`` slot never gets a worker again.
 
-The size of a pool is how many workers it should have, between a least and a most number.  A pool
+*Why a worker ended.*  The reason may name a job, or be a text of the user's.  So may its detail.
+The cause names neither: there are only a few, by which ends are counted.
+
+*The size of a pool* is how many workers it should have, between a least and a most number.  A pool
 grows when jobs have waited for a while: by one worker, then by two, by four, and
 so on, as long as jobs go on waiting.  So a burst that the present workers can finish at
 once starts no worker, and a flood of jobs does not start all workers in one moment.
@@ -84,6 +83,7 @@ import re
 from collections import deque
 from collections.abc import Iterable, Mapping
 from dataclasses import field
+from typing import TypeVar
 
 from asyncpool._core.deadlines import earliest
 from asyncpool._core.in_flight import InFlight
@@ -185,6 +185,22 @@ class IllegalTransitionError(AssertionError):
     """An event that cannot happen in this state: a bug in asyncpool."""
 
 
+S = TypeVar("S", bound=enum.Enum)
+E = TypeVar("E", bound=enum.Enum)
+
+
+def _follow(table: Mapping[S, Mapping[E, S]], now: S, event: E, where: str) -> S:
+    """Return what follows *now* in *table* when *event* happens.
+
+    Raises:
+        IllegalTransitionError: If the table has no such arrow.
+    """
+    try:
+        return table[now][event]
+    except KeyError:
+        raise IllegalTransitionError(f"{event.name} {where} {now.name}") from None
+
+
 class EndingStage(enum.Enum):
     """How far the pool has got in ending a job."""
 
@@ -257,18 +273,6 @@ ENDING_TRANSITIONS: dict[EndingStage, dict[EndingEvent, EndingStage]] = {
 BY_ITSELF = frozenset({EndingStage.INTERRUPTING, EndingStage.DUMPING})
 
 
-def next_stage(stage: EndingStage, event: EndingEvent) -> EndingStage:
-    """Return the stage that follows *stage* when *event* happens.
-
-    Raises:
-        IllegalTransitionError: If the table has no such arrow.
-    """
-    try:
-        return ENDING_TRANSITIONS[stage][event]
-    except KeyError:
-        raise IllegalTransitionError(f"{event.name} at stage {stage.name}") from None
-
-
 @dataclass(slots=True)
 class JobEnding:
     """How the pool ends one job.
@@ -299,7 +303,7 @@ class JobEnding:
         Raises:
             IllegalTransitionError: If the table has no such arrow; nothing has changed.
         """
-        stage = next_stage(self.stage, event)
+        stage = _follow(ENDING_TRANSITIONS, self.stage, event, "at stage")
         if {stage, self.stage} <= BY_ITSELF:
             self.due = earliest(self.due, due)  # see extend()
         elif stage is not self.stage:
@@ -417,47 +421,49 @@ class StopStage(enum.IntEnum):
     KILLED = 3
 
 
-_S, _E = SlotState, SlotEvent
-
 TRANSITIONS: dict[SlotState, dict[SlotEvent, SlotState]] = {
-    _S.VACANT: {
-        _E.SPAWN: _S.STARTING,
-        _E.PARK: _S.PARKED,
-        _E.CLOSE: _S.UNUSED,
-        _E.RETIRE: _S.RETIRED,
+    SlotState.VACANT: {
+        SlotEvent.SPAWN: SlotState.STARTING,
+        SlotEvent.PARK: SlotState.PARKED,
+        SlotEvent.CLOSE: SlotState.UNUSED,
+        SlotEvent.RETIRE: SlotState.RETIRED,
     },
-    _S.STARTING: {_E.READY: _S.IDLE, _E.STOP: _S.STOPPING, _E.EXITED: _S.VACANT},
-    _S.IDLE: {_E.STOP: _S.STOPPING, _E.EXITED: _S.VACANT},
-    _S.BUSY: {_E.STOP: _S.STOPPING, _E.EXITED: _S.VACANT},
-    _S.STOPPING: {_E.EXITED: _S.VACANT},
-    _S.PARKED: {
-        _E.SPAWN: _S.STARTING,
-        _E.CLOSE: _S.UNUSED,
-        _E.RETIRE: _S.RETIRED,
+    SlotState.STARTING: {
+        SlotEvent.READY: SlotState.IDLE,
+        SlotEvent.STOP: SlotState.STOPPING,
+        SlotEvent.EXITED: SlotState.VACANT,
     },
-    _S.UNUSED: {
-        _E.SPAWN: _S.STARTING,
-        _E.REOPEN: _S.VACANT,
-        _E.RETIRE: _S.RETIRED,
+    SlotState.IDLE: {
+        SlotEvent.STOP: SlotState.STOPPING,
+        SlotEvent.EXITED: SlotState.VACANT,
     },
-    _S.RETIRED: {},
+    SlotState.BUSY: {
+        SlotEvent.STOP: SlotState.STOPPING,
+        SlotEvent.EXITED: SlotState.VACANT,
+    },
+    SlotState.STOPPING: {SlotEvent.EXITED: SlotState.VACANT},
+    SlotState.PARKED: {
+        SlotEvent.SPAWN: SlotState.STARTING,
+        SlotEvent.CLOSE: SlotState.UNUSED,
+        SlotEvent.RETIRE: SlotState.RETIRED,
+    },
+    SlotState.UNUSED: {
+        SlotEvent.SPAWN: SlotState.STARTING,
+        SlotEvent.REOPEN: SlotState.VACANT,
+        SlotEvent.RETIRE: SlotState.RETIRED,
+    },
+    SlotState.RETIRED: {},
 }
-
-
-def next_state(state: SlotState, event: SlotEvent) -> SlotState:
-    """Return the state that follows *state* when *event* happens.
-
-    Raises:
-        IllegalTransitionError: If the table has no such arrow.
-    """
-    try:
-        return TRANSITIONS[state][event]
-    except KeyError:
-        raise IllegalTransitionError(f"{event.name} in state {state.name}") from None
 
 
 # The states of a slot whose worker is ready and does not end.
 UP = frozenset({SlotState.IDLE, SlotState.BUSY})
+
+# Those, and the one of a slot whose worker is being started.
+COMING = UP | {SlotState.STARTING}
+
+# The states of a slot that has a process.
+ALIVE = COMING | {SlotState.STOPPING}
 
 
 @dataclass(slots=True)
@@ -548,7 +554,7 @@ class Slot:
         Raises:
             IllegalTransitionError: If it says nothing; the slot is unchanged.
         """
-        self.state = next_state(self.state, event)
+        self.state = _follow(TRANSITIONS, self.state, event, "in state")
 
     def assign(self) -> None:
         """Record that its worker has a job in flight.

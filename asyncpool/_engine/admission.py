@@ -163,9 +163,8 @@ class Admission:
             await self._has_room.wait()
 
 
-# What a closing pool waits for: its jobs, and maps and sessions that will submit more jobs.
-
-# Say in words what a closing pool waits for.
+# What a closing pool waits for: its jobs, and maps and sessions that will submit more jobs; and how
+# that is said in words.
 
 # Seconds between two log records of a closing pool.
 REPORT_EVERY = 10.0

@@ -14,13 +14,14 @@ import time
 from collections import deque
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Iterator
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from asyncpool._core.deadlines import RecentCount
 from asyncpool._core.functions import travels_by_name
 from asyncpool._core.job_options import BUDGET, UNKNOWN, AttemptPolicy, JobOptions
+from asyncpool._dataclass import replace
 from asyncpool._engine.admission import MapHold
 from asyncpool._engine.job import ChunkJob, Job
 from asyncpool._engine.large import unpicklable

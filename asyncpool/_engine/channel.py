@@ -1,13 +1,14 @@
 """Frames over a socket, also with descriptors, without ever blocking the event loop.
 
-Descriptors arrive beside the bytes that they belong to: the kernel ends a read behind the bytes that a descriptor came with.  So the descriptors arrive
-in the order of their frames.  If this process may open no more descriptors, the kernel drops
-the descriptor, and says so in the result of the read.
-
 Each worker has two channels of this kind: the job channel and the control channel.  In
 one turn of the loop the channel reads a bounded amount, and passes on a bounded number of
 frames, so that a worker that sends without end takes no more than its share.  The channel
 writes at once; only if the peer does not read does it keep the rest for later.
+
+Descriptors arrive beside the bytes that they belong to: the kernel ends a read behind the bytes
+that a descriptor came with.  So the descriptors arrive in the order of their frames.  If this
+process may open no more descriptors, the kernel drops the descriptor, and says so in the result of
+the read.
 """
 
 from __future__ import annotations

@@ -1,11 +1,10 @@
-"""Find out what a worker died of, and report it."""
+"""What the end of a worker requires: find out what it died of, judge its jobs, report, go on."""
 
 from __future__ import annotations
 
 import random
 import signal
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from asyncpool import events
@@ -19,6 +18,7 @@ from asyncpool._core.slots import (
     killed_since,
     reason_for_job,
 )
+from asyncpool._dataclass import replace
 from asyncpool._engine.job import Chunk, Job, StreamJob
 from asyncpool._engine.loop import Reporter
 from asyncpool._engine.machine import OomKills

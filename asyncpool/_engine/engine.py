@@ -25,11 +25,12 @@ from asyncpool._engine.admission import Admission, Draining
 from asyncpool._engine.channel import READ_SIZE
 from asyncpool._engine.deaths import Deaths
 from asyncpool._engine.hub import PoolHub
+from asyncpool._engine.interpreter import LaunchError
 from asyncpool._engine.job import Job, unreadable
 from asyncpool._engine.large import LargeObjects, load_item
-from asyncpool._engine.launcher import Launcher, LaunchError
+from asyncpool._engine.launcher import Launcher
 from asyncpool._engine.life_log import LifeLog
-from asyncpool._engine.loop import Alarm, Threads, check_home
+from asyncpool._engine.loop import Alarm, Threads, check_home, fail_quietly
 from asyncpool._engine.options import SupervisorConfig
 from asyncpool._engine.output import WorkerLogs, explicit_levels
 from asyncpool._engine.registry import (
@@ -90,8 +91,7 @@ class Turn:
 
     def __exit__(self, *_: object) -> None:
         try:
-            self._engine.act()
-            self._engine.rearm()
+            self._engine.act(turn_ends=True)
         finally:
             self._engine.deciding -= 1
 
@@ -113,36 +113,29 @@ class LoopLag:
 
     Attributes:
         durations: What was measured, in seconds.
-        active: Whether there is a next measurement.
+        alarm: Is set to the next measurement, if there is one.
     """
 
     def __init__(
         self, loop: asyncio.AbstractEventLoop, is_needed: Callable[[], bool]
     ) -> None:
         self.durations = Durations()
-        self.active = False
+        self.alarm = Alarm(loop, self._look)
         self._loop = loop
         self._is_needed = is_needed
-        self._timer: asyncio.TimerHandle | None = None
 
     def go(self) -> None:
         """Begin to measure."""
-        self.active = True
-        due = self._loop.time() + PERIOD
-        self._timer = self._loop.call_at(due, self._look, due)
+        self.alarm.set_at(self._loop.time() + PERIOD)
 
     def stop(self) -> None:
         """Measure no more."""
-        self.active = False
-        if self._timer is not None:
-            self._timer.cancel()
+        self.alarm.cancel()
 
-    def _look(self, due: float) -> None:
-        self.durations.note(self._loop.time() - due)
+    def _look(self, now: float) -> None:
+        self.durations.note(now - self.alarm.due)
         if self._is_needed():
             self.go()
-        else:
-            self.active = False
 
 
 # The status of a pool, for callers that wait until it is ready, or until it has ended.
@@ -237,9 +230,7 @@ class PoolStatus:
 
     def _fail_waiters(self, error: PoolBrokenError) -> None:
         for future in (self.ready, self.outcome):
-            if not future.done():
-                future.set_exception(error)
-                future.exception()  # marks it as retrieved, since nobody may wait for it
+            fail_quietly(future, error)
 
 
 # The effects that are methods of the handle of a worker.
@@ -509,12 +500,16 @@ class Engine:
 
     # What the core has decided is carried out here, and nowhere else.
 
-    def act(self) -> None:
-        """Carry out what the core has decided, in its order."""
-        todo = self.core.todo
+    def act(self, *, turn_ends: bool = False) -> None:
+        """Carry out what the core has decided, in its order, and set the timer to what is due.
+
+        A job that is queued, sent or settled changes no deadline: who decides only that takes no
+        turn, and has no timer set.
+        """
+        todo, lifecycle = self.core.todo, turn_ends
         if todo:
             # What is decided meanwhile is carried out by whoever has asked for it.
-            effects, lifecycle = todo.copy(), False
+            effects = todo.copy()
             todo.clear()
             for effect in effects:
                 name = effect[0]
@@ -527,16 +522,12 @@ class Engine:
                     getattr(self.handles[effect[1]], name)(*effect[2:])
                 else:
                     self._effects[name](*effect[1:])
-            if lifecycle:
-                self.rearm()  # for those who take no turn
+        if lifecycle:
+            due = earliest(self.core.next_deadline(), self.core.next_overdue())
+            self._alarm.set_at(due)
         # Checked here, since only effects take jobs out of the queue.
         if self.admission.saturated:
             self.admission.update_saturated()
-
-    def rearm(self) -> None:
-        """Set the pool's timer to the core's next deadline."""
-        due = earliest(self.core.next_deadline(), self.core.next_overdue())
-        self._alarm.set_at(due)
 
     def _on_alarm(self, now: float) -> None:
         with self.turn:
@@ -717,7 +708,7 @@ class Engine:
 
     def stats(self) -> PoolStats:
         """Return the pool as it stands."""
-        return pool_stats(self, shared_memory=self.segments.total)
+        return pool_stats(self)
 
     def job(self, number: int) -> Job[Any] | None:
         """Return an open job."""

@@ -134,7 +134,7 @@ class JobTracer(Protocol):
     It is called in the loop, for each new job, for each step of those that any tracer follows,
     and for each failure of the others, so that it can tell of these too.  It raises nothing.  If
     it begins to follow a job, it says so by :meth:`PoolHub.follow`.  A job is a
-    :class:`asyncpool.Job`, which this room does not know.
+    :class:`asyncpool.Job`.
     """
 
     def queued(self, job: Any, /) -> None:

@@ -107,7 +107,7 @@ class NewLauncher:
             # By these it knows that the files of the program are unpacked already.
             variables |= {k: v for k, v in os.environ.items() if k.startswith("_PYI_")}
         else:
-            shown = _plain(executable)
+            shown = _interpreter(executable)
             code = _GREET % _kind(greeting()) + _BOOTSTRAP
             command = [*shown, code, _ROOT, "launcher", str(file), str(channel)]
         self._shown = f"{shlex.join(shown)} ..."
@@ -189,7 +189,7 @@ def worker_command() -> tuple[str, ...]:
     executable, is_frozen = program()
     if is_frozen:
         return frozen(executable)
-    return (*_plain(executable), _BOOTSTRAP, _ROOT)
+    return (*_interpreter(executable), _BOOTSTRAP, _ROOT)
 
 
 def program() -> tuple[str, bool]:
@@ -213,7 +213,7 @@ def program() -> tuple[str, bool]:
     return sys.executable, is_frozen
 
 
-def _plain(executable: str) -> tuple[str, ...]:
+def _interpreter(executable: str) -> tuple[str, ...]:
     # The flags of this interpreter, as multiprocessing passes them on.  No directory comes in
     # front of the path, since any file in it could pose as a module.
     flags = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined] # noqa: SLF001

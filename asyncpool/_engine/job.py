@@ -604,9 +604,7 @@ class StreamJob(Job[Any]):
             first.set_result(None)
 
 
-# Which class of job there is for each way to call a function.
-
-# Those whose caller is in this process.
+# Which class of job there is for each way to call a function, if its caller is in this process.
 JOB_TYPES: dict[Via, type[Job[Any]]] = {
     "submit": Job,
     "map": ChunkJob,

@@ -38,7 +38,7 @@ from asyncpool._engine.interpreter import (
     main_script,
     worker_command,
 )
-from asyncpool._engine.loop import Alarm, shielded
+from asyncpool._engine.loop import Alarm, fail_quietly, shielded
 from asyncpool._engine.machine import (
     folder_at,
     is_refusal,
@@ -74,8 +74,6 @@ from asyncpool.errors import ProtocolError
 
 if TYPE_CHECKING:  # few pools have a sandbox
     from asyncpool._sandbox.confinement import Confinement
-
-__all__ = ["LaunchError", "Launcher", "LauncherProcess", "Process"]
 
 _MAX_REPORT = 1 << 20
 
@@ -594,7 +592,7 @@ class LauncherProcess:
                 if failure.stage in {"preload", "script"}:
                     raise error
                 if answer is not None:
-                    _fail(answer, error)
+                    fail_quietly(answer, error)
             case _:
                 raise ProtocolError(f"the launcher sent {frame.kind.name}")
 
@@ -662,7 +660,7 @@ class LauncherProcess:
         self._loop.remove_reader(self._socket.fileno())
         self._socket.close()
         for waiting in (self.ready, *self._requests.values()):
-            _fail(waiting, error)
+            fail_quietly(waiting, error)
         for process in self._processes.values():
             process.launcher_gone()
             if process.unwanted:
@@ -823,9 +821,3 @@ def _end_of(popen: subprocess.Popen[bytes]) -> str:
 def _close_all(fds: list[int]) -> None:
     while fds:
         os.close(fds.pop())
-
-
-def _fail(future: asyncio.Future[Any], error: LaunchError) -> None:
-    if not future.done():
-        future.set_exception(error)
-        future.exception()  # marks it as seen, since perhaps nobody waits for it

@@ -257,6 +257,13 @@ async def outlast(future: asyncio.Future[Any]) -> None:
         raise cancelled
 
 
+def fail_quietly(future: asyncio.Future[Any], error: BaseException) -> None:
+    """Fail *future*, unless it is done; perhaps nobody waits for it."""
+    if not future.done():
+        future.set_exception(error)
+        future.exception()  # marks it as retrieved
+
+
 P = ParamSpec("P")
 Ts = TypeVarTuple("Ts")
 

@@ -27,12 +27,12 @@ from asyncpool._core.policies import (
 from asyncpool._engine.interpreter import program
 from asyncpool.errors import UnsupportedPlatformError
 
+_LOGGER = logging.getLogger("asyncpool")
+
 # System calls that exist but are refused, as in sandboxes; the pool does without them.
 #
 # A filter of system calls (seccomp, gVisor) answers with ``EPERM`` or ``ENOSYS``.  So the pool
 # learns only from the call itself whether it is allowed.
-
-_LOGGER = logging.getLogger("asyncpool")
 
 _REFUSED = frozenset({errno.EPERM, errno.EACCES, errno.ENOSYS})
 
@@ -52,6 +52,9 @@ def tell_once(call: str, error: OSError, instead: str) -> None:
         return
     _told.add(call)
     say.CALL_REFUSED.log(_LOGGER, {"call": call}, why=error, instead=instead)
+
+
+# What arguments there may be.
 
 
 def check_called(verb: str, function: object) -> None:
@@ -218,17 +221,18 @@ def check_platform() -> None:
     raise UnsupportedPlatformError(f"asyncpool needs {missing}")
 
 
-def check_loop(kind: str) -> None:
-    """Check that workers can have an event loop of this kind.
+def check_loop(name: str, value: str) -> str:
+    """Return an argument that is a kind of event loop which workers can have.
 
     Raises:
         ValueError: If there is no such kind, or it is not installed.
     """
-    check_choice("worker_loop", kind, ("asyncio", "uvloop"))
-    if kind == "uvloop" and importlib.util.find_spec("uvloop") is None:
+    check_choice(name, value, ("asyncio", "uvloop"))
+    if value == "uvloop" and importlib.util.find_spec("uvloop") is None:
         raise ValueError(
             "uvloop is not installed: pip install 'asyncpool-supervised[uvloop]'"
         )
+    return value
 
 
 def module_path() -> tuple[str, ...]:

@@ -171,16 +171,11 @@ def _worker_limits(name: str, value: WorkerLimits | None) -> WorkerLimits:
     return limits
 
 
-def _loop(_: str, value: str) -> str:
-    check_loop(value)
-    return value
-
-
 WORKER_CHECKS: dict[str, Check] = {
     "restart_policy": _restart_policy,
     "worker_limits": _worker_limits,
     "launcher": one_of(get_args(LauncherKind)),
-    "worker_loop": _loop,
+    "worker_loop": check_loop,
     "worker_output": one_of(get_args(OutputMode)),
     "on_crash": check_callable,
     "preload": _items("names of modules", each=str),

@@ -1,8 +1,9 @@
 """What workers print and what their loggers record, passed on to loggers of the service.
 
-Lines go to the logger ``asyncpool.worker``, with a tail for crash reports; records go to the loggers of the
-same names here.  In one turn of the loop the pool spends at most 0.25 ms on records.  If a worker has sent
-too many, the pool stops reading its control channel until they are passed on.  So that worker waits.
+Lines go to the logger ``asyncpool.worker``, with a tail for crash reports; records go to the
+loggers of the same names here.  In one turn of the loop the pool spends at most 0.25 ms on
+records.  If a worker has sent too many, the pool stops reading its control channel until they are
+passed on.  So that worker waits.
 """
 
 from __future__ import annotations

@@ -27,6 +27,7 @@ from asyncpool._engine.job import (
     claim,
     load_outcome,
 )
+from asyncpool._engine.large import unpicklable
 from asyncpool._engine.worker import WorkerHandle
 from asyncpool._wire.frames import Frame
 from asyncpool._wire.messages import with_details
@@ -218,7 +219,7 @@ class PoolFigures:
         spawned: Processes that were started.
         starts: How long they took until they were ready.
         crash_kinds: The crashes, by kind.
-        exits: The ends of workers, by cause; see ``_core/lifecycle.py``.
+        exits: The ends of workers, by cause; see ``_core/slots.py``.
         lost_clients: Clients of a shared pool that were gone, or not heard, with jobs open.
         refused_clients: Clients of a shared pool that did not come in, or were cut off.
         exited_cpu: Seconds of CPU time of the processes that are gone.
@@ -401,16 +402,21 @@ class JobRegistry:
         if on_new is not None:
             on_new(job)
 
-    def count_unentered(self) -> None:
-        """Count a job as failed that got a number, but was never entered."""
-        self.failed += 1
+    def refuse(self, job: Job[Any], error: BaseException) -> Job[Any]:
+        """End a job whose call cannot be sent, and which was never entered; return it.
 
-    def refuse(self, job: Job[Any], error: JobNotPicklableError) -> None:
-        """End a job that was never entered."""
-        claim(error, job)
+        Raises:
+            BaseException: What a signal handler may have raised; then the caller gets no job.
+        """
         self.failed += 1
+        if isinstance(error, SystemExit | KeyboardInterrupt):
+            raise error
+        if not isinstance(error, JobNotPicklableError):
+            error = unpicklable(error)
+        claim(error, job)
         self._count(job, JobOutcome.REFUSED, error)
         job.set_exception(error)
+        return job
 
     def outcome_of(self, job: Job[Any], handle: WorkerHandle, frame: Frame) -> Any:
         """Return the outcome of a job, see :func:`load_outcome`; an error if it is too late.

@@ -9,12 +9,11 @@ from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
 from asyncpool import events
-from asyncpool._core.slots import UP, Slot
-from asyncpool._engine.loop import Alarm
+from asyncpool._core.slots import ALIVE, UP, Slot
+from asyncpool._engine.loop import Alarm, fail_quietly
 from asyncpool._engine.worker import WorkerHandle
 from asyncpool._wire.posix import memory_at_most, private_memory
 from asyncpool._wire.text import in_units
-from asyncpool.enums import SlotState
 from asyncpool.errors import (
     NoWorkerError,
     PoolClosedError,
@@ -88,12 +87,10 @@ class ResizeWaits:
             self._engine.log.resized(*self._size, crash)
         for wait in ended:
             self._forget(wait)
-            if wait.done():
-                continue
-            if crash is None:
+            if crash is not None:
+                fail_quietly(wait, ResizeError(crash))
+            elif not wait.done():
                 wait.set_result(None)
-            else:
-                _fail(wait, ResizeError(crash))
 
     def _forget(self, wait: asyncio.Future[None]) -> None:
         self._waits.pop(wait, None)
@@ -102,13 +99,7 @@ class ResizeWaits:
         """End all waits: the pool closes."""
         for wait in [*self._waits]:
             self._forget(wait)
-            if not wait.done():
-                _fail(wait, PoolClosedError())
-
-
-def _fail(wait: asyncio.Future[None], error: Exception) -> None:
-    wait.set_exception(error)
-    wait.exception()  # marks it as retrieved, since the caller may have left
+            fail_quietly(wait, PoolClosedError())
 
 
 # Seconds between two looks at the workers' memory.  A look takes 8 us for each worker.
@@ -117,9 +108,6 @@ _LOOK_EVERY = 0.25
 # A worker is weighed at most this part of the time, unless it has become larger since: it may
 # only have begun to write to what it shares.
 _WEIGHING = 0.02
-
-# The states of a slot whose process is a worker that has been ready.
-_THERE = UP | {SlotState.STOPPING}
 
 
 class WorkerReplacement:
@@ -197,7 +185,7 @@ class WorkerReplacement:
         slots = {
             slot.index: slot
             for slot in self._engine.core.slots
-            if slot.state in _THERE and slot.ready_at is not None
+            if slot.state in ALIVE and slot.ready_at is not None
         }
         if index not in slots:
             raise NoWorkerError(index, there=tuple(slots))

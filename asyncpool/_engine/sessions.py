@@ -18,12 +18,13 @@ import functools
 import itertools
 import threading
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from asyncpool._core.job_options import AttemptPolicy, JobOptions, SessionTraits
 from asyncpool._core.sessions import Broadcast, StartBroadcasts
-from asyncpool._core.slots import UP
+from asyncpool._core.slots import COMING
+from asyncpool._dataclass import replace
 from asyncpool._engine.admission import SessionHold
 from asyncpool._engine.job import Job
 from asyncpool._engine.large import Call, too_large, unpicklable
@@ -34,7 +35,6 @@ from asyncpool._wire.messages import MAX_BROADCASTS, WorkerConfig
 from asyncpool._wire.pickling import PICKLE, Serializer
 from asyncpool._wire.scripts import Abroad, is_in_use
 from asyncpool._wire.text import function_name
-from asyncpool.enums import SlotState
 from asyncpool.errors import (
     AsyncPoolError,
     BroadcastError,
@@ -141,9 +141,6 @@ def _pack_data(
     if len(payload) > MAX_BROADCASTS:
         raise StreamTooLongError
     return payload
-
-
-_COMING = UP | {SlotState.STARTING}
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -262,7 +259,7 @@ class Broadcaster:
         )
         self._runs.append(run)
         for slot in self._engine.core.slots:
-            if slot.state in _COMING and not slot.draining:
+            if slot.state in COMING and not slot.draining:
                 self._run_in(slot.index, run)
         self._engine.loop.call_soon(self._look, run)
         return run

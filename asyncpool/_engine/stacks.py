@@ -10,17 +10,17 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TYPE_CHECKING, Any
 
-from asyncpool._core.slots import UP
+from asyncpool._core.slots import ALIVE, UP
+from asyncpool._dataclass import dataclass
 from asyncpool._engine.job import Job
 from asyncpool._engine.machine import is_stopped
 from asyncpool._engine.worker import WorkerHandle
 from asyncpool._wire.frames import Frame, FrameKind
 from asyncpool._wire.messages import are_whole
 from asyncpool._wire.text import printable_lines
-from asyncpool.enums import SlotState
 from asyncpool.errors import NoWorkerError, ProfileInProgressError, ProtocolError
 
 if TYPE_CHECKING:
@@ -29,18 +29,10 @@ if TYPE_CHECKING:
     from asyncpool._wire.profile import ProfileRequest
     from asyncpool.profile import Profile
 
-# Ask workers where their jobs are, while the jobs go on.
-#
-# The control thread of a worker answers.  It cannot while C code holds the GIL.  Then nobody gets the
-# stacks: the signal whose handler in C writes them may only be sent to a worker that is about to be
-# killed, since it could come just when the GIL was let go of.
-
 # Seconds that a worker has to answer, which takes 1 ms on a machine that has time.
 _PATIENCE = 2.0
 
 MAX_TEXT = 1 << 16
-
-_THERE = UP | {SlotState.STARTING, SlotState.STOPPING}
 
 # How many seconds before the worker's end the pool sends that signal.  Until then the control
 # thread has had its chance to run, which comes every 5 ms.  24 ms were sometimes not enough, on
@@ -62,6 +54,10 @@ class Stacks:
         self._asked: dict[tuple[WorkerHandle, int], list[asyncio.Future[str]]] = {}
 
     # Of workers that go on.
+    #
+    # Only the control thread answers then, and it cannot while C code holds the GIL: the signal may
+    # only be sent to a worker that is about to be killed, since it could come just when the GIL was
+    # let go of.
 
     def answered(self, handle: WorkerHandle, job: int, payload: bytes) -> None:
         """Hear where a worker is, or a job of it.
@@ -89,7 +85,7 @@ class Stacks:
             Safe.
         """
         core, handles = self._engine.core, self._engine.handles
-        there = {it.index: handles[it.index] for it in core.slots if it.state in _THERE}
+        there = {it.index: handles[it.index] for it in core.slots if it.state in ALIVE}
         if slot is not None:
             if slot not in there:
                 raise NoWorkerError(slot, there=tuple(there))

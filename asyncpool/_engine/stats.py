@@ -7,7 +7,7 @@ from contextlib import suppress
 from time import monotonic
 from typing import TYPE_CHECKING, TypeVar
 
-from asyncpool._core.slots import Slot
+from asyncpool._core.slots import ALIVE, Slot
 from asyncpool._engine.machine import cpu_time
 from asyncpool._engine.worker import WorkerHandle
 from asyncpool._wire.posix import memory_at_most
@@ -20,17 +20,13 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-_WITHOUT_PROCESS = frozenset(
-    (SlotState.VACANT, SlotState.PARKED, SlotState.UNUSED, SlotState.RETIRED)
-)
-
 
 # How often a thread begins again if the event loop changes a table while the thread reads it.
 # That happens to one read in a thousand while the loop is as busy as it can be.
 _READS = 10
 
 
-def pool_stats(engine: Engine, *, shared_memory: int) -> PoolStats:
+def pool_stats(engine: Engine) -> PoolStats:
     """Return the figures of the pool.
 
     It reads two files of ``/proc`` for each worker, which takes some 30 us.  Any thread may
@@ -38,9 +34,8 @@ def pool_stats(engine: Engine, *, shared_memory: int) -> PoolStats:
 
     Args:
         engine: The pool's engine.
-        shared_memory: The bytes that it shares with its workers.
     """
-    return read_beside_loop(lambda: _read(engine, shared_memory))
+    return read_beside_loop(lambda: _read(engine))
 
 
 def read_beside_loop(read: Callable[[], T]) -> T:
@@ -52,7 +47,7 @@ def read_beside_loop(read: Callable[[], T]) -> T:
     return read()
 
 
-def _read(engine: Engine, shared_memory: int) -> PoolStats:
+def _read(engine: Engine) -> PoolStats:
     core, registry, now = engine.core, engine.registry, monotonic()
     states = [_state_of(slot) for slot in core.slots]
     totals = registry.figures
@@ -81,7 +76,7 @@ def _read(engine: Engine, shared_memory: int) -> PoolStats:
         exited_cpu=totals.exited_cpu,
         loop_lag=engine.loop_lag.durations.histogram(),
         dropped_events=engine.hub.dropped,
-        shared_memory=shared_memory,
+        shared_memory=engine.segments.total,
         lost_clients=totals.lost_clients,
         refused_clients=totals.refused_clients,
         functions=functions,
@@ -118,7 +113,7 @@ def _oldest_queued(engine: Engine, now: float) -> float:
 def _slot_stats(
     engine: Engine, slot: Slot, handle: WorkerHandle | None, now: float
 ) -> SlotStats:
-    has_process = handle is not None and slot.state not in _WITHOUT_PROCESS
+    has_process = handle is not None and slot.state in ALIVE
     pid = handle.pid if handle is not None and has_process else None
     running = () if handle is None else _running(engine, slot, handle, now)
     return SlotStats(

@@ -12,7 +12,7 @@ import asyncio
 import functools
 import pickle
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from threading import get_ident
 from time import monotonic
 from types import FunctionType
@@ -22,7 +22,7 @@ from asyncpool._core.figures import FunctionTotals
 from asyncpool._core.functions import Function, FunctionTable
 from asyncpool._core.job_options import LEAST, JobOptions
 from asyncpool._engine.job import JOB_TYPES, Chunk, Failed, Job, StreamJob
-from asyncpool._engine.large import Call, too_large, unpicklable
+from asyncpool._engine.large import Call, too_large
 from asyncpool._engine.loop import Alarm, elsewhere
 from asyncpool._engine.outbox import NOT_PUT
 from asyncpool._engine.worker import CancelledJob, WorkerHandle
@@ -31,7 +31,7 @@ from asyncpool._wire.frames import Frame, FrameKind
 from asyncpool._wire.messages import pack_moment
 from asyncpool._wire.pickling import PICKLE, Serializer, unloadable
 from asyncpool.enums import JobOutcome
-from asyncpool.errors import AsyncPoolError, JobNotPicklableError, ProtocolError
+from asyncpool.errors import AsyncPoolError, ProtocolError
 
 if TYPE_CHECKING:
     from asyncpool._core.data_only import DataFunctionTable, DataOnly
@@ -96,7 +96,7 @@ class Traffic:
             closing, broken = core.closing.finish, core.lifecycle.broken
             if self._bounded or closing is not None or broken is not None:
                 try:
-                    self._engine.admission.check(options)
+                    engine.admission.check(options)
                 except AsyncPoolError:
                     self._count_refusal(function, options)
                     raise
@@ -125,16 +125,16 @@ class Traffic:
             except StreamTooLongError:
                 return self._submit_large(job, (function, args, kwargs))
             except BaseException as error:  # noqa: BLE001 - an argument's
-                return self._refuse(job, error)
+                return registry.refuse(job, error)
             if (type(payload) is not bytes or self._tight) and (
                 len(payload) > self._max_payload
             ):
-                return self._refuse(job, too_large(len(payload), self._max_payload))
+                return registry.refuse(job, too_large(len(payload), self._max_payload))
             if options.limits.timed or self._leases.coming or engine.hub.on_new:
                 registry.enter(job)
             else:
                 registry.jobs[number] = job
-            if options.limits.timed and not self._engine.timers.wait(job):
+            if options.limits.timed and not engine.timers.wait(job):
                 return job
             if engine.deciding > 1:
                 # A listener has called this, say, while a decision is carried out: a worker
@@ -154,7 +154,7 @@ class Traffic:
             if slot is not None:
                 self.send(slot, (job,))
             elif self._sizing.watching:
-                self._engine.admission.note_queued()
+                engine.admission.note_queued()
             return job
         finally:
             engine.deciding -= 1
@@ -166,28 +166,14 @@ class Traffic:
     def _count_refusal(self, function: Callable[..., Any], options: JobOptions) -> None:
         if options.hold is not None:
             return  # a map tries again when there is room
-        self._engine.registry.figures.refused += 1
+        self._engine.figures.refused += 1
         known = self.functions.of(options).find(function, options.name, options.via)
         known.figures.ended(JobOutcome.REFUSED)
-
-    def _refuse(self, job: Job[Any], error: BaseException) -> Job[Any]:
-        """End a job whose call cannot be sent.
-
-        Raises:
-            BaseException: What a signal handler may have raised; then the caller gets no job.
-        """
-        if isinstance(error, SystemExit | KeyboardInterrupt):
-            self._engine.registry.count_unentered()
-            raise error
-        if not isinstance(error, JobNotPicklableError):
-            error = unpicklable(error)
-        self._engine.registry.refuse(job, error)
-        return job
 
     def _submit_large(self, job: Job[Any], call: Call) -> Job[Any]:
         """Have a thread pickle a call, which is then queued; return its future."""
         self._engine.registry.enter(job)
-        if not job._limits.timed or self._engine.timers.wait(job):
+        if self._engine.timers.wait(job):
             self._engine.large.pack(job, call)
         return job
 
@@ -211,8 +197,7 @@ class Traffic:
     ) -> Job[Any]:
         """Have the worker in *slot* run a pickled call before other jobs, without admission."""
         engine, name = self._engine, options.name
-        totals = engine.registry.figures.functions
-        figures = totals.of(name, "broadcast")
+        figures = engine.figures.functions.of(name, "broadcast")
         function = Function(0, b"", name, figures, serializer)
         job: Job[Any] = Job(
             engine.registry.next_id(), function, options, self, engine.loop
@@ -220,15 +205,15 @@ class Traffic:
         job._payload = payload
         with engine.turn:
             engine.registry.enter(job)
-            if not options.limits.timed or self._engine.timers.wait(job):
+            if engine.timers.wait(job):
                 engine.core.submit_pinned(slot, job.id)
         return job
 
-    def send(self, slot: int, jobs: Iterable[Job[Any]]) -> None:
+    def send(self, slot: int, jobs: Sequence[Job[Any]]) -> None:
         """Send *jobs*, which the core has assigned to *slot*, to its worker."""
         handle = self._engine.handles[slot]
         in_flight = len(self._engine.core.slots[slot].in_flight.jobs)
-        count, worker, outbox, now = 0, handle.pid, handle.outbox, monotonic()
+        worker, outbox, now = handle.pid, handle.outbox, monotonic()
         lanes = self._concurrency > 1
         leases, hub = self._leases.open, self._engine.hub
         for job in jobs:
@@ -254,29 +239,25 @@ class Traffic:
                     job._context,
                     credit=job._credit,
                 )
-            count += 1
         if self._engine.registry.timed:
             self._engine.timers.begin_first(slot)
-        if in_flight == count:
+        if in_flight == len(jobs):
             outbox.flush()  # the worker has nothing else to do
             handle.since = now
-            if not self._engine.loop_lag.active:
+            if not self._engine.loop_lag.alarm.is_set:
                 self._engine.loop_lag.go()
         else:
             outbox.flush_soon()  # more jobs may come in this turn
         if hub.listened:
             self._tell_begun(slot, now)
-        # There is at least one job.
-        long = in_flight > self._concurrency or isinstance(job, Chunk)  # pyright: ignore[reportPossiblyUnboundVariable]
+        long = in_flight > self._concurrency or isinstance(jobs[-1], Chunk)
         if long and not self._engine.stalls.alarm.is_set:
             self._engine.stalls.go()
 
     def _fence(self, job: Job[Any], slot: int, until: float) -> None:
         """Tell a worker until when it may run a job that it has, or will get."""
-        handle, in_flight = (
-            self._engine.handles[slot],
-            self._engine.core.slots[slot].in_flight,
-        )
+        handle = self._engine.handles[slot]
+        in_flight = self._engine.core.slots[slot].in_flight
         # A job that is still loading may never be sent.  Then another job gets its number.
         if job.id in in_flight.jobs and not (
             handle.outbox.loading and in_flight.last == job.id

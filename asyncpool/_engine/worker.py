@@ -3,12 +3,10 @@
 Two tasks watch it.  The exit watcher waits for the end of the process.  The error watcher
 waits for any other fault while the process lives: a channel ends or breaks the protocol, an
 initializer raises, or a thread of the worker ends with an exception.  Both lead to the same
-end: the process is gone, the supervisor hears of that once, and :meth:`WorkerHandle.run`
-returns.
+end: the process is gone, the engine hears of that once, and :meth:`WorkerHandle.run` returns.
 
-The supervisor's methods ``on_…`` hear what the worker sends.  One that reads what the worker has
-sent raises :exc:`ProtocolError` if it breaks the protocol.  The handle then trusts the worker no
-more.
+The engine and its parts hear what the worker sends.  A method of theirs that reads it raises
+:exc:`ProtocolError` if it breaks the protocol.  The handle then trusts the worker no more.
 """
 
 from __future__ import annotations
@@ -27,7 +25,8 @@ from time import monotonic
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from asyncpool._engine.channel import Channel
-from asyncpool._engine.launcher import LaunchError, Process
+from asyncpool._engine.interpreter import LaunchError
+from asyncpool._engine.launcher import Process
 from asyncpool._engine.outbox import Outbox
 from asyncpool._engine.output import LogNotes, Output
 from asyncpool._engine.page import WorkerPage

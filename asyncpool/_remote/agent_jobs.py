@@ -6,10 +6,11 @@ way through the network, and an agent whose jobs are short would wait for them.
 
 Twice as many jobs as the agent can run at once, and as many again of each function as it has ended
 in the last tenth of a second: its workers have jobs while the next ones are on their way, and what
-waits for them there is done in a tenth of a second more, if the next jobs of a function are like the
-last ones.  Of a function of which an agent has ended nothing it gets only the few, also after many
-short jobs of another one.  While a way takes less than that tenth of a second, each turn doubles
-what short jobs get, as the slow start of TCP does (RFC 5681), until the agent is busy all the time.
+waits for them there is done in a tenth of a second more, if the next jobs of a function are like
+the last ones.  Of a function of which an agent has ended nothing it gets only the few, also after
+many short jobs of another one.  While a way takes less than that tenth of a second, each turn
+doubles what short jobs get, as the slow start of TCP does (RFC 5681), until the agent is busy all
+the time.
 
 A client has a *session* and in it a *lease*.  The lease is over when the client has not been
 heard of for a while, see :class:`ClientLease`; then its jobs are given up.  The agent

@@ -20,7 +20,7 @@ from asyncpool._wire.buffers import OutOfBandPickle, lay_out
 # The most bytes that one end of a connection lends the other, and the bound that it expects.
 MOST_LENT = 1 << 30
 
-# As in channel/outbox.py: the loop's thread copies so much itself.
+# As in _engine/outbox.py: the loop's thread copies so much itself.
 _AT_ONCE = 1 << 20
 
 

@@ -1,6 +1,7 @@
 """Errors, figures and events of asyncpool's own, as agents send them: by value, as JSON.
 
-Of a chunk that has failed an agent tells which items are done.  It reads none of it, since only the client has the types that results are made of.
+Of a chunk that has failed an agent tells which items are done.  It reads none of it, since only the
+client has the types that results are made of.
 
 The classes that may travel are in one table, by name, and of each instance its public fields
 travel.  So nothing depends on how a Python or a library pickles (Python 3.11.2 pickles the

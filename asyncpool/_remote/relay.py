@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Callable, Coroutine
-from dataclasses import replace
 from functools import partial
 from time import monotonic
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from asyncpool._core.functions import Function
 from asyncpool._core.job_options import STREAM_TRAITS, JobOptions, JobTraits
+from asyncpool._dataclass import replace
 from asyncpool._engine.engine import Engine
 from asyncpool._engine.hub import Attempt, PoolHub
 from asyncpool._engine.job import Chunk, Job, StreamJob

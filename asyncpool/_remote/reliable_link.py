@@ -1,10 +1,10 @@
 """Messages between a client and an agent, in order and once, over a carrier that promises neither.
 
-How far the two clocks are apart is known within bounds: the agent says in each batch when it made it, on its own clock, and when it took the newest
-message that it acknowledges.  It cannot have made the batch after it came, nor taken the
-message before that was sent.  So each batch bounds the difference of the clocks on both sides,
-and the narrowest bounds are kept.  This is the intersection of intervals of Marzullo's
-algorithm, which NTP uses, for one server.
+How far the two clocks are apart is known within bounds: the agent says in each batch when it made
+it, on its own clock, and when it took the newest message that it acknowledges.  It cannot have made
+the batch after it came, nor taken the message before that was sent.  So each batch bounds the
+difference of the clocks on both sides, and the narrowest bounds are kept.  This is the intersection
+of intervals of Marzullo's algorithm, which NTP uses, for one server.
 
 Both clocks are monotonic ones, so wall clocks that differ by hours make no difference.
 

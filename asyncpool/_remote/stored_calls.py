@@ -2,8 +2,8 @@
 
 To the agent's pool each function of a client is one of its own, whose serializer does nothing.
 
-A job whose arguments are in a store comes without its call.  The engine brings the call and the values of these
-arguments by itself, and the job begins when they are there.
+A job whose arguments are in a store comes without its call.  The engine brings the call and the
+values of these arguments by itself, and the job begins when they are there.
 """
 
 from __future__ import annotations

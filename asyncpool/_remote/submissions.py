@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from asyncpool._core.job_options import JobOptions
 from asyncpool._engine.job import JOB_TYPES, Job
-from asyncpool._engine.large import Packer, too_large, unpicklable
+from asyncpool._engine.large import Packer, too_large
 from asyncpool._engine.traffic import FunctionTables
 from asyncpool._remote.nodes import no_agent
 from asyncpool._remote.reliable_link import MAX_PAYLOAD
@@ -103,9 +103,9 @@ class Submissions:
         except StreamTooLongError:
             return self._submit_large(job, (function, args, kwargs))
         except BaseException as error:  # noqa: BLE001 - an argument's
-            return self._refuse(job, error)
+            return client.registry.refuse(job, error)
         if size > MAX_PAYLOAD:
-            return self._refuse(job, too_large(size, MAX_PAYLOAD))
+            return client.registry.refuse(job, too_large(size, MAX_PAYLOAD))
         self._enter(job)
         job._payload = payload
         self._place(job)
@@ -134,15 +134,6 @@ class Submissions:
     def _is_full(self) -> bool:
         most = self._max_queued
         return most is not None and self._client.jobs.waiting >= most
-
-    def _refuse(self, job: Job[Any], error: BaseException) -> Job[Any]:
-        if isinstance(error, SystemExit | KeyboardInterrupt):
-            self._client.registry.count_unentered()
-            raise error
-        if not isinstance(error, JobNotPicklableError):
-            error = unpicklable(error)
-        self._client.registry.refuse(job, error)
-        return job
 
     def _enter(self, job: Job[Any]) -> None:
         self._client.registry.enter(job)

@@ -24,10 +24,8 @@ from asyncpool._sandbox.namespaces import (
     restrict,
 )
 from asyncpool._sandbox.plan import (
-    CONNECT_TCP,
     NEW_NETWORK,
     NEW_USER,
-    OF_A_FILE,
     UNUSED_USERS,
     WRITE,
 )
@@ -114,8 +112,6 @@ def enter(
             plan.scopes,
             (*plan.paths, (folder, WRITE)),
             plan.ports,
-            of_a_file=OF_A_FILE,
-            connect=CONNECT_TCP,
         )
     if plan.filter:
         if open_loop is not None:

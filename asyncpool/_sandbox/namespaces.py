@@ -12,6 +12,8 @@ import os
 import stat
 import struct
 
+from asyncpool._sandbox.plan import CONNECT_TCP, OF_A_FILE
+
 TYPE_CHECKING = False  # see _wire/records.py
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -22,7 +24,6 @@ _libc = ctypes.CDLL(None, use_errno=True)
 _CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446
 _VERSION = 1  # LANDLOCK_CREATE_RULESET_VERSION
 _PATH_BENEATH, _NET_PORT = 1, 2
-_FIRST_SCOPES = 6
 
 _PR_GET_SECCOMP, _PR_SET_SECCOMP, _FILTER = 21, 22, 2
 _PR_CAPBSET_DROP, _PR_SET_NO_NEW_PRIVS = 24, 38
@@ -67,9 +68,6 @@ def restrict(
     scopes: int,
     paths: Iterable[tuple[str, int]],
     ports: Iterable[int],
-    *,
-    of_a_file: int,
-    connect: int,
 ) -> None:
     """Let this thread, and all that it starts, do only what the rules grant; by Landlock.
 
@@ -79,8 +77,6 @@ def restrict(
         scopes: What is out of reach of other processes.
         paths: Rights, at a path and below it; a path that is not there grants nothing.
         ports: The TCP ports that may be connected to.
-        of_a_file: The rights that what is no folder can have.
-        connect: The right to connect.
 
     Raises:
         OSError: If the kernel refuses it.
@@ -92,9 +88,9 @@ def restrict(
     )
     try:
         for path, rights in paths:
-            _allow_path(ruleset, path, rights & files, of_a_file)
+            _allow_path(ruleset, path, rights & files)
         for port in ports:
-            rule = struct.pack("=QQ", connect, port)
+            rule = struct.pack("=QQ", CONNECT_TCP, port)
             _checked(
                 "landlock_add_rule", _syscall(_ADD_RULE, ruleset, _NET_PORT, rule, 0)
             )
@@ -103,14 +99,14 @@ def restrict(
         os.close(ruleset)
 
 
-def _allow_path(ruleset: int, path: str, rights: int, of_a_file: int) -> None:
+def _allow_path(ruleset: int, path: str, rights: int) -> None:
     try:
         fd = os.open(path, os.O_PATH | os.O_CLOEXEC)
     except OSError:  # the caller has checked those that must be there
         return
     try:
         if not stat.S_ISDIR(os.fstat(fd).st_mode):
-            rights &= of_a_file
+            rights &= OF_A_FILE
         rule = struct.pack("=Qi", rights, fd)
         _checked(
             f"landlock_add_rule of {path}",

@@ -1,8 +1,9 @@
 """What each worker in a sandbox has for itself: a private folder, and a cgroup where there may be one.
 
-The service may make cgroups (version 2) below its own, or beside it, if an administrator or systemd has
-delegated that to its user.  The kernel allows limits only below a cgroup that has no processes itself; so
-a service usually sits in a cgroup of its own below the delegated one (systemd: ``DelegateSubgroup=``).
+The service may make cgroups (version 2) below its own, or beside it, if an administrator or systemd
+has delegated that to its user.  The kernel allows limits only below a cgroup that has no processes
+itself; so a service usually sits in a cgroup of its own below the delegated one (systemd:
+``DelegateSubgroup=``).
 """
 
 from __future__ import annotations

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Container, Iterable, Iterator, Mapping
 
-from asyncpool._core.policies import several
 from asyncpool._sandbox.filters import MACHINES, packed, program
 from asyncpool._wire.records import Record
 from asyncpool._wire.text import in_units
+
+TYPE_CHECKING = False  # see _wire/records.py
+if TYPE_CHECKING:
+    from collections.abc import Container, Iterable, Iterator
 
 # The soft and the hard limit of a resource, by its name.
 Rlimit = tuple[str, tuple[int, int]]
@@ -92,7 +94,6 @@ _DEVICES = (
     ("/dev/urandom", READ_FILE),
 )
 
-_MOST_PORT = 65535
 
 # A worker that may add less than this to its memory cannot answer its pool.
 _LEAST_MEMORY = 8 << 20
@@ -150,47 +151,6 @@ class Settings(Record):
     cpu_seconds: float | None = None
     cpus: float | None = None
     user: tuple[int, int] | None = None
-
-
-def ports_of(network: object) -> tuple[int, ...] | None:
-    """Return the TCP ports that *network* names; ``None`` for the whole network.
-
-    Raises:
-        TypeError: If it is neither a bool nor ports.
-        ValueError: If something is no port, or names a host.
-    """
-    if isinstance(network, bool):
-        return None if network else ()
-    ports: list[int] = []
-    for each in several("network", network, "True, False or numbers of TCP ports"):
-        if isinstance(each, str):
-            raise ValueError(  # noqa: TRY004 - a text, but one that may well be meant
-                f"network names {each!r}, and the kernel tells ports apart, not hosts: give "
-                "numbers of ports, or connect in the service and hand over what comes back"
-            )
-        if isinstance(each, bool) or not isinstance(each, int):
-            raise TypeError(f"network takes numbers of TCP ports, not {each!r}")
-        if not 0 < each <= _MOST_PORT:
-            raise ValueError(f"network: there is no port {each}")
-        ports.append(each)
-    return tuple(sorted(set(ports)))
-
-
-def environment_of(env: object) -> tuple[tuple[str, str], ...]:
-    """Return the variables of an environment.
-
-    Raises:
-        TypeError: If it is no mapping of texts.
-        ValueError: If no process can have such a variable.
-    """
-    if not isinstance(env, Mapping):
-        raise TypeError(f"env must be a mapping of texts, not {env!r}")
-    for name, value in env.items():
-        if not (isinstance(name, str) and isinstance(value, str)):
-            raise TypeError(f"env takes texts, not {name!r}: {value!r}")
-        if not name or "=" in name or "\0" in name + value:
-            raise ValueError(f"env: no environment can have {name!r}: {value!r}")
-    return tuple(sorted(env.items()))
 
 
 def check_together(settings: Settings) -> None:

@@ -6,14 +6,19 @@ its class was registered, the pool makes it anew by its constructor, from plain 
 
 from __future__ import annotations
 
-from asyncpool._wire.pickling import describe, text_of, traceback_of, type_name
+from asyncpool._wire.pickling import (
+    describe,
+    raisable,
+    text_of,
+    traceback_of,
+    type_name,
+)
 from asyncpool._wire.schemas import in_one_piece, json_schema
 from asyncpool._wire.text import printable_lines
 from asyncpool.errors import (
     HookError,
     JobCancelled,
     JobNotPicklableError,
-    JobRaisedError,
     ProtocolError,
     RemoteError,
     RemoteTraceback,
@@ -114,10 +119,7 @@ def load_failure(
     Raises:
         ProtocolError: If it is no such payload.
     """
-    error = _error_of(_SCHEMA.load(payload, pause), errors)
-    if isinstance(error, Exception) and not isinstance(error, StopIteration):
-        return error
-    return JobRaisedError(error)
+    return raisable(_error_of(_SCHEMA.load(payload, pause), errors))
 
 
 def _error_of(found: Any, errors: Errors) -> BaseException:

@@ -15,7 +15,6 @@ from __future__ import annotations
 import json
 import pickle
 import struct
-from collections.abc import Collection
 from operator import attrgetter
 
 from asyncpool._wire.records import Record

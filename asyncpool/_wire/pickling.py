@@ -5,28 +5,26 @@ closures), and others have a name that the other side cannot find (such as those
 ``__main__``, see ``by_value.py``).  These travel by value, through cloudpickle.  A
 failure, on either side, always belongs to the one job whose data it is.
 
-Exceptions need more care.  The default way to copy an exception is ``cls(*args)``.  It fails for every class whose
-``__init__`` takes other arguments than ``args``.  For some classes it works, but gives
-another message.  So a worker makes the copy itself, and compares it.  If the copy is
-wrong, the worker packs the exception so that it is rebuilt without its ``__init__``.
-An exception that cannot be sent at all is replaced by an error that names it and
-carries its text.
+Exceptions need more care.  The default way to copy an exception is ``cls(*args)``.  It fails for
+every class whose ``__init__`` takes other arguments than ``args``.  For some classes it works, but
+gives another message.  So a worker makes the copy itself, and compares it.  If the copy is wrong,
+the worker packs the exception so that it is rebuilt without its ``__init__``. An exception that
+cannot be sent at all is replaced by an error that names it and carries its text.
 
 A pool chooses its serializer once, and each function of the pool has the choice at hand.  The
-classes here are for pickle; ``_core/data_only.py`` and ``_worker/data.py`` derive those of data-only pools.  Their
-attributes are plain functions: for the path of a job that costs as much as a global function.
+classes here are for pickle; ``_core/data_only.py`` and ``_worker/data.py`` derive those of data-
+only pools.  Their attributes are plain functions: for the path of a job that costs as much as a
+global function.
 """
 
 from __future__ import annotations
 
 import pickle
 import traceback
-from collections.abc import Callable, Iterable, Mapping, Sequence
 from io import BytesIO
 from itertools import islice
 from sys import modules
 
-from asyncpool._wire import buffers
 from asyncpool._wire.buffers import (
     ARRAYS,
     CONNECTIONS,
@@ -38,6 +36,7 @@ from asyncpool._wire.buffers import (
     StreamTooLongError,
     dump,
     dumps_call,
+    is_heavy,
     keep_large,
     loads,
     needs_teaching,
@@ -55,11 +54,11 @@ from asyncpool.errors import (
 TYPE_CHECKING = False  # see _wire/records.py
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable, Mapping, Sequence
     from types import TracebackType
     from typing import Any
 
-    Packed = bytes | buffers.OutOfBandPickle
+    Packed = bytes | OutOfBandPickle
 
 # Types whose values hold no other object.
 _SCALARS: frozenset[type] = frozenset((int, float, bool, type(None)))
@@ -552,6 +551,11 @@ def load_error(
     # The cause of a hook's failure is what the hook has raised.
     first = error.exception if isinstance(error, HookError) else error
     _set(first, "__cause__", RemoteTraceback(remote))
+    return raisable(error)
+
+
+def raisable(error: BaseException) -> BaseException:
+    """Return *error*, or an error around it if it must not be raised in the caller."""
     if isinstance(error, Exception) and not isinstance(error, StopIteration):
         return error
     return JobRaisedError(error)
@@ -713,7 +717,7 @@ class Serializer:
     load_item: Callable[..., Any] = staticmethod(load_value)
     load_error: Callable[..., BaseException] = staticmethod(load_error)
     load_details: Callable[..., Any] = staticmethod(load_details)
-    is_heavy: Callable[..., bool] = staticmethod(buffers.is_heavy)
+    is_heavy: Callable[..., bool] = staticmethod(is_heavy)
 
 
 class WorkerSerializer:

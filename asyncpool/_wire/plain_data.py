@@ -5,8 +5,8 @@ that JSON knows, in texts of at most :data:`PIECE` bytes, and a *program* for a 
 rest of them.  ``(1, [2, 3])`` is the text ``[1,[2,3]]`` and the program "push 2, tuple of 2".
 
 Whoever reads believes nothing.  No step of C code takes long: JSON's keys are texts, whose hashes
-nobody can choose, and a table with other keys is built here, some keys at a time, against a budget of
-CPU time.  Python's threads take turns between two steps.
+nobody can choose, and a table with other keys is built here, some keys at a time, against a budget
+of CPU time.  Python's threads take turns between two steps.
 """
 
 from __future__ import annotations

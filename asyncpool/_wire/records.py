@@ -9,9 +9,10 @@ time of their start.  Where only annotations need typing, a module says ``TYPE_C
 from __future__ import annotations
 
 from collections import namedtuple
+from functools import reduce
 from importlib import import_module
 
-__all__ = ["Later", "Record"]
+__all__ = ["Later", "Record", "import_named"]
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -50,3 +51,14 @@ class Later:
     def __getattr__(self, name: str) -> Any:
         found = self.__dict__[name] = getattr(import_module(self._name), name)
         return found
+
+
+def import_named(name: str) -> Any:
+    """Return what ``package.module:path`` names; the module is imported.
+
+    Raises:
+        AttributeError: If the module has no such object.
+        Exception: Whatever the module raises when it is imported.
+    """
+    module, _, path = name.partition(":")
+    return reduce(getattr, path.split("."), import_module(module))

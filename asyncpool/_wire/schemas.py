@@ -7,7 +7,6 @@ last of them.
 
 from __future__ import annotations
 
-import importlib
 import inspect
 import sys
 import typing
@@ -41,6 +40,7 @@ from asyncpool._wire.plain_data import (
     private,
     weigh,
 )
+from asyncpool._wire.records import import_named
 from asyncpool._wire.text import function_name, printable_lines
 from asyncpool.errors import JobNotPicklableError, ProtocolError
 
@@ -100,8 +100,7 @@ class FunctionNames:
             Exception: If there is none, or workers may not call it.
         """
         self.check(name)
-        module, _, path = name.partition(":")
-        return reduce(getattr, path.split("."), importlib.import_module(module))
+        return import_named(name)
 
 
 def name_of(function: Callable[..., Any]) -> str:

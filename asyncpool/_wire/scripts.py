@@ -1,8 +1,8 @@
 """What a process knows about its ``__main__``, and how what is in it travels by value.
 
 The worker's part of sending by value is here: load what comes for ``__main__``, and pickle what
-returns.  The service's part is in ``by_value.py``.  What cloudpickle leaves out of classes and code, or cannot send, is mended here
-for both directions.
+returns.  The service's part is in ``by_value.py``.  What cloudpickle leaves out of classes and
+code, or cannot send, is mended here for both directions.
 """
 
 from __future__ import annotations
@@ -265,7 +265,7 @@ def _note_on(names: tuple[str, ...]) -> str:
 def own_object(path: str, tracker: str | None = None) -> Any:
     """Return the function or class that is at *path* in this process's ``__main__``."""
     if tracker is not None:
-        from cloudpickle.cloudpickle import (  # noqa: PLC0415 - see above
+        from cloudpickle.cloudpickle import (  # noqa: PLC0415 - it takes 20 ms
             _DYNAMIC_CLASS_TRACKER_BY_ID as CLASSES,
         )
 
@@ -303,7 +303,7 @@ def pickler_of_results() -> Any:
     What came from that process goes back as a name.  The name means the object there,
     even if the worker has changed its own.
     """
-    import cloudpickle  # noqa: PLC0415 - see above
+    import cloudpickle  # noqa: PLC0415 - it takes 20 ms
     from cloudpickle.cloudpickle import _get_or_create_tracker_id  # noqa: PLC0415
 
     class Pickler(cloudpickle.Pickler):

@@ -1,8 +1,8 @@
 """What runs in the other processes: the launcher and the workers.
 
-This package imports only the standard library and ``_wire``, because a worker
-must be small and start fast.  The pool's process imports nothing from here: it starts these
-modules by name.
+This package imports only the standard library, ``errors``, ``_wire``, and ``_sandbox`` where there
+is one, because a worker must be small and start fast.  Of it the pool's process imports only
+``api``; the rest it starts by name.
 
 A forked worker shares the launcher's memory, but it gets its own copy of every page that it
 writes to.  Running Python code writes to pages everywhere, for reference counts and inline

@@ -169,7 +169,7 @@ class Control:
         text = format_error(error, _users_own(error))
         summary = f"{type(error).__qualname__}: {text_of(error)}"
         final = cannot_succeed(error, fixed=fixed)
-        failure = Failure(stage, summary, text)._replace(final=final)
+        failure = Failure(stage, summary, text, final)
         self.send(FrameKind.FAILED, failure.pack())
         self.announced = True
 

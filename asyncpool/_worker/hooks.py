@@ -7,15 +7,14 @@ its job.
 
 from __future__ import annotations
 
-import importlib
 import os
 import pickle
 from contextlib import suppress
 from contextvars import copy_context
-from functools import reduce
 from types import CoroutineType
 
 from asyncpool._wire.pickling import describe
+from asyncpool._wire.records import import_named
 from asyncpool._worker.api import current_job
 from asyncpool._worker.coroutines import InContext, Pause
 from asyncpool.errors import HookError, JobCancelled
@@ -36,11 +35,7 @@ def load_hook(name: str, payload: bytes) -> Hook:
     Raises:
         BaseException: If there is no such hook, or importing it raises.
     """
-    if payload:
-        function = pickle.loads(payload)
-    else:
-        module, _, path = name.partition(":")
-        function = reduce(getattr, path.split("."), importlib.import_module(module))
+    function = pickle.loads(payload) if payload else import_named(name)
     if not callable(function):
         raise TypeError(f"{name} is no function: {function!r}")
     return Hook(name, function)

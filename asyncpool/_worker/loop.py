@@ -74,10 +74,10 @@ def work(job_fd: int, control_fd: int, page_fd: int) -> NoReturn:
                 claims.closed = True
                 control.send(FrameKind.RETIRE)
 
-        rank = 0 if control.identity is None else control.identity.rank
+        identity = control.identity
+        rank = 0 if identity is None else identity.rank
         become_worker(beats, retire, serializer.load_details, rank)
         page.install(partial(run_chunk, runner))
-        identity = control.identity
         if identity is not None:
             set_environment(identity.environment)  # before any import
             lends = config.sandbox is None and not config.codec

@@ -137,12 +137,14 @@ class Stacks:
 
 def tell_waiting(awaited: Any) -> str:
     """Tell where a coroutine waits, the innermost call first; nothing if it computes."""
-    lines = [
-        f'  File "{frame.f_code.co_filename}", line {frame.f_lineno} in '
-        f"{frame.f_code.co_name}"
-        for frame in islice(waiting_frames(awaited), _DEEPEST)
-    ]
+    lines = [line_of(frame) for frame in islice(waiting_frames(awaited), _DEEPEST)]
     return "\n".join([COROUTINE, *lines[::-1]]) if lines else ""
+
+
+def line_of(frame: FrameType) -> str:
+    """Return a call as ``faulthandler`` writes it."""
+    code = frame.f_code
+    return f'  File "{code.co_filename}", line {frame.f_lineno} in {code.co_name}'
 
 
 def waiting_frames(awaited: Any) -> Iterator[FrameType]:
@@ -174,10 +176,7 @@ def _lines(frame: FrameType | None) -> list[str]:
     """Return a line for each call, the innermost first."""
     lines: list[str] = []
     while frame is not None:
-        code = frame.f_code
-        lines.append(
-            f'  File "{code.co_filename}", line {frame.f_lineno} in {code.co_name}'
-        )
+        lines.append(line_of(frame))
         frame = frame.f_back
     return lines
 

@@ -12,7 +12,7 @@ from io import IOBase
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self
 
-from asyncpool._cluster import rules as say
+from asyncpool._cluster import log_messages as say
 from asyncpool._cluster.link import MAX_MESSAGE
 from asyncpool._cluster.listeners import Listeners, addresses_locked, open_listeners
 from asyncpool._cluster.service import Service, ServingConfig, Spread

@@ -7,7 +7,7 @@ import pickle
 from dataclasses import dataclass
 from typing import Any, Generic, Self, TypeVar
 
-from asyncpool._cluster import rules as say
+from asyncpool._cluster import log_messages as say
 from asyncpool._cluster.link import WorkerLink
 from asyncpool._cluster.queues import Inbox
 from asyncpool._wire.posix import ReceivedFile, ReceivedSocket

@@ -10,7 +10,7 @@ from collections.abc import Callable, Coroutine
 from functools import partial
 from typing import TYPE_CHECKING, Any, ParamSpec
 
-from asyncpool._cluster import rules as say
+from asyncpool._cluster import log_messages as say
 from asyncpool._cluster.notify import Notifier, watchdog_interval
 from asyncpool._cluster.signals import name_of, obeyed
 from asyncpool._core import log_messages

@@ -34,7 +34,7 @@ from asyncpool._cli.serve import file_changes, serve_command, serving
 from asyncpool._cli.serve.file_changes import Changes
 from asyncpool._cli.serve.server_options import read_options
 from asyncpool._cli.serve.serving import Serving, ServingPlan
-from asyncpool._cluster.rules import CHANGE_AWAITED, NOT_LOADED
+from asyncpool._cluster.log_messages import CHANGE_AWAITED, NOT_LOADED
 from asyncpool._core.log_messages import ERROR_LINE, WORKER_CRASHED
 from asyncpool.enums import CrashKind, NextStep
 from asyncpool.events import Crash

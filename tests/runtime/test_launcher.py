@@ -17,7 +17,8 @@ from typing import Any, NoReturn, Self
 import pytest
 
 from asyncpool._engine import interpreter, launcher, machine as refusals
-from asyncpool._engine.launcher import Launcher, LaunchError, Process
+from asyncpool._engine.interpreter import LaunchError
+from asyncpool._engine.launcher import Launcher, Process
 from asyncpool._wire.frames import FrameDecoder, FrameKind, header
 from asyncpool._wire.messages import WorkerConfig
 from asyncpool._wire.page import PAGE_SIZE

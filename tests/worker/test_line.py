@@ -15,7 +15,7 @@ from hypothesis import given, strategies as st
 
 from asyncpool._cluster import worker_link as line_module
 from asyncpool._cluster.acceptor import _PAUSE, _QUIET, Acceptor
-from asyncpool._cluster.drain_time import DrainTime
+from asyncpool._cluster.server_worker import DrainTime
 from asyncpool._cluster.worker_link import MasterLink
 from asyncpool.errors import ProtocolError
 from tests.helpers import virtual_time

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from asyncpool._cli.logs.command_log import CommandLog, cannot_be_loaded
 from asyncpool._cli.shared_pools import shared_by_name
-from asyncpool._cluster import rules as say
+from asyncpool._cluster import log_messages as say
 from asyncpool._cluster.listeners import addresses_locked
 from asyncpool._wire.text import users_own
 from asyncpool.cluster import Cluster, asgi, wsgi

@@ -6,8 +6,8 @@ import inspect
 import logging
 
 from asyncpool._core.policies import check_function
-from asyncpool._engine.machine import check_int, check_seconds
 from asyncpool._wire import log_records as say
+from asyncpool._wire.records import Later
 
 TYPE_CHECKING = False  # see _wire/records.py
 if TYPE_CHECKING:
@@ -16,7 +16,10 @@ if TYPE_CHECKING:
     import uvicorn
 
     from asyncpool._cluster.worker import Worker
+    from asyncpool._engine import machine
     from asyncpool.cluster._servers.wsgi import Threads
+else:  # the master checks targets, and workers have them without
+    machine = Later("asyncpool._engine.machine")
 
 # What the cluster decides, and what makes sense for one process only.
 _NOT_OURS = {
@@ -125,7 +128,7 @@ def wsgi(
         TypeError: As of :func:`asgi`.
         ValueError: Likewise; if there is to be no thread.
     """
-    check_int("threads", threads, at_least=1)
+    machine.check_int("threads", threads, at_least=1)
     return _Asgi(app, options, threads, request_timeout, header_timeout, header_size)
 
 
@@ -152,9 +155,9 @@ class _Asgi:
     ) -> None:
         check_function("app", app, "an application")
         if request_timeout is not None:
-            check_seconds("request_timeout", request_timeout)
-        check_seconds("header_timeout", header_timeout)
-        check_int("header_size", header_size, at_least=1)
+            machine.check_seconds("request_timeout", request_timeout)
+        machine.check_seconds("header_timeout", header_timeout)
+        machine.check_int("header_size", header_size, at_least=1)
         foreign = sorted(_NOT_OURS & options.keys())
         if foreign:
             raise TypeError(f"these options are not for workers: {', '.join(foreign)}")

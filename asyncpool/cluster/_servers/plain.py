@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from asyncpool._core.policies import check_function
+from asyncpool._wire.records import Later
 
 TYPE_CHECKING = False  # see _wire/records.py
 if TYPE_CHECKING:
@@ -12,10 +12,13 @@ if TYPE_CHECKING:
     from typing import Any
 
     from asyncpool._cluster.worker import Worker
+    from asyncpool._core import policies
 
     Handler = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[object]]
     Factory = Callable[[], asyncio.BaseProtocol]
     Ssl = Callable[[], ssl_module.SSLContext]
+else:  # the master checks targets, and workers have them without
+    policies = Later("asyncpool._core.policies")
 
 
 def streams(handler: Handler | str, *, ssl: Ssl | str | None = None) -> _Plain:
@@ -33,7 +36,7 @@ def streams(handler: Handler | str, *, ssl: Ssl | str | None = None) -> _Plain:
         TypeError: If one of them is neither a function nor a name.
         ValueError: If one is a name of nothing.
     """
-    check_function("handler", handler)
+    policies.check_function("handler", handler)
     return _Plain(handler, ssl, handles=True)
 
 
@@ -50,7 +53,7 @@ def protocol(factory: Factory | str, *, ssl: Ssl | str | None = None) -> _Plain:
         TypeError: If one of them is neither a function nor a name.
         ValueError: If one is a name of nothing.
     """
-    check_function("factory", factory)
+    policies.check_function("factory", factory)
     return _Plain(factory, ssl, handles=False)
 
 
@@ -65,7 +68,7 @@ class _Plain:
 
     def __init__(self, function: Any, ssl: Any, *, handles: bool) -> None:
         if ssl is not None:
-            check_function("ssl", ssl, "a function that makes the context")
+            policies.check_function("ssl", ssl, "a function that makes the context")
         self._function = function
         self._ssl = ssl
         self._handles = handles

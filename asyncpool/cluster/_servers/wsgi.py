@@ -1,7 +1,8 @@
 """Run a WSGI application in threads, behind an ASGI server.
 
-a2wsgi did this before.  It has no place for what a server must do when its client leaves: its thread
-waits for ever for room in a queue that nobody empties, and a body that broke off ends like a whole one.
+a2wsgi did this before.  It has no place for what a server must do when its client leaves: its
+thread waits for ever for room in a queue that nobody empties, and a body that broke off ends like a
+whole one.
 
 A thread never touches the server.  It appends messages to a list and wakes the event loop, and the
 coroutine of the request sends them.  So all decisions about requests are made in the loop.
