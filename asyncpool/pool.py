@@ -194,17 +194,19 @@ class Caller(ABC):
     __slots__ = ()
 
     _options: JobOptions
+    _life: Any  # a SupervisorRunner, or what a shared pool has in its place
 
     def __reduce__(self) -> NoReturn:
         raise not_picklable(self)
 
-    @abstractmethod
     def _running_supervisor(self) -> Engine:
         """Return what makes the calls.
 
         Raises:
             PoolClosedError: If there is no pool that was started.
         """
+        engine: Engine = self._life.supervisor or self._life.running()
+        return engine
 
     def _submit(
         self,
@@ -284,9 +286,9 @@ class Caller(ABC):
             see *on_cancel* in :meth:`Pool.options`.
         """
         options = self._options
-        # As _submit() does, at once.
-        if options.lease is None and (type(fn) is FunctionType or callable(fn)):
-            return self._running_supervisor().traffic.submit(fn, args, kwargs, options)
+        if type(fn) is FunctionType and options.lease is None:  # as _submit() does
+            engine: Engine = self._life.supervisor or self._life.running()
+            return engine.traffic.submit(fn, args, kwargs, options)
         return self._submit(fn, args, kwargs, options)
 
     @overload
@@ -707,8 +709,9 @@ class BoundPool(Caller):
         """Return another bound pool, with *changes* to the options of this one."""
         return BoundPool(self._pool, changed(self._options, changes))
 
-    def _running_supervisor(self) -> Engine:
-        return self._pool._running_supervisor()  # noqa: SLF001
+    @property
+    def _life(self) -> Any:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return self._pool._life  # noqa: SLF001
 
     async def _broadcast(
         self,
@@ -907,7 +910,7 @@ class Pool(Caller, Supervised, JobsListened):
         self.name: str = self._config.name
         self._options = self._config.job_options
         self._control = self._config.control  # a command may give one
-        self._life = SupervisorRunner("pool", self.name)
+        self._life: SupervisorRunner = SupervisorRunner("pool", self.name)
 
     async def start(self) -> None:
         """Start the workers, and return when the first one or all are ready; see *ready*.
@@ -1235,9 +1238,6 @@ class Pool(Caller, Supervised, JobsListened):
     @property
     def _is_started(self) -> bool:
         return self._life.supervisor is not None
-
-    def _running_supervisor(self) -> Engine:
-        return self._life.supervisor or self._life.running()
 
     async def _broadcast(
         self,

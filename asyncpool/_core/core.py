@@ -179,10 +179,6 @@ class Core:
 
     def submit(self, job: int, traits: JobTraits, priority: int = 0) -> int | None:
         """Return the slot that gets *job* now, or queue it and return ``None``."""
-        queue = self.dispatcher.queue
-        if queue.usual and not priority and not queue.others:
-            queue.usual[job] = traits  # since no worker had room for those before it
-            return None
         index = self.dispatcher.submit(job, traits, priority)
         if index is not None:
             self.slots[index].assign()
@@ -203,13 +199,15 @@ class Core:
                 recorded.
         """
         slot = self.slots[index]
+        if not slot.job_endings:
+            slot.in_flight.complete(*jobs)
+            return
         before = slot.in_flight.ended
         try:
             slot.in_flight.complete(*jobs)
         finally:
-            if slot.job_endings:
-                for job in jobs[: slot.in_flight.ended - before]:
-                    self.endings.clear(slot, job)
+            for job in jobs[: slot.in_flight.ended - before]:
+                self.endings.clear(slot, job)
 
     def refill(self, index: int, now: float) -> None:
         """Give the worker in slot *index* more jobs, or let it go, after it has sent outcomes."""
@@ -220,7 +218,9 @@ class Core:
         must_end = endings and endings.killing is not None
         if must_end or slot.faulty or slot.draining or self.lifecycle.broken:
             self.endings.end_worker(slot, now)
-        elif in_flight.wants_more and not (endings and endings.by_itself):
+        elif (not in_flight.jobs or in_flight.wants_more) and not (
+            endings and endings.by_itself
+        ):
             if not in_flight.jobs:
                 slot.state, slot.idle_since = SlotState.IDLE, now
             self._feed(slot, now)

@@ -5,7 +5,8 @@ Nothing here decides anything, and the pool works the same without it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from itertools import chain
 
 from asyncpool.enums import JobOutcome
 from asyncpool.errors import ProtocolError
@@ -138,24 +139,6 @@ class FunctionFigures:
         self.takeovers: int = 0
         self.items: int = 0
 
-    def ran(self, microseconds: int, waited: int) -> None:
-        """Count an attempt that has come to an outcome.
-
-        Args:
-            microseconds: How long it ran.
-            waited: How many microseconds it waited before, in the queue and in its worker.
-                What is below 0, since clocks differ, counts as 0.
-        """
-        # Durations.note twice would cost twice as much, for each job.
-        run, wait = self.run, self.wait
-        run.counts[microseconds.bit_length()] += 1
-        run.total += microseconds
-        if waited > 0:
-            wait.counts[waited.bit_length()] += 1
-            wait.total += waited
-        else:
-            wait.counts[0] += 1
-
     def ended(self, outcome: JobOutcome) -> None:
         """Count a job that has ended otherwise than by returning."""
         self.others[outcome] = self.others.get(outcome, 0) + 1
@@ -196,10 +179,12 @@ class FunctionTotals:
             found = self._known[name, via] = FunctionFigures(name, via)
         return found
 
+    def __iter__(self) -> Iterator[FunctionFigures]:
+        return chain(self._known.values(), self._others.values())
+
     def stats(self) -> tuple[FunctionStats, ...]:
         """Return the figures of each, and of all others, as far as a job has ended."""
-        figures = (*self._known.values(), *self._others.values())
-        return tuple(each.stats() for each in figures if each.ok or each.others)
+        return tuple(each.stats() for each in self if each.ok or each.others)
 
 
 # What the workers of a cluster count of their requests, and how they tell it their master.

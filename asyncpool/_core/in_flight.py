@@ -137,16 +137,17 @@ class InFlight:
                 jobs.append(job)
         else:
             # As takes() and add() do, whose calls would be a tenth of what a short job costs.
+            own, sent, most, backlog = self.jobs, self.sent, self.most, self.backlog
+            before = len(own)
             for job, traits in waiting.items():
                 cost = traits.cost
-                if self.sent >= self.most or (
-                    self.jobs and self.backlog + cost > BUDGET
-                ):
+                if sent >= most or (own and backlog + cost > BUDGET):
                     break
-                self.sent += 1
-                self.backlog += cost
-                self.jobs[job] = (self.sent, cost, traits)
-                jobs.append(job)
+                sent += 1
+                backlog += cost
+                own[job] = (sent, cost, traits)
+            self.sent, self.backlog = sent, backlog
+            jobs = [*islice(own, before, None)]
         for job in jobs:
             del waiting[job]
         return jobs
@@ -158,12 +159,11 @@ class InFlight:
 
     def add(self, job: int, traits: JobTraits) -> None:
         """Add *job*, which is sent."""
-        self.sent += 1
-        if self.concurrency == 1:
-            cost = traits.cost
-        else:
+        self.sent = sent = self.sent + 1
+        cost = traits.cost
+        if self.concurrency > 1:
             cost, self.closed = self._cost(traits), traits.exclusive
-        self.jobs[job] = (self.sent, cost, traits)
+        self.jobs[job] = (sent, cost, traits)
         self.backlog += cost
 
     def complete(self, *ended: int) -> None:
@@ -172,14 +172,17 @@ class InFlight:
         Raises:
             ProtocolError: If it was not the turn of one of them; those before it are recorded.
         """
-        jobs = self.jobs
-        in_turn = (*islice(jobs, len(ended)),) == ended
-        for job in ended:
-            if not in_turn:
+        jobs, backlog = self.jobs, self.backlog
+        if (*islice(jobs, len(ended)),) == ended:
+            for job in ended:
+                backlog -= jobs.pop(job)[1]
+            self.backlog = backlog
+            self.ended += len(ended)
+        else:
+            for job in ended:
                 self._check_turn(job)
-            self.backlog -= jobs[job][1]
-            del jobs[job]
-            self.ended += 1
+                self.backlog -= jobs.pop(job)[1]
+                self.ended += 1
         if not jobs:
             self.backlog = 0.0  # corrects rounding errors
             self.closed = False

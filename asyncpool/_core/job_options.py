@@ -543,6 +543,7 @@ class JobOptions:
         name: The name of the user's function, if workers call another function in
             its place.
         codec: The format of its call and its outcome, in a pool that is data only.
+        plain: Whether nothing but its priority and its attempts is special.
 
     Raises:
         TypeError: If *priority* or *prefetch* is no int, or *lease* not such a pair.
@@ -561,6 +562,7 @@ class JobOptions:
     bound: SessionTraits | None = None
     name: str = ""
     codec: Any = None
+    plain: bool = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         check_types(self, {"priority": INT, "prefetch": INT})
@@ -572,6 +574,9 @@ class JobOptions:
             raise ValueError(f"prefetch must be >= 1 item, not {self.prefetch}")
         if self.lease is not None:
             _check_lease(self.lease)
+        special = self.key, self.lease, self.bound, self.codec
+        plain = self.via == "submit" and special == (None,) * 4 and not self.name
+        object.__setattr__(self, "plain", plain and not self.limits.timed)
 
 
 def _check_lease(lease: Any) -> None:

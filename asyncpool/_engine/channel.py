@@ -130,6 +130,7 @@ class Channel:
             each needs it for the length of one call.  Allocating one for every read costs
             4 us.
         max_payload: The most bytes that a frame from the peer may carry.
+        bare: Whether the frames are tuples without names; see :class:`FrameDecoder`.
         on_frames: Called with the frames of one read, in their order.
         on_end: Called once, when the peer is gone (``None``) or has broken the
             protocol (the error).  No frame comes after it.
@@ -148,6 +149,7 @@ class Channel:
         *,
         buffer: memoryview,
         max_payload: int,
+        bare: bool = False,
         on_frames: Callable[[list[Frame]], None],
         on_end: Callable[[ProtocolError | None], None],
     ) -> None:
@@ -161,6 +163,7 @@ class Channel:
             max_payload=max_payload,
             allocate=lambda size: mmap.mmap(-1, size),
             most=MOST_FRAMES,
+            bare=bare,
         )
         self._on_frames = on_frames
         self._on_end = on_end
@@ -236,8 +239,8 @@ class Channel:
         If the peer is gone, ``on_end`` reports it, and this method does not.
         """
         self._flush_is_due = False
-        queue = self._queue
-        if self._ended or self._blocked or not (queue or self.small):
+        queue, small = self._queue, self.small
+        if self._ended or self._blocked or not (small or queue):
             return
         if self._sending:  # this call interrupts a send: Ctrl-C has cancelled a job
             self.flush_soon()
@@ -247,10 +250,11 @@ class Channel:
             piece: Any
             if queue:
                 piece = queue.popleft()
+                if type(piece) is list:
+                    piece = b"".join(piece)
             else:
-                piece, self.small = self.small, []
-            if type(piece) is list:
-                piece = b"".join(piece)
+                self.small = []
+                piece = b"".join(small)
             try:
                 if type(piece) is _WithDescriptor:
                     sent = self._send_descriptor(piece)
@@ -261,9 +265,10 @@ class Channel:
                 if not self._is_blocked_by(error):
                     return
             else:
-                self.taken += sent
-                # Nearly always all of it is sent now.
-                if self.taken != self.put_bytes and sent < len(piece):
+                self.taken = taken = self.taken + sent
+                if taken == self.put_bytes and not self._half_closed:
+                    return  # nearly always
+                if sent < len(piece):
                     queue.appendleft(memoryview(piece)[sent:])
         finally:
             self._sending = False
@@ -326,16 +331,15 @@ class Channel:
             return 0
         decoder, size = self._decoder, 0
         frames: list[Frame] | None
-        target = decoder.target
         try:
-            if decoder.more:  # what came in an earlier read
-                frames = decoder.feed(b"")
-            elif target is None:
+            if decoder.whole or not (decoder.more or decoder.target):
                 size = self._socket.recv_into(self._buffer)
                 frames = decoder.feed(self._buffer[:size]) if size else None
-            else:
+            elif (target := decoder.target) is not None:
                 size = self._socket.recv_into(target, min(READ_SIZE, len(target)))
                 frames = decoder.fill(size) if size else None
+            else:  # what came in an earlier read
+                frames = decoder.feed(b"")
         except (BlockingIOError, InterruptedError):
             return 0
         except OSError:
@@ -348,8 +352,9 @@ class Channel:
             return 0
         if frames:
             self._on_frames(frames)
-        if decoder.rest or decoder.target is not None or decoder.error is not None:
-            self._see_to_rest()
+        if decoder.whole:
+            return size
+        self._see_to_rest()
         return size if decoder.error is None else 0
 
     def _see_to_rest(self) -> None:

@@ -268,10 +268,12 @@ class Deaths:
 
     def kind_of(self, handle: WorkerHandle, slot: Slot, now: float) -> CrashKind:
         """Return the kind of an end that nobody asked for."""
-        # Claimed first: whatever the kind is, this may be the death that the kernel counted.
-        lacked_memory = _was_killed(handle) and (
-            self._claim(now) or handle.lacked_memory
-        )
+        lacked_memory = False
+        if _was_killed(handle):
+            # Whatever the kind is, this may be the death that the kernel counted.
+            self.look(now)
+            claimed = self._ledger is not None and self._ledger.claim()
+            lacked_memory = claimed or handle.lacked_memory
         if handle.broke_protocol:
             return CrashKind.PROTOCOL
         if slot.ready_at is None:
@@ -287,10 +289,6 @@ class Deaths:
         count = self._kills.count()
         if self._ledger is not None and count is not None:
             self._ledger.update(count, now)
-
-    def _claim(self, now: float) -> bool:
-        self.look(now)
-        return self._ledger is not None and self._ledger.claim()
 
     def report(
         self,
@@ -414,7 +412,7 @@ class Deaths:
             registry.figures.takeovers += 1
             job._function.figures.takeovers += 1
             hub.publish(events.TakenOver(job.id, job.attempt if loss.costs else 0))
-            if hub.watched and loss.begun:  # else it is told as given back
+            if loss.begun:  # else it is told as given back
                 registry.watch.again(job, loss.error or crash_error(job, loss.delivery))
 
 

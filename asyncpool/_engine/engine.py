@@ -16,6 +16,7 @@ from time import monotonic
 from typing import TYPE_CHECKING, Any, Literal
 
 from asyncpool import events
+from asyncpool._core import log_messages as say
 from asyncpool._core.core import Core
 from asyncpool._core.deadlines import earliest
 from asyncpool._core.endings import Finish
@@ -51,7 +52,6 @@ from asyncpool._engine.worker import WorkerHandle
 from asyncpool._wire.frames import Frame
 from asyncpool._wire.messages import WorkerConfig
 from asyncpool.errors import (
-    JobTimeoutError,
     PoolBrokenError,
     PoolClosedError,
     ProtocolError,
@@ -121,16 +121,11 @@ class LoopLag:
     ) -> None:
         self.durations = Durations()
         self.alarm = Alarm(loop, self._look)
-        self._loop = loop
         self._is_needed = is_needed
 
     def go(self) -> None:
         """Begin to measure."""
-        self.alarm.set_at(self._loop.time() + PERIOD)
-
-    def stop(self) -> None:
-        """Measure no more."""
-        self.alarm.cancel()
+        self.alarm.set_in(PERIOD)
 
     def _look(self, now: float) -> None:
         self.durations.note(now - self.alarm.due)
@@ -209,12 +204,12 @@ class PoolStatus:
 
     def note_recovered(self, slot: int) -> None:
         """Note that starts succeed again, since the worker in *slot* is ready."""
-        self._engine.log.recovered(slot)
+        self._engine.log.now(say.POOL_RECOVERED, slot=slot)
         self._engine.hub.publish(events.Recovered(slot))
 
     def note_failure(self, error: Exception) -> PoolClosedError:
         """Note that the supervisor has failed; return the error for open jobs."""
-        self._engine.log.failed(error)
+        self._engine.log.now(say.SUPERVISOR_FAILED, {"error": error})
         text = f"the supervisor failed: {error!r}"
         crashes = tuple(self._engine.crashes)
         self._fail_waiters(
@@ -367,6 +362,7 @@ class Engine:
                     # At once: the session of another task that is cancelled now would else have
                     # its worker replaced, by a task that this group takes no more.
                     self.core.closing.abandon()
+                    self.traffic.look()
                     raise
             await self._deaths.finish()
             await self.worker_logs.finish()
@@ -407,12 +403,13 @@ class Engine:
         self._alarm.cancel()
         for part in (self.traffic, self.timers, self.stalls, self.heartbeats):
             part.stop()
-        self.loop_lag.stop()
+        self.loop_lag.alarm.cancel()
         self.replacement.stop()
         self.profiles.stop()
         if self._pings is not None:
             self._pings.stop()
         self.core.closing.abandon()
+        self.traffic.look()
         self.sessions.refuse()
         self.registry.fail_all(reason)
         self.draining.stop()
@@ -463,7 +460,7 @@ class Engine:
         self._deaths.look(self.loop.time())
         assert handle.pid is not None
         self.hub.publish(events.Spawned(handle.slot, handle.generation, handle.pid))
-        self.log.worker_started(handle)
+        self.log.of_worker(say.WORKER_STARTED, handle)
 
     def on_ready(self, handle: WorkerHandle) -> None:
         """Have a worker that is ready get its first jobs, or serve."""
@@ -523,6 +520,7 @@ class Engine:
                 else:
                     self._effects[name](*effect[1:])
         if lifecycle:
+            self.traffic.look()
             due = earliest(self.core.next_deadline(), self.core.next_overdue())
             self._alarm.set_at(due)
         # Checked here, since only effects take jobs out of the queue.
@@ -563,11 +561,12 @@ class Engine:
     ) -> None:
         """Fail jobs: some at once, and if there are more, some in each turn of the loop."""
         jobs = deque(self.registry.jobs[number] for number in numbers)
-        error_for: Callable[[Job[Any]], Exception] = {
-            "closed": self._closed_error,
+        errors: dict[str, Callable[[Job[Any]], Exception]] = {
+            "closed": lambda job: closed_error(job, self._worker_of(job)),
             "broken": broken_errors(self),
-            "expired": self._expire,
-        }[why]
+            "expired": lambda job: expire(job, self.loop.time()),
+        }
+        error_for = errors[why]
 
         def fail_some() -> None:
             for _ in range(min(len(jobs), _FAILED_A_TURN)):
@@ -583,12 +582,8 @@ class Engine:
         if jobs:
             self.tasks.create_task(fail_rest(), name="asyncpool: fail queued jobs")
 
-    def _expire(self, job: Job[Any]) -> JobTimeoutError:
-        return expire(job, self.loop.time())
-
-    def _closed_error(self, job: Job[Any]) -> PoolClosedError:
-        handle = None if job._slot is None else self.handles[job._slot]
-        return closed_error(job, handle)
+    def _worker_of(self, job: Job[Any]) -> WorkerHandle | None:
+        return None if job._slot is None else self.handles[job._slot]
 
     def _write_stacks(self, slot: int, number: int | None) -> None:
         job = self.registry.jobs.get(number or 0)
@@ -668,7 +663,7 @@ class Engine:
     def drop(self) -> None:
         """Begin to close, since nobody has the pool any more."""
         if not self.closing:
-            self.log.dropped()
+            self.log.now(say.POOL_DROPPED)
             self.close(Finish.ALL, None)
 
     def give_up(self) -> None:
@@ -694,7 +689,7 @@ class Engine:
         size = self.core.exits.sizing.size
         self.log.started(ready, size, self.loop.time() - began)
         if self.config.fresh and self.launcher.shared:
-            self.log.memory_shared(self.launcher.shared)
+            self.log.now(say.MEMORY_SHARED, memory=self.launcher.shared)
 
     # Figures.
 
@@ -709,10 +704,6 @@ class Engine:
     def stats(self) -> PoolStats:
         """Return the pool as it stands."""
         return pool_stats(self)
-
-    def job(self, number: int) -> Job[Any] | None:
-        """Return an open job."""
-        return self.registry.jobs.get(number)
 
     def summary(self) -> events.CloseSummary:
         """Return what the close did."""

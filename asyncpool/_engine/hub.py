@@ -6,7 +6,7 @@ import asyncio
 import logging
 import weakref
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any, Generic, NamedTuple, Protocol, Self, TypeAlias, TypeVar
 
 from asyncpool._core import log_messages as say
@@ -71,17 +71,22 @@ class EventStream(Generic[E]):
 
 
 class EventHub(Generic[E]):
-    """Hands each event to all listeners that somebody still holds."""
+    """Hands each event to all listeners that somebody still holds.
+
+    Attributes:
+        dropped: How many events listeners have missed.
+        ended: Whether there will be no more events.
+    """
 
     def __init__(self) -> None:
         self.dropped: int = 0
         self._streams: weakref.WeakSet[EventStream[E]] = weakref.WeakSet()
-        self._ended = False
+        self.ended = False
 
     def listen(self, size: int) -> EventStream[E]:
         """Return a stream of the events from now on."""
         stream: EventStream[E] = EventStream(size)
-        if self._ended:
+        if self.ended:
             stream.end()
         self._streams.add(stream)
         return stream
@@ -91,14 +96,9 @@ class EventHub(Generic[E]):
         for stream in self._streams:
             self.dropped += not stream.put(event)
 
-    @property
-    def ended(self) -> bool:
-        """Whether there will be no more events."""
-        return self._ended
-
     def end(self) -> None:
         """End all streams."""
-        self._ended = True
+        self.ended = True
         for stream in self._streams:
             stream.end()
 
@@ -177,50 +177,45 @@ Listener: TypeAlias = (
 )
 
 
-class Companion(Protocol):
-    """Something that lives beside a pool, and must have ended before the pool has."""
-
-    async def close(self) -> None:
-        """End it."""
-        ...
-
-
 class PoolHub(EventHub[Event]):
     """Hands the events of a pool to streams and to listeners, which are called.
 
     Attributes:
-        watched: Whether anybody may listen to jobs, or traces them.  Nothing is done for
-            events of jobs while nobody does.
-        listened: Whether anybody may listen to jobs.
+        listened: Whether anybody may listen to jobs.  Nothing is done for their events while
+            nobody does.
         followed: Whether to more than their ends.
         tracers: What traces them.
         traced: The numbers of the open jobs that tracers follow.
         telling: Whether there are jobs of which each step is told, and not only a failure: all
             if somebody listens, else the traced ones.
         on_new: What hears of each new job, if anything does.
+        companions: Close what lives beside the pool, before anybody hears of its end.
+        ends: Called at the end of the pool.
+        on_look: Called when *on_new* may have changed.
     """
 
     def __init__(self) -> None:
         super().__init__()
-        self.watched = self.telling = False
+        self.telling = False
         self.listened = self.followed = False
         self.on_new: Callable[[Any], object] | None = None
+        self.on_look: Callable[[], object] = _nothing
         self.tracers: tuple[JobTracer, ...] = ()
         self.traced: set[int] = set()
-        self._on_queued: Callable[[Any], object] = _ignore
+        self._on_queued: Callable[[Any], object] = _nothing
         self._on_unwatched: Callable[[], object] = _nothing
         # To iterate over a WeakSet takes 2 us, for each event of each job.
         self._job_streams: list[weakref.ref[EventStream[Event | JobEvent]]] = []
         self._listeners: list[Callable[[Event], object]] = []
         self._job_listeners: list[Callable[[Event | JobEvent], object]] = []
-        self._ends: list[Callable[[], object]] = []
+        self.ends: list[Callable[[], object]] = []
         self._end_listeners: list[Callable[[JobEnded], object]] = []
-        self._companions: list[Companion] = []
+        self.companions: list[Callable[[], Awaitable[object]]] = []
 
     def listen_to_jobs(self, size: int) -> EventStream[Event | JobEvent]:
         """Return a stream of the events from now on, those of jobs among them."""
         stream: EventStream[Event | JobEvent] = EventStream(size)
-        if self._ended:
+        if self.ended:
             stream.end()
         self._job_streams.append(weakref.ref(stream, self._on_stream_gone))
         self._look()
@@ -241,26 +236,18 @@ class PoolHub(EventHub[Event]):
         self._end_listeners = [*self._end_listeners, listener]
         self._look()
 
-    def add_companion(self, companion: Companion) -> None:
-        """Have *companion* closed when the pool has ended, before anybody hears of that."""
-        self._companions.append(companion)
-
     async def close_companions(self) -> None:
         """Close what lives beside the pool; what that raises is logged.
 
         Cancellation:
             Leaves some of them open.
         """
-        while self._companions:
-            companion = self._companions.pop()
+        while self.companions:
+            close = self.companions.pop()
             try:
-                await companion.close()
+                await close()
             except Exception as error:  # noqa: BLE001 - nobody else's concern
-                say.READER_FAILED.log(_LOGGER, {}, error=error, reader=companion)
-
-    def add_end(self, callback: Callable[[], object]) -> None:
-        """Have *callback* called at the end of the pool."""
-        self._ends.append(callback)
+                say.READER_FAILED.log(_LOGGER, {}, error=error, reader=close)
 
     def set_watch(
         self, queued: Callable[[Any], object], unwatched: Callable[[], object]
@@ -347,8 +334,8 @@ class PoolHub(EventHub[Event]):
             stream = ref()
             if stream is not None:
                 stream.end()
-        ends = self._ends
-        self._listeners, self._job_listeners, self._ends = [], [], []
+        ends = self.ends
+        self._listeners, self._job_listeners, self.ends = [], [], []
         self._end_listeners = []
         for callback in ends:
             try:
@@ -365,7 +352,6 @@ class PoolHub(EventHub[Event]):
         before = self.listened
         self.followed = bool(self._job_listeners or self._job_streams)
         self.listened = self.followed or bool(self._end_listeners)
-        self.watched = self.listened or bool(self.tracers)
         if not self.tracers:
             self.traced.clear()
         self.telling = self.listened or bool(self.traced)
@@ -375,13 +361,10 @@ class PoolHub(EventHub[Event]):
         self.on_new = None if not new else new[0] if len(new) == 1 else _in_turn(new)
         if before and not self.listened:
             self._on_unwatched()
+        self.on_look()
 
 
-def _nothing() -> None:
-    pass
-
-
-def _ignore(_: object) -> None:
+def _nothing(*_: object) -> None:
     pass
 
 

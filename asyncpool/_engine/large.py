@@ -91,30 +91,19 @@ class LargeObjects:
 
         The worker gets nothing else before.
         """
-        send = partial(self._send_loaded, handle, job, job.attempt, pickled)
+        send = partial(self._send_loaded, handle, job, pickled)
         handle.outbox.load(pickled, send)
         self.go_on()
 
     def _send_loaded(
-        self,
-        handle: WorkerHandle,
-        job: Job[Any],
-        attempt: int,
-        pickled: OutOfBandPickle,
+        self, handle: WorkerHandle, job: Job[Any], pickled: OutOfBandPickle
     ) -> None:
         """Send a job whose large buffers the worker can see by now."""
         outbox, core = handle.outbox, self._engine.core
         # The pool may have been closed meanwhile, which has failed the job.
         if core.slots[handle.slot].in_flight.last == job.id:
             self._engine.registry.leases.before_sending(job, handle.slot)
-            job._frame_end = outbox.put_job(
-                job.id,
-                attempt,
-                job._function,
-                pickled.payload,
-                job._context,
-                credit=job._credit,
-            )
+            outbox.put_job(job, pickled.payload)
             self._engine.timers.begin(job)
         outbox.flush()
         if self._engine.config.worker.concurrency > 1:

@@ -74,7 +74,7 @@ class LifeLog:
     def started(self, ready: int, workers: int, seconds: float) -> None:
         """Log that the pool takes jobs; a cluster says later where it serves."""
         if not self._serves:
-            self._log(
+            self.now(
                 say.POOL_STARTED,
                 ready=ready,
                 workers=workers,
@@ -85,27 +85,19 @@ class LifeLog:
         """Log what this machine cannot enforce of a sandbox, once for a pool."""
         words = {"missing": "; ".join(map(str, lacks))}
         settings = ", ".join(lack.settings for lack in lacks)
-        self._log(say.SANDBOX_INCOMPLETE, words, settings=settings)
-
-    def memory_shared(self, memory: str) -> None:
-        """Log that jobs see what others wrote, though each has a new worker."""
-        self._log(say.MEMORY_SHARED, memory=memory)
-
-    def dropped(self) -> None:
-        """Log that nobody has the pool any more, and that nobody has closed it."""
-        self._log(say.POOL_DROPPED)
+        self.now(say.SANDBOX_INCOMPLETE, words, settings=settings)
 
     def closing(self, jobs: int, finish: str, timeout: float | None) -> None:
         """Log that the pool begins to close."""
         if not self._serves:
             limit = "" if timeout is None else f", and have {timeout:g} s"
             extra = {"jobs": jobs, "finish": finish, "timeout": timeout}
-            self._log(say.POOL_CLOSING, {"limit": limit}, **extra)
+            self.now(say.POOL_CLOSING, {"limit": limit}, **extra)
 
     def closed(self, summary: CloseSummary) -> None:
         """Log what the close has done; a cluster counts connections, and says that itself."""
         if not self._serves:
-            self._log(
+            self.now(
                 say.POOL_CLOSED,
                 finished=summary.finished,
                 failed=summary.failed,
@@ -119,20 +111,7 @@ class LifeLog:
             then = f"next try in {retry_after:.2g} s"
         words = {"then": then}
         # Behind the failed starts that came before it.
-        self._soon(say.POOL_BROKEN, words, reason=reason, retry_after=retry_after)
-
-    def recovered(self, slot: int) -> None:
-        """Log that starts succeed again."""
-        self._log(say.POOL_RECOVERED, slot=slot)
-
-    def failed(self, error: Exception) -> None:
-        """Log that the supervisor has failed."""
-        extra = {"pool": self._pool}
-        say.SUPERVISOR_FAILED.log(_LOGGER, extra, error=error, title=self._title)
-
-    def size_changed(self, workers: int) -> None:
-        """Log how many workers the pool is to have."""
-        self._soon(say.SIZE_CHANGED, workers=workers)
+        self.soon(say.POOL_BROKEN, words, reason=reason, retry_after=retry_after)
 
     def resized(self, least: int, most: int, crash: Crash | None) -> None:
         """Log that the pool has the size that was asked for, or cannot have it yet."""
@@ -142,15 +121,11 @@ class LifeLog:
             else count_workers(most)
         }
         if crash is None:
-            self._soon(say.RESIZED, size, least=least, most=most)
+            self.soon(say.RESIZED, size, least=least, most=most)
         else:
             words = {**size, "trouble": f"{crash}"}
             extra = {"least": least, "most": most, "slot": crash.slot}
-            self._soon(say.RESIZE_FAILED, words, **extra)
-
-    def roll_begun(self, workers: int) -> None:
-        """Log that all workers are to be replaced."""
-        self._soon(say.ROLL_BEGUN, workers=workers)
+            self.soon(say.RESIZE_FAILED, words, **extra)
 
     def rolled(self, result: RollResult, seconds: float) -> None:
         """Log how a roll has ended."""
@@ -161,19 +136,15 @@ class LifeLog:
             "seconds": round(seconds, 3),
         }
         if result.ok:
-            self._soon(say.ROLLED, words, **extra)
+            self.soon(say.ROLLED, words, **extra)
         else:
-            self._soon(say.ROLL_FAILED, words, **extra, reason=result.reason)
+            self.soon(say.ROLL_FAILED, words, **extra, reason=result.reason)
 
     # Its workers.
 
-    def worker_started(self, handle: WorkerHandle) -> None:
-        """Log that a worker has a process."""
-        self._of_worker(say.WORKER_STARTED, handle)
-
     def worker_ready(self, handle: WorkerHandle, seconds: float) -> None:
         """Log that a worker takes jobs."""
-        self._of_worker(say.WORKER_READY, handle, seconds=round(seconds, 3))
+        self.of_worker(say.WORKER_READY, handle, seconds=round(seconds, 3))
 
     def worker_retiring(self, handle: WorkerHandle, reason: str) -> None:
         """Log that a worker takes no more jobs, and why."""
@@ -183,13 +154,13 @@ class LifeLog:
             "what": "connections" if self._serves else "jobs",
             "why": f"{known.get(call, call)}{colon}{given}",
         }
-        self._of_worker(say.WORKER_RETIRING, handle, words, reason=reason)
+        self.of_worker(say.WORKER_RETIRING, handle, words, reason=reason)
 
     def worker_ended(self, handle: WorkerHandle, end: Crash, reason: str) -> None:
         """Log the end of a worker that the pool wanted."""
         words = {"why": f": {end.detail}" if end.detail else ""}
         extra = {"exit_code": end.exit_code, "signal": end.signal}
-        self._of_worker(
+        self.of_worker(
             say.WORKER_ENDED,
             handle,
             words,
@@ -203,7 +174,7 @@ class LifeLog:
     ) -> None:
         """Log that a worker was killed since a job had exceeded its time."""
         words = {"late": _LATE[error.limit].format(error.seconds), "stack": error.stack}
-        self._of_worker(
+        self.of_worker(
             say.KILLED_FOR_TIMEOUT,
             handle,
             words,
@@ -220,7 +191,7 @@ class LifeLog:
     ) -> None:
         """Log that a worker was killed since a cancelled job did not end."""
         job = next((it for it in handle.cancelled if it.job_id == job_id), None)
-        self._of_worker(
+        self.of_worker(
             say.KILLED_FOR_CANCELLATION,
             handle,
             signal=end.signal,
@@ -234,7 +205,7 @@ class LifeLog:
         """Log that a worker had not ended in time, with its stacks."""
         words = {"stack": end.stack}
         extra = {"signal": end.signal, "uptime": round(end.uptime, 3)}
-        self._of_worker(say.KILLED_LATE, handle, words, **extra)
+        self.of_worker(say.KILLED_LATE, handle, words, **extra)
 
     def crashed(self, crash: Crash, stack: str, report: str) -> None:
         """Log a crash, now: the caller is no decision.
@@ -274,30 +245,33 @@ class LifeLog:
             then=crash.next_step_text,
         )
 
-    def _of_worker(
+    def of_worker(
         self,
         message: LogMessage,
         handle: WorkerHandle,
         words: dict[str, Any] | None = None,
         **extra: object,
     ) -> None:
+        """Log a step of a worker; *words* are in the text alone, *extra* in the record too."""
         if _LOGGER.isEnabledFor(message.level):
             who = {
                 "slot": handle.slot,
                 "generation": handle.generation,
                 "pid": handle.pid,
             }
-            self._soon(message, words, **who, **extra)
+            self.soon(message, words, **who, **extra)
 
-    def _soon(
+    def soon(
         self, message: LogMessage, words: dict[str, Any] | None = None, **extra: object
     ) -> None:
+        """Log a step in the next turn of the loop."""
         if _LOGGER.isEnabledFor(message.level):
-            self._loop.call_soon(partial(self._log, message, words, **extra))
+            self._loop.call_soon(partial(self.now, message, words, **extra))
 
-    def _log(
+    def now(
         self, message: LogMessage, words: dict[str, Any] | None = None, **extra: object
     ) -> None:
+        """Log a step at once."""
         data = {"pool": self._pool, **extra}
         message.log(_LOGGER, data, title=self._title, **(words or {}))
 

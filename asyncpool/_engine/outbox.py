@@ -9,10 +9,9 @@ of this is ``_worker/channel.py``.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any
 
-from asyncpool._core.functions import Function
 from asyncpool._engine.channel import SMALL, Channel
 from asyncpool._engine.segments import Segment, SegmentOwner, Use
 from asyncpool._wire.buffers import LARGE, OutOfBandPickle, ReceivedPickle, cut, lay_out
@@ -29,6 +28,7 @@ from asyncpool.errors import ProtocolError
 
 if TYPE_CHECKING:
     from asyncpool._engine.engine import Engine
+    from asyncpool._engine.job import Job
 
 # Where the frame of a job ends that is not on the channel yet: no worker ever takes as much.
 NOT_PUT = sys.maxsize
@@ -58,6 +58,7 @@ class Outbox(SegmentOwner):
     """
 
     # Set when the channels are open; nobody sends before that.
+    _jobs: Channel
     flush: Callable[[], None]
     flush_soon: Callable[[], None]
 
@@ -68,7 +69,6 @@ class Outbox(SegmentOwner):
         # Nothing that a worker can still write into may reach a caller then: outcomes come on
         # the job channel, into memory of this process alone.
         self._untrusted = pool.config.untrusted
-        self._jobs: Channel | None = None
         self._functions = FunctionCache()
         self._context = b""  # the context that the worker has now
         self._load: object | None = None
@@ -86,46 +86,51 @@ class Outbox(SegmentOwner):
     @property
     def taken(self) -> int:
         """How many bytes the worker has taken, counted as :meth:`put_job` does."""
-        return self._jobs.taken if self._jobs is not None else 0
+        return self._jobs.taken if self.channel is not None else 0
 
-    def put_job(
-        self,
-        job: int,
-        attempt: int,
-        function: Function,
-        payload: bytes,
-        context: bytes,
-        *,
-        credit: int = 0,
-    ) -> int:
-        """Put a job; the next flush sends it.
+    def put_jobs(self, jobs: Iterable[Job[Any]], slot: int) -> None:
+        """Put jobs that get an attempt in *slot*; the next flush sends them."""
+        channel, known, context = self._jobs, self._functions, self._context
+        end = channel.put_bytes
+        for job in jobs:
+            # First, since the worker may die of the job at any moment.
+            job.attempt = attempt = job.attempt + 1
+            job._slot = slot
+            payload, number = job._payload, job._function.number
+            size = len(payload)
+            if (
+                number not in known
+                or job._context != context
+                or job._credit
+                or size > SMALL
+            ):
+                self.put_job(job, payload)
+                context, end = self._context, channel.put_bytes
+                continue
+            # As put_job() does, whose calls would take as long again.
+            channel.small += (
+                pack_header(VERSION, _JOB, attempt, number, job.id, size),
+                payload,
+            )
+            channel.put_bytes = job._frame_end = end = end + HEADER_SIZE + size
 
-        A job with *credit* is a stream: *credit* is how many items the worker may send.
-
-        Returns:
-            Where the job's frame ends, in bytes since the first one.
-        """
-        channel, number, size = self._jobs, function.number, len(payload)
-        assert channel is not None
+    def put_job(self, job: Job[Any], payload: bytes) -> None:
+        """Put a job, and note where its frame ends; the next flush sends it."""
+        channel, number, context = self._jobs, job._function.number, job._context
         if context != self._context:
             self._context = context
             channel.put(header(FrameKind.CONTEXT, len(context)), context)
         if number and number not in self._functions:
             self._functions.add(number)
-            reference = function.payload
+            reference = job._function.payload
             head = header(FrameKind.FUNCTION, len(reference), tag=number)
             channel.put(head, reference)
-        kind = _JOB
-        if credit:
+        kind, credit = _JOB, job._credit
+        if credit:  # it is a stream, and may send so many items
             kind = FrameKind.STREAM
             channel.put(header(FrameKind.CREDIT, 0, tag=credit))
-        # The same as header() and put(), whose calls take 200 ns for each job.
-        head = pack_header(VERSION, kind, attempt, number, job, size)
-        if size > SMALL:
-            return channel.put(head, payload)
-        channel.small += (head, payload)
-        channel.put_bytes = end = channel.put_bytes + HEADER_SIZE + size
-        return end
+        head = pack_header(VERSION, kind, job.attempt, number, job.id, len(payload))
+        job._frame_end = channel.put(head, payload)
 
     # Large buffers, to the worker.
 
@@ -177,7 +182,6 @@ class Outbox(SegmentOwner):
             self._segments.free(segment)
 
     def _put_buffers(self, pickled: OutOfBandPickle, segment: Segment | None) -> None:
-        assert self._jobs is not None
         if segment is None:
             for size, pieces in zip(pickled.sizes, pickled.areas, strict=True):
                 self._jobs.put(header(FrameKind.AREA, size))

@@ -6,7 +6,7 @@ step.  So each job ends once.
 
 from __future__ import annotations
 
-import functools
+import pickle
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable
 from functools import partial
@@ -29,8 +29,9 @@ from asyncpool._engine.job import (
 )
 from asyncpool._engine.large import unpicklable
 from asyncpool._engine.worker import WorkerHandle
-from asyncpool._wire.frames import Frame
+from asyncpool._wire.frames import Frame, FrameKind
 from asyncpool._wire.messages import with_details
+from asyncpool._wire.pickling import PICKLE, unloadable
 from asyncpool.enums import CrashKind, Delivery, JobOutcome, TimeLimit
 from asyncpool.errors import (
     JobNotPicklableError,
@@ -45,7 +46,7 @@ from asyncpool.errors import (
     WorkerStartError,
     job_text,
 )
-from asyncpool.events import CloseSummary, Crash, JobEnded, JobQueued, JobStarted
+from asyncpool.events import CloseSummary, JobEnded, JobQueued, JobStarted
 
 if TYPE_CHECKING:
     from asyncpool._engine.engine import Engine
@@ -56,6 +57,8 @@ def overdue(job: Job[Any], handle: WorkerHandle) -> Failed:
     error = timeout_error(job, stacks_of(job, handle))
     return Failed(error, may_retry=job._exceeded is not TimeLimit.DEADLINE)
 
+
+_VALUE = FrameKind.VALUE
 
 # What is told of jobs to those who listen to them, or trace them; nothing is done if nobody does.
 #
@@ -102,8 +105,8 @@ _attempt = partial(tuple.__new__, Attempt)  # pyright: ignore[reportUnknownMembe
 class JobWatch:
     """Publishes the events of jobs, and tells tracers.
 
-    A caller on the way of every job calls a method only while ``hub.watched`` or
-    ``hub.telling`` is true, since a call costs as much as a tenth of a short job.  The
+    A caller on the way of every job calls a method only while ``hub.telling`` is true,
+    since a call costs as much as a tenth of a short job.  The
     methods for failures look themselves.  Listeners and tracers hear of what goes well with
     a job only if somebody listens, or if the job is traced.
 
@@ -364,7 +367,6 @@ class JobRegistry:
         jobs: The jobs, in the order in which they came.
         figures: The other counters and histograms of the pool.
         submitted: How many jobs got a number.
-        completed: How many jobs have returned or raised.
         failed: How many jobs the pool has failed.
         cancellations: How many jobs their callers have cancelled.
         deadlines: When the time of each job is over.
@@ -383,8 +385,13 @@ class JobRegistry:
         self.timed = 0
         self.unheard: Counter[str] = Counter()
         self.figures = PoolFigures()
-        self.submitted = self.completed = self.failed = self.cancellations = 0
+        self.submitted = self.failed = self.cancellations = self._raised = 0
         self._at_close: tuple[int, int, int] | None = None
+
+    @property
+    def completed(self) -> int:
+        """How many jobs have returned or raised."""
+        return self._raised + sum(it.ok for it in self.figures.functions)
 
     def next_id(self) -> int:
         """Return the number of the next job, from 1."""
@@ -440,6 +447,72 @@ class JobRegistry:
                 job.find_in_result(result)
         return overdue(job, handle)
 
+    def settle_all(
+        self,
+        taken: Iterable[Job[Any] | None],
+        frames: Iterable[Frame],
+        handle: WorkerHandle,
+        at: float,
+        *,
+        large: bool,
+    ) -> list[Job[Any]]:
+        """End jobs with their outcomes; return those that are to be tried again.
+
+        Args:
+            taken: The jobs, and ``None`` in place of those that are settled, or will be.
+            frames: Their outcomes.
+            handle: Their worker.
+            at: When the outcomes came, by :func:`time.monotonic`.
+            large: Whether an outcome may be large, and in several parts.
+        """
+        jobs = self.jobs
+        again: list[Job[Any]] = []
+        careful = large or self.timed or self.leases.open or self._hub.telling
+        # Most of them are of one function, whose parts are looked up once.
+        function: Any = None
+        run_times = wait_times = function
+        plain, returned = False, 0
+        for job, frame in zip(taken, frames, strict=False):
+            if job is None:
+                continue
+            kind, number, _, run, payload = frame
+            job._slot = None
+            if job._function is not function:
+                if returned:
+                    function.figures.ok += returned
+                function, returned = job._function, 0
+                run_times, wait_times = function.figures.run, function.figures.wait
+                plain = function.serializer is PICKLE and not careful
+            # As Durations.note() does, twice, whose calls would take as long again.
+            run_times.counts[run.bit_length()] += 1
+            run_times.total += run
+            wait = int((at - job._queued_at) * 1e6) - run
+            if wait > 0:
+                wait_times.counts[wait.bit_length()] += 1
+                wait_times.total += wait
+            else:
+                wait_times.counts[0] += 1
+            if not plain or kind is not _VALUE:
+                if self.settle(job, self.outcome_of(job, handle, Frame(*frame))):
+                    again.append(job)
+                continue
+            try:
+                value = pickle.loads(payload)  # noqa: S301 - as load_value()
+            except BaseException as error:  # noqa: BLE001 - what is unpickled may raise anything
+                self.settle(job, Failed(unloadable(error), may_retry=False))
+                continue
+            if job.done():  # as in settle()
+                self.cancelled(job)
+                continue
+            # As returned() does.
+            del jobs[number]
+            job._payload = b""
+            returned += 1
+            job.set_result(value)
+        if returned:
+            function.figures.ok += returned
+        return again
+
     def settle(self, job: Job[Any], loaded: Any) -> bool:
         """End *job* with its outcome; or return true, if the job is to be tried again.
 
@@ -465,8 +538,7 @@ class JobRegistry:
             self._end_attempt(job)
             if isinstance(job, StreamJob):
                 job.begin_again()
-            if self._hub.watched:
-                self.watch.again(job, error)
+            self.watch.again(job, error)
             return True
         self._complete(job, error)
         return False
@@ -476,20 +548,9 @@ class JobRegistry:
         if job.done():  # as in settle()
             self.cancelled(job)
             return
-        number = job.id
-        # As _leave() does, whose call would take as long again.
-        del self.jobs[number]
-        if job._limits.timed:
-            self.timed -= 1
-            self.deadlines.discard(number)
-        if self.leases.open:
-            self.leases.settle(job)
-        job._slot = job.worker_pid = None
-        job._payload = b""
-        self.completed += 1
+        self._leave(job)
         job._function.figures.ok += 1
-        hub = self._hub
-        if hub.telling and (hub.listened or number in hub.traced):
+        if self._hub.telling and (self._hub.listened or job.id in self._hub.traced):
             self.watch.ended(job, JobOutcome.OK)
         job.set_result(value)
 
@@ -514,10 +575,9 @@ class JobRegistry:
     def unassign(self, job: Job[Any]) -> None:
         """Note that an open job has not begun and is with no worker any more."""
         job.attempt -= 1
-        job.worker_pid = job._slot = None
+        job._slot = None
         self._end_attempt(job)
-        if self._hub.watched:
-            self.watch.given_back(job)
+        self.watch.given_back(job)
 
     def fail(self, job: Job[Any], error: BaseException) -> None:
         """End *job* without an outcome."""
@@ -564,7 +624,7 @@ class JobRegistry:
 
     def await_attempt(self, job: Job[Any]) -> None:
         """Note that the worker of a job is gone, and that it waits from now on for another one."""
-        job.worker_pid = job._slot = None
+        job._slot = None
         job._queued_at = monotonic()
         self._end_attempt(job)
 
@@ -584,7 +644,7 @@ class JobRegistry:
         if isinstance(error, _OF_JOBS):
             claim(error, job)
         self._leave(job)
-        self.completed += 1
+        self._raised += 1
         over = job._exceeded is not None
         outcome = JobOutcome.TIMEOUT if over else JobOutcome.RAISED
         self._count(job, outcome, error)
@@ -595,8 +655,7 @@ class JobRegistry:
     ) -> None:
         job._function.figures.ended(outcome)
         self.figures.timeouts += outcome is JobOutcome.TIMEOUT
-        if self._hub.watched:
-            self.watch.ended(job, outcome, error)
+        self.watch.ended(job, outcome, error)
 
     def _leave(self, job: Job[Any]) -> None:
         del self.jobs[job.id]
@@ -605,7 +664,7 @@ class JobRegistry:
             self.deadlines.discard(job.id)
         if self.leases.open:
             self.leases.settle(job)
-        job._slot = job.worker_pid = None
+        job._slot = None
         job._payload = b""
 
 
@@ -701,26 +760,18 @@ def broken_errors(engine: Engine) -> Callable[[Job[object] | None], PoolBrokenEr
 
     All of them tell what is known now.  The pool may have recovered before the last one is made.
     """
-    return functools.partial(
-        _broken_error,
-        engine.core.broken or "",
-        tuple(engine.crashes),
-        engine.core.lifecycle.retry_in(engine.loop.time()),
-    )
+    reason, crashes = engine.core.broken or "", tuple(engine.crashes)
+    retry_after = engine.core.lifecycle.retry_in(engine.loop.time())
 
+    def error_of(job: Job[object] | None) -> PoolBrokenError:
+        error = PoolBrokenError(reason=reason, crashes=crashes, retry_after=retry_after)
+        if job is not None and crashes[-1].kind is CrashKind.FAILED_START:
+            error.__cause__ = WorkerStartError(
+                job_id=job.id,
+                crashes=crashes[-1:],
+                delivery=Delivery.NEVER_SENT,
+                function=job._function.name,
+            )
+        return error
 
-def _broken_error(
-    reason: str,
-    crashes: tuple[Crash, ...],
-    retry_after: float | None,
-    job: Job[object] | None,
-) -> PoolBrokenError:
-    error = PoolBrokenError(reason=reason, crashes=crashes, retry_after=retry_after)
-    if job is not None and crashes[-1].kind is CrashKind.FAILED_START:
-        error.__cause__ = WorkerStartError(
-            job_id=job.id,
-            crashes=crashes[-1:],
-            delivery=Delivery.NEVER_SENT,
-            function=job._function.name,
-        )
-    return error
+    return error_of

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
 from asyncpool import events
+from asyncpool._core import log_messages as say
 from asyncpool._core.slots import ALIVE, UP, Slot
 from asyncpool._engine.loop import Alarm, fail_quietly
 from asyncpool._engine.worker import WorkerHandle
@@ -215,7 +216,7 @@ class WorkerReplacement:
         roll = self._roll = self._engine.loop.create_future()
         with self._engine.turn as now:
             self._roll_began = now
-            self._engine.log.roll_begun(self._exits.sizing.size)
+            self._engine.log.soon(say.ROLL_BEGUN, workers=self._exits.sizing.size)
             self._exits.roll(now)
         return roll
 
@@ -230,7 +231,7 @@ class WorkerReplacement:
     def resized(self, workers: int) -> None:
         """Tell that the size has changed."""
         self._engine.hub.publish(events.Resized(workers))
-        self._engine.log.size_changed(workers)
+        self._engine.log.soon(say.SIZE_CHANGED, workers=workers)
 
     def rolled(self, replaced: int, reason: str, filled: int) -> None:
         """Tell the caller of a roll that it is over."""

@@ -12,7 +12,7 @@ import asyncio
 import functools
 import pickle
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from threading import get_ident
 from time import monotonic
 from types import FunctionType
@@ -21,15 +21,15 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from asyncpool._core.figures import FunctionTotals
 from asyncpool._core.functions import Function, FunctionTable
 from asyncpool._core.job_options import LEAST, JobOptions
-from asyncpool._engine.job import JOB_TYPES, Chunk, Failed, Job, StreamJob
-from asyncpool._engine.large import Call, too_large
+from asyncpool._engine.job import JOB_TYPES, Chunk, Job, StreamJob
+from asyncpool._engine.large import too_large
 from asyncpool._engine.loop import Alarm, elsewhere
 from asyncpool._engine.outbox import NOT_PUT
 from asyncpool._engine.worker import CancelledJob, WorkerHandle
 from asyncpool._wire.buffers import HEAVY, LIGHT, OutOfBandPickle, StreamTooLongError
 from asyncpool._wire.frames import Frame, FrameKind
 from asyncpool._wire.messages import pack_moment
-from asyncpool._wire.pickling import PICKLE, Serializer, unloadable
+from asyncpool._wire.pickling import Serializer, is_flat
 from asyncpool.enums import JobOutcome
 from asyncpool.errors import AsyncPoolError, ProtocolError
 
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 # machine needs 0.1 ms.
 _ANSWER_GRACE = 0.1
 
-_VALUE = FrameKind.VALUE
+_VALUE, _ERROR = FrameKind.VALUE, FrameKind.ERROR
 _MANAGERS = "multiprocessing.managers"
 _modules = sys.modules
 
@@ -56,6 +56,7 @@ class Traffic:
 
     Attributes:
         functions: What the pool knows of the functions.
+        plain: Whether the pool takes every call, and does nothing special for any.
     """
 
     def __init__(self, engine: Engine) -> None:
@@ -63,17 +64,29 @@ class Traffic:
         config = engine.config
         self._propagation = config.propagation
         self._max_payload = config.worker.max_payload
-        self._tight = self._max_payload < HEAVY  # which other calls never reach
-        self._bounded = config.max_queued is not None
         self._leases = engine.leases
         self._sizing = engine.core.exits.sizing
+        self._queue = engine.core.dispatcher.queue
         self._concurrency = config.worker.concurrency
+        self._lag, self._stalls = engine.loop_lag, engine.stalls
         self.functions = FunctionTables(engine.figures.functions, config.data)
         self._functions = self.functions.usual
+        tight = self._max_payload < HEAVY  # which other calls never reach
+        bounded = config.max_queued is not None
+        self._special = bool(bounded or self._propagation or config.data or tight)
+        self.plain = False
+        engine.hub.on_look = self.look
+        self.look()
         self._alarm = Alarm(engine.loop, self._look_again)
         # Jobs that were cancelled, and that their workers may have begun, with those workers.
         self._asked_back: list[tuple[WorkerHandle, Job[Any]]] = []
         engine.leases.fence = self._fence
+
+    def look(self) -> None:
+        """Note what the pool does for each call: it closes, is broken, or has new listeners."""
+        core, hub = self._engine.core, self._engine.hub
+        takes_all = core.closing.finish is None and core.broken is None
+        self.plain = takes_all and hub.on_new is None and not self._special
 
     # The way of a job to its worker.
 
@@ -89,68 +102,75 @@ class Traffic:
         # Before Python 3.12 it takes 140 ns to ask which loop runs, and this takes 50.
         if get_ident() != engine.thread or not engine.loop.is_running():
             self._check_home()
+        known = None
+        if (
+            self.plain
+            and options.plain
+            and not engine.deciding
+            and type(function) is FunctionType
+        ):
+            known = self._functions.known.get(function)
+        if known is None or kwargs or not is_flat(args):
+            return self._submit_specially(function, args, kwargs, options, known)
         # As a turn does, which would take 1 us more: a job in the queue changes no deadline.
+        engine.deciding = 1
+        try:
+            registry = engine.registry
+            registry.submitted = number = registry.submitted + 1
+            payload = pickle.dumps((args, kwargs), 5)
+            job: Job[Any] = Job(number, known, options, self, engine.loop, payload)
+            registry.jobs[number] = job
+            # As the core does, whose call would take as long again: no worker has had room for
+            # those that wait before it.
+            queue = self._queue
+            if queue.usual and not options.priority and not queue.others:
+                queue.usual[number] = known.traits
+                slot = None
+            else:
+                slot = engine.core.submit(number, known.traits, options.priority)
+            if slot is not None:
+                self.send(slot, (job,))
+            elif self._sizing.watching:
+                engine.admission.note_queued()
+            return job
+        finally:
+            engine.deciding = 0
+
+    def _submit_specially(
+        self,
+        function: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+        options: JobOptions,
+        known: Function | None,
+    ) -> Job[Any]:
+        """Submit a call that needs more than most; a *known* one only in how it is packed."""
+        engine, registry = self._engine, self._engine.registry
         engine.deciding += 1
         try:
-            core, registry = engine.core, engine.registry
-            closing, broken = core.closing.finish, core.lifecycle.broken
-            if self._bounded or closing is not None or broken is not None:
+            make: Callable[..., Job[Any]] = Job
+            if known is None:
                 try:
                     engine.admission.check(options)
                 except AsyncPoolError:
                     self._count_refusal(function, options)
                     raise
-            functions, types = self._functions, JOB_TYPES
-            if options.codec is not None:
                 functions = self.functions.of(options)
-                types = functions.job_types or types
-            known = None
-            if type(function) is FunctionType and options.via == "submit":
-                known = functions.known.get(function)
-            if known is None or options.name:
+                make = (functions.job_types or JOB_TYPES)[options.via]
                 known = functions.find(function, options.name, options.via)
-            registry.submitted = number = registry.submitted + 1
-            job: Job[Any] = types[options.via](
-                number, known, options, self, engine.loop
-            )
-            if _MANAGERS in _modules:
-                # A manager drops an object that has no proxy left, and the worker has none yet.
-                job.add_done_callback(functools.partial(_keep, args, kwargs))
-            try:
-                if self._propagation is not None:
-                    job._context = self._propagation.add_to(job._context)
-                payload = known.serializer.pack_job(
-                    function, args, kwargs, number=known.number, limit=HEAVY
-                )
-            except StreamTooLongError:
-                return self._submit_large(job, (function, args, kwargs))
-            except BaseException as error:  # noqa: BLE001 - an argument's
-                return registry.refuse(job, error)
-            if (type(payload) is not bytes or self._tight) and (
-                len(payload) > self._max_payload
-            ):
-                return registry.refuse(job, too_large(len(payload), self._max_payload))
-            if options.limits.timed or self._leases.coming or engine.hub.on_new:
-                registry.enter(job)
-            else:
-                registry.jobs[number] = job
+            job = make(registry.next_id(), known, options, self, engine.loop)
+            if not self._pack(job, function, args, kwargs):
+                return job
+            registry.enter(job)
             if options.limits.timed and not engine.timers.wait(job):
                 return job
             if engine.deciding > 1:
                 # A listener has called this, say, while a decision is carried out: a worker
                 # would get this job before one that it was assigned sooner.
-                self._engine.large.put_off(job, payload)
+                payload, job._payload = job._payload, b""
+                engine.large.put_off(job, payload)
                 return job
-            job._payload = payload
-            if (
-                type(payload) is bytes
-                and options.key is None
-                and options.bound is None
-                and not job._credit
-            ):
-                slot = core.submit(number, known.traits, options.priority)
-            else:
-                slot = self._place(job)
+            slot = self._place(job)
             if slot is not None:
                 self.send(slot, (job,))
             elif self._sizing.watching:
@@ -158,6 +178,38 @@ class Traffic:
             return job
         finally:
             engine.deciding -= 1
+
+    def _pack(
+        self,
+        job: Job[Any],
+        function: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+    ) -> bool:
+        """Pack the call of a job; return false if it is refused, or packed by a thread."""
+        if _MANAGERS in _modules:
+            # A manager drops an object that has no proxy left, and the worker has none yet.
+            job.add_done_callback(functools.partial(_keep, args, kwargs))
+        registry, known = self._engine.registry, job._function
+        try:
+            if self._propagation is not None:
+                job._context = self._propagation.add_to(job._context)
+            payload = known.serializer.pack_job(
+                function, args, kwargs, number=known.number, limit=HEAVY
+            )
+        except StreamTooLongError:
+            registry.enter(job)
+            if self._engine.timers.wait(job):
+                self._engine.large.pack(job, (function, args, kwargs))
+            return False
+        except BaseException as error:  # noqa: BLE001 - an argument's
+            registry.refuse(job, error)
+            return False
+        if len(payload) > self._max_payload:
+            registry.refuse(job, too_large(len(payload), self._max_payload))
+            return False
+        job._payload = payload
+        return True
 
     def _check_home(self) -> None:
         if asyncio._get_running_loop() is not self._engine.loop:  # noqa: SLF001 - no exception if there is none
@@ -169,13 +221,6 @@ class Traffic:
         self._engine.figures.refused += 1
         known = self.functions.of(options).find(function, options.name, options.via)
         known.figures.ended(JobOutcome.REFUSED)
-
-    def _submit_large(self, job: Job[Any], call: Call) -> Job[Any]:
-        """Have a thread pickle a call, which is then queued; return its future."""
-        self._engine.registry.enter(job)
-        if self._engine.timers.wait(job):
-            self._engine.large.pack(job, call)
-        return job
 
     def _place(self, job: Job[Any]) -> int | None:
         """Assign a job that needs special treatment; return its slot, or queue it."""
@@ -211,48 +256,50 @@ class Traffic:
 
     def send(self, slot: int, jobs: Sequence[Job[Any]]) -> None:
         """Send *jobs*, which the core has assigned to *slot*, to its worker."""
-        handle = self._engine.handles[slot]
-        in_flight = len(self._engine.core.slots[slot].in_flight.jobs)
-        worker, outbox, now = handle.pid, handle.outbox, monotonic()
-        lanes = self._concurrency > 1
-        leases, hub = self._leases.open, self._engine.hub
-        for job in jobs:
-            # Counted first, since the worker may die of the job at any moment.
-            job.attempt += 1
-            job._slot, job.worker_pid = slot, worker
-            if lanes:
+        engine = self._engine
+        handle, hub = engine.handles[slot], engine.hub
+        in_flight = len(engine.core.slots[slot].in_flight.jobs)
+        outbox, now = handle.outbox, monotonic()
+        # With one lane a job with large buffers is the first: it is sent when nothing else runs.
+        large = type(jobs[0]._payload) is OutOfBandPickle
+        if self._concurrency > 1:
+            for job in jobs:
                 job._sent_at = now
-            if hub.traced and job.id in hub.traced:
-                self._engine.registry.watch.sending(job, slot)
-            payload = job._payload
-            if type(payload) is OutOfBandPickle:
-                job._frame_end = NOT_PUT
-                self._engine.large.send(handle, job, payload)
-            else:
-                if leases:
-                    self._leases.before_sending(job, slot)
-                job._frame_end = outbox.put_job(
-                    job.id,
-                    job.attempt,
-                    job._function,
-                    payload,
-                    job._context,
-                    credit=job._credit,
-                )
-        if self._engine.registry.timed:
-            self._engine.timers.begin_first(slot)
+                large = large or type(job._payload) is OutOfBandPickle
+        if large or hub.traced or self._leases.open:
+            self._send_specially(slot, jobs)
+        else:
+            outbox.put_jobs(jobs, slot)
+        if engine.registry.timed:
+            engine.timers.begin_first(slot)
         if in_flight == len(jobs):
             outbox.flush()  # the worker has nothing else to do
             handle.since = now
-            if not self._engine.loop_lag.alarm.is_set:
-                self._engine.loop_lag.go()
+            if not self._lag.alarm.is_set:
+                self._lag.go()
         else:
             outbox.flush_soon()  # more jobs may come in this turn
         if hub.listened:
             self._tell_begun(slot, now)
         long = in_flight > self._concurrency or isinstance(jobs[-1], Chunk)
-        if long and not self._engine.stalls.alarm.is_set:
-            self._engine.stalls.go()
+        if long and not self._stalls.alarm.is_set:
+            self._stalls.go()
+
+    def _send_specially(self, slot: int, jobs: Iterable[Job[Any]]) -> None:
+        """Put jobs on their way among which some have large buffers, leases or tracers."""
+        engine, handle = self._engine, self._engine.handles[slot]
+        for job in jobs:
+            # First, since the worker may die of the job at any moment.
+            job.attempt += 1
+            job._slot = slot
+            if job.id in engine.hub.traced:
+                engine.registry.watch.sending(job, slot)
+            if type(job._payload) is OutOfBandPickle:
+                job._frame_end = NOT_PUT
+                engine.large.send(handle, job, job._payload)
+            else:
+                self._leases.before_sending(job, slot)
+                handle.outbox.put_job(job, job._payload)
 
     def _fence(self, job: Job[Any], slot: int, until: float) -> None:
         """Tell a worker until when it may run a job that it has, or will get."""
@@ -268,45 +315,66 @@ class Traffic:
 
     # The way of a job back to its caller.
 
-    def on_outcomes(self, handle: WorkerHandle, frames: list[Frame]) -> None:
-        """Settle jobs, and give their worker the next ones."""
-        engine, index = self._engine, handle.slot
-        core, registry = engine.core, engine.registry
+    def on_outcomes(self, handle: WorkerHandle, frames: list[Frame]) -> bool:
+        """Settle jobs, and give their worker the next ones.
+
+        Returns:
+            Whether all *frames* are outcomes.  If not, nothing was done.
+        """
+        engine, slot = self._engine, handle.slot
+        core, registry, hub = engine.core, engine.registry, engine.hub
         handle.since = at = monotonic()
         engine.deciding += 1  # as in submit()
         try:
-            to_settle = self._take_outcomes(handle, frames, at)
+            found = self._take_outcomes(handle, frames)
+            if found is None:
+                return False
+            taken, large = found
+            if hub.telling:
+                for job, frame in zip(taken, frames, strict=False):
+                    if job is not None and (hub.listened or job.id in hub.traced):
+                        registry.watch.ran(job, slot, Frame(*frame), at)
+            if large:
+                self._unpack_large(handle, taken, frames, at)
             # The worker gets its next jobs before the pool looks at these outcomes.
             now = engine.loop.time()
-            core.refill(index, now)
+            core.refill(slot, now)
             # Others may have waited for this worker, if it is idle now.
             if core.todo or engine.admission.saturated:
                 engine.act()
-            if engine.stalls.alarm.is_set:
-                engine.stalls.look_soon()
+            if self._stalls.alarm.is_set:
+                self._stalls.look_soon()
             if registry.timed:
-                engine.timers.begin_first(index)
-            if engine.hub.listened:
-                self._tell_begun(index, at)
-            for job, frame in to_settle:
-                if (
-                    frame.kind is _VALUE
-                    and job._function.serializer is PICKLE
-                    and job._exceeded is None
-                    and type(frame.payload) is bytes
-                ):
-                    try:
-                        value = pickle.loads(frame.payload)  # noqa: S301 - as load_value()
-                    except BaseException as error:  # noqa: BLE001 - what is unpickled may raise anything
-                        failed = Failed(unloadable(error), may_retry=False)
-                        registry.settle(job, failed)
-                    else:
-                        registry.returned(job, value)
-                elif registry.settle(job, registry.outcome_of(job, handle, frame)):
-                    core.requeue({job.id: job._traits}, now)
-                    engine.act()
+                engine.timers.begin_first(slot)
+            if hub.listened:
+                self._tell_begun(slot, at)
+            for job in registry.settle_all(taken, frames, handle, at, large=large):
+                core.requeue({job.id: job._traits}, now)
+                engine.act()
+            return True
         finally:
             engine.deciding -= 1
+
+    def _unpack_large(
+        self,
+        handle: WorkerHandle,
+        taken: list[Job[Any] | None],
+        frames: list[Frame],
+        at: float,
+    ) -> None:
+        """Have threads unpickle the outcomes that take long, and take out their jobs."""
+        for index, (job, bare) in enumerate(zip(taken, frames, strict=False)):
+            if job is None or job._exceeded is not None:
+                continue
+            frame = Frame(*bare)
+            function = job._function
+            if function.serializer.is_heavy(frame.payload):
+                run = frame.number / 1e6
+                function.figures.run.note(run)
+                function.figures.wait.note(at - job._queued_at - run)
+                job._slot = taken[index] = None
+                self._engine.timers.end(job)
+                self._engine.large.unpack(job, frame, handle)
 
     def _tell_begun(self, slot: int, at: float) -> None:
         """Tell those who listen which jobs of a worker have begun by now."""
@@ -316,64 +384,56 @@ class Traffic:
         registry.watch.running(jobs, slot, at)
 
     def _take_outcomes(
-        self, handle: WorkerHandle, frames: list[Frame], at: float
-    ) -> list[tuple[Job[Any], Frame]]:
-        """Take jobs off their worker; return those that still have to be settled."""
-        engine, slot = self._engine, handle.slot
-        registry, hub = engine.registry, engine.hub
-        jobs, telling = registry.jobs, hub.telling
+        self, handle: WorkerHandle, frames: list[Frame]
+    ) -> tuple[list[Job[Any] | None], bool] | None:
+        """Take jobs off their worker.
+
+        Returns:
+            The job of each frame, or none if its caller has given it up, up to the first frame
+            that breaks the protocol; and whether an outcome may be large.  ``None`` if there is
+            another frame among these: then nothing was done.
+        """
+        core, registry = self._engine.core, self._engine.registry
+        jobs, large = registry.jobs, False
         numbers: list[int] = []
+        taken: list[Job[Any] | None] = []
         for frame in frames:
-            number = frame.job
-            if number in jobs and jobs[number].attempt != frame.attempt:
-                job = jobs[number]
-                handle.distrust(f"it sent attempt {frame.attempt} of {job!r}")
-                break
+            kind, number, attempt, run, payload = frame
+            if kind is not _VALUE and kind is not _ERROR:
+                return None
+            job = jobs.get(number)
+            if job is not None:
+                if job.attempt != attempt:
+                    handle.distrust(f"it sent attempt {attempt} of {job!r}")
+                    break
+                traits = job._function.traits
+                if run > LEAST or traits.cost != LEAST:  # else it changes nothing
+                    traits.note(run)
+                if type(payload) is not bytes or len(payload) > LIGHT:
+                    large = True
             numbers.append(number)
-        taken = engine.core.slots[slot].in_flight
-        before = taken.ended
+            taken.append(job)
+        in_flight = core.slots[handle.slot].in_flight
+        before = in_flight.ended
         try:
-            engine.core.outcome(slot, *numbers)
+            core.outcome(handle.slot, *numbers)
         except ProtocolError as error:
             handle.distrust(str(error))
-        to_settle: list[tuple[Job[Any], Frame]] = []
-        for frame in frames[: taken.ended - before]:
-            number = frame.job
-            if number not in jobs:  # its caller has given the job up
-                registry.leases.give_back(number)
-                continue
-            job = jobs[number]
-            function, run = job._function, frame.number
-            traits = function.traits
-            if run > LEAST or traits.cost != LEAST:  # else it changes nothing
-                traits.note(run)
-            function.figures.ran(run, int((at - job._queued_at) * 1e6) - run)
-            if telling and (hub.listened or number in hub.traced):
-                registry.watch.ran(job, slot, frame, at)
-            job._slot = job.worker_pid = None
-            payload = frame.payload
-            # Most are short, for which the call would cost 50 ns and say the same.
-            heavy = (
-                type(payload) is not bytes or len(payload) > LIGHT
-            ) and function.serializer.is_heavy(payload)
-            if heavy and job._exceeded is None:
-                self._engine.timers.end(job)
-                self._engine.large.unpack(job, frame, handle)
-            else:
-                to_settle.append((job, frame))
-        return to_settle
+            del taken[in_flight.ended - before :]
+        if None in taken:
+            for number, job in zip(numbers, taken, strict=False):
+                if job is None:
+                    registry.leases.give_back(number)
+        return taken, large
 
     def on_exit(self, handle: WorkerHandle) -> None:
         """Use outcomes that a worker noted on its page and could not send before it died."""
         noted = handle.page.outcomes()
         if not noted or handle.broke_protocol:
             return
-        frames: list[Frame] = []
-        for number in self._engine.core.slots[handle.slot].in_flight.running:
-            job = self._engine.registry.jobs.get(number)
-            frame = None if job is None else noted.get((number, job.attempt))
-            if frame is not None:
-                frames.append(frame)
+        running = self._engine.core.slots[handle.slot].in_flight.running
+        jobs = filter(None, map(self._engine.registry.jobs.get, running))
+        frames = [noted[it] for job in jobs if (it := (job.id, job.attempt)) in noted]
         if frames:
             with self._engine.turn:
                 self.on_outcomes(handle, frames)
@@ -390,6 +450,11 @@ class Traffic:
         if job._slot is None:
             return self._engine.large.is_unpacking(job)
         return self._engine.core.slots[job._slot].in_flight.runs(job.id)
+
+    def pid_of(self, job: Job[Any]) -> int | None:
+        """Return the process that has *job* in flight, if one has."""
+        slot = job._slot
+        return None if slot is None else self._engine.handles[slot].pid
 
     async def stack_of(self, job: Job[Any]) -> str:
         """Return where a job is that its worker runs; empty if it runs nowhere.
@@ -453,7 +518,9 @@ class Traffic:
         """
         asked_back, self._asked_back = self._asked_back, []
         for handle, job in asked_back:
-            if not self._is_unanswered(handle, job):
+            slot = handle.slot
+            same = self._engine.handles.get(slot) is handle
+            if not (same and self._engine.core.endings.unanswered(job.id, slot)):
                 continue
             if handle.page.begun(job.id, job.attempt):
                 self._end(handle, job, begun=True)
@@ -461,11 +528,6 @@ class Traffic:
                 self._asked_back.append((handle, job))
         if self._asked_back:
             self._alarm.set_in(_ANSWER_GRACE)
-
-    def _is_unanswered(self, handle: WorkerHandle, job: Job[Any]) -> bool:
-        engine, slot = self._engine, handle.slot
-        same = engine.handles.get(slot) is handle
-        return same and engine.core.endings.unanswered(job.id, slot)
 
     def on_revoked(self, handle: WorkerHandle, sequences: tuple[int, ...]) -> None:
         """Note which jobs a worker will not begin."""
@@ -539,16 +601,8 @@ class FunctionTables:
     ) -> None:
         self._totals = totals
         self._data = data
-        self._by_format: dict[Format, FunctionTable] = {}
-        self.usual = table(self._totals)
-        if self._data is not None:
-            self.usual = self._table_for(self._data, self._data.how)
-            self._by_format[self._data.how] = self.usual
-
-    @property
-    def codec_name(self) -> str:
-        """What the codec of the pool is called."""
-        return "pickle" if self._data is None else self._data.how.name
+        self.usual = table(totals) if data is None else self._table_for(data.how)
+        self._table_of = functools.lru_cache(_MOST_FORMATS)(self._table_for)
 
     def packed(self, make: Callable[[FunctionTotals, FunctionTable], T]) -> T:
         """Return what *make* makes: a table whose numbers continue those of this pool."""
@@ -557,25 +611,15 @@ class FunctionTables:
     def of(self, options: JobOptions) -> FunctionTable:
         """Return the functions of jobs with these options."""
         how = options.codec
-        if how is None:
+        if how is None or (self._data is not None and how == self._data.how):
             return self.usual
         if isinstance(how, FunctionTable):  # an agent's: its calls are packed already
             return how
-        found = self._by_format.get(how)
-        if found is None:
-            assert self._data is not None  # only then there is such an option
-            if (
-                len(self._by_format) >= _MOST_FORMATS
-            ):  # a view with a new codec for each job
-                oldest = next(one for one in self._by_format if one != self._data.how)
-                del self._by_format[oldest]
-            found = self._table_for(self._data, how, self.usual)
-            self._by_format[how] = found
-        return found
+        return self._table_of(how)  # there may be a view with a new codec for each job
 
-    def _table_for(
-        self, data: DataOnly, how: Format, usual: FunctionTable | None = None
-    ) -> DataFunctionTable:
-        from asyncpool._core.data_only import DataFunctionTable  # noqa: PLC0415 - see above
+    def _table_for(self, how: Format) -> DataFunctionTable:
+        from asyncpool._core.data_only import DataFunctionTable  # noqa: PLC0415 - few pools have a codec
 
-        return DataFunctionTable(self._totals, data, how, usual)
+        assert self._data is not None  # only then there is such an option
+        usual = getattr(self, "usual", None)
+        return DataFunctionTable(self._totals, self._data, how, usual)

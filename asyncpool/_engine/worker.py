@@ -443,7 +443,7 @@ class WorkerHandle:
         ours, job_end = _pair(theirs)
         size, serving = self._config.worker.max_payload, self._pool.serving
         if serving is None:
-            self.jobs = self._channel(ours, size, self._on_job_frames)
+            self.jobs = self._channel(ours, size, self._on_job_frames, bare=True)
         else:
 
             def make_channel(sock: socket.socket) -> Channel:
@@ -505,12 +505,15 @@ class WorkerHandle:
         sock: socket.socket,
         max_payload: int,
         on_frames: Callable[[list[Frame]], None],
+        *,
+        bare: bool = False,
     ) -> Channel:
         return Channel(
             self._loop,
             sock,
             buffer=self._pool.buffer,
             max_payload=max_payload,
+            bare=bare,
             on_frames=on_frames,
             on_end=self.on_end,
         )
@@ -572,13 +575,9 @@ class WorkerHandle:
         if self.broke_protocol:
             return
         outbox, trouble = self.outbox, ""
-        for frame in frames:
-            if frame.kind is not _VALUE and frame.kind is not _ERROR:
-                break
-        else:
-            if not outbox.areas:  # nearly always
-                self._pool.traffic.on_outcomes(self, frames)
-                return
+        if not outbox.areas and self._pool.traffic.on_outcomes(self, frames):
+            return  # nearly always
+        frames = [Frame(*frame) for frame in frames]
         outcomes: list[Frame] = []
         items: list[Frame] = []
         try:

@@ -330,7 +330,7 @@ class Trace:
         self.jobs = TracedJobs(hub, self._book, most, self.hand_over_many)
         self._loop = asyncio.get_running_loop()
         self._timer = self._loop.call_later(INTERVAL, self._look)
-        hub.add_end(self.end)
+        hub.ends.append(self.end)
         hub.add_listener(self.hear)
         hub.add_tracer(self.jobs)
 

@@ -72,7 +72,8 @@ class Agent:
         self._functions = supervisor.traffic.functions.packed(PackedFunctions)
         self._relay = Relay(supervisor, self._functions, stored)
         self._answers = Answers(pool, supervisor)
-        codec = supervisor.traffic.functions.codec_name
+        data = supervisor.config.data
+        codec = "pickle" if data is None else data.how.name
         self._greeting = greeting(version, codec) | {
             "node": name,
             "credits": CREDITS,

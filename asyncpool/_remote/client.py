@@ -286,6 +286,9 @@ class Client:
 
     # What jobs need of their owner.
 
+    def pid_of(self, _: Job[Any]) -> None:
+        """Tell nothing: it is a process of an agent."""
+
     def is_running(self, job: Job[Any]) -> bool:
         """Tell whether the agent has given *job* to its pool."""
         return self.nodes.has_begun(job.id)

@@ -169,8 +169,7 @@ class JobEnds:
         if isinstance(error, WorkerCrashedError):
             self._registry.figures.takeovers += 1
             watch.hub.publish(TakenOver(job.id, job.attempt))
-        if watch.hub.watched:
-            watch.again(job, error)
+        watch.again(job, error)
 
     def fail_lost(
         self, job: Job[Any], node: Node, silence: Silence, delivery: Delivery

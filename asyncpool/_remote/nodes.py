@@ -90,8 +90,7 @@ class NodeNews:
         if job is None:
             return  # its caller has given it up
         try:
-            if self._client.hub.watched:
-                self._note_attempt(node, job, message)
+            self._note_attempt(node, job, message)
             self._client.ends.on_end(job, message, node.first_slot)
         except BaseException as error:
             # The agent is lost for that, and its jobs with it, of which this is none any more.
@@ -107,7 +106,7 @@ class NodeNews:
 
     def _note_attempt(self, node: Node, job: Job[Any], message: Message) -> None:
         watch, now = self._registry.watch, self._loop.time()
-        if message.place:
+        if message.place and (self._client.hub.listened or self._client.hub.tracers):
             watch.attempted(job, node.attempt_of(job, message, now))
         elif self._client.hub.listened and message.kind in _RAN:
             # It was on its way before anybody listened.
@@ -527,7 +526,7 @@ class Nodes:
 
     def _put(self, node: Node, job: Job[Any], payload: bytes, now: float) -> None:
         hub = self._client.hub
-        followed = hub.watched and (hub.listened or job.id in hub.traced)
+        followed = hub.listened or job.id in hub.traced
         wait = self._client.waits.left(job)
         job.attempt += 1  # it may begin from now on
         job._slot = node.number

@@ -39,6 +39,8 @@ VERSION = 2
 
 _HEADER = struct.Struct("!BBHIQQ")
 HEADER_SIZE = _HEADER.size
+# Takes version and kind as one number, since every frame is checked for both.
+_unpack_header = struct.Struct("!HHIQQ").unpack_from
 
 # What fits in the header's fields.
 MAX_ATTEMPTS = 0xFFFF
@@ -125,9 +127,8 @@ class FrameKind(enum.IntEnum):
     BATCH = 54  # both: what the other end gets as one piece
 
 
-_KINDS: list[FrameKind | None] = [None] * 256
-for _kind in FrameKind:
-    _KINDS[_kind] = _kind
+# By the number that the version and the kind make together.
+_kind_of = {VERSION << 8 | kind: kind for kind in FrameKind}.get
 
 
 class Frame(Record):
@@ -171,6 +172,7 @@ class FrameDecoder:
             it.
         most: How many frames one call of :meth:`feed` may return.  If there is *more*, feed
             it nothing, ``b""``.
+        bare: Whether the frames may be tuples without names, which take 0.1 us less each.
 
     Attributes:
         max_payload: As above; it may be changed between two frames.
@@ -178,6 +180,7 @@ class FrameDecoder:
         more: Whether bytes wait that may hold more whole frames.
         rest: What has come and is in no frame yet, except for a long payload.
         target: Where to read the rest of a long payload, and no more than that.
+        whole: Whether nothing of the stream is left in here.
     """
 
     def __init__(
@@ -186,11 +189,14 @@ class FrameDecoder:
         max_payload: int,
         allocate: Callable[[int], bytearray | mmap] = bytearray,
         most: int = MAX_PAYLOAD,
+        bare: bool = False,
     ) -> None:
         self.rest = bytearray()
+        self.whole = True
         self.max_payload = max_payload
         self._allocate = allocate
         self._turn = range(most)
+        self._bare = bare
         self._long: Frame | None = None
         self.target: memoryview | None = None
         # How many bytes are needed before there is anything to parse.
@@ -214,46 +220,54 @@ class FrameDecoder:
                 before that are returned first, however the stream was cut.
         """
         # Every job passes here twice, so this calls no function that it can avoid.
-        if self.error is not None:
-            raise self.error
-        rest = self.rest
-        if rest:
+        if self.whole:
+            data = bytes(data)
+        else:
+            if self.error is not None:
+                raise self.error
+            rest = self.rest
             rest += data
             if len(rest) < self._need:
                 return []
-        data = bytes(rest or data)
-        frames: list[Frame] = []
-        unpack, limit, size = _HEADER.unpack_from, self.max_payload, len(data)
-        start, body, self._need = 0, HEADER_SIZE, HEADER_SIZE
-        self.more = False
+            data = bytes(rest)
+        frames: list[Any] = []
+        unpack, limit, size = _unpack_header, self.max_payload, len(data)
+        start, body = 0, HEADER_SIZE
         for _ in self._turn:
             if body > size:
                 break
-            version, code, attempt, tag, job, length = unpack(data, start)
-            kind = _KINDS[code]
-            if version != VERSION or kind is None or length > limit:
-                self.error = self._explain(version, code, length)
+            code, attempt, tag, job, length = unpack(data, start)
+            kind = _kind_of(code)
+            if kind is None or length > limit:
                 break
             end = body + length
             if end > size:
-                if length <= _LONG:
-                    self._need = end - start
-                elif self._begin_long(
-                    Frame(kind, job, attempt, tag, b""), length, data[body:]
-                ):
-                    start = size
                 break
-            frames.append(_frame((kind, job, attempt, tag, data[body:end])))
+            frames.append((kind, job, attempt, tag, data[body:end]))
             start, body = end, end + HEADER_SIZE
-        else:
-            self.more = body <= size
-        if start < size:
-            rest[:] = data[start:]
-        elif rest:
-            rest.clear()
-        if self.error is not None and not frames:
-            raise self.error
-        return frames
+        if start < size or not self.whole:
+            self._keep(data[start:], more=len(frames) == len(self._turn))
+            if self.error is not None and not frames:
+                raise self.error
+        return frames if self._bare else [*map(_frame, frames)]
+
+    def _keep(self, rest: bytes, *, more: bool) -> None:
+        """Keep what is left behind the last whole frame; there may be *more* of those."""
+        size = len(rest)
+        self.more, self._need = more and size >= HEADER_SIZE, HEADER_SIZE
+        if not more and size >= HEADER_SIZE:
+            code, attempt, tag, job, length = _unpack_header(rest, 0)
+            kind = _kind_of(code)
+            if kind is None or length > self.max_payload:
+                self.error = self._explain(code, length)
+            elif length <= _LONG:
+                self._need = HEADER_SIZE + length
+            else:
+                frame = Frame(kind, job, attempt, tag, b"")
+                if self._begin_long(frame, length, rest[HEADER_SIZE:]):
+                    rest = b""
+        self.rest[:] = rest
+        self.whole = not rest and self.target is None
 
     def fill(self, size: int) -> list[Frame]:
         """Record that *size* bytes were read into the target; return the frame if it is whole."""
@@ -263,6 +277,7 @@ class FrameDecoder:
             return []
         assert self._long is not None
         frames, self._long, self.target = [self._long], None, None
+        self.whole = True
         return frames
 
     def _begin_long(self, frame: Frame, length: int, begun: bytes) -> bool:
@@ -278,11 +293,12 @@ class FrameDecoder:
         self.target = payload[len(begun) :]
         return True
 
-    def _explain(self, version: int, code: int, length: int) -> ProtocolError:
+    def _explain(self, code: int, length: int) -> ProtocolError:
+        version, kind = divmod(code, 256)
         if version != VERSION:
             return ProtocolError(f"the peer speaks version {version}, not {VERSION}")
-        if _KINDS[code] is None:
-            return ProtocolError(f"unknown kind of frame: {code}")
+        if _kind_of(code) is None:
+            return ProtocolError(f"unknown kind of frame: {kind}")
         return ProtocolError(
             f"a payload of {length} bytes exceeds the limit of {self.max_payload}"
         )

@@ -315,19 +315,15 @@ def is_flat(values: Iterable[Any]) -> bool:
     room = LARGE
     for value in values:
         cls = type(value)
-        if cls is int and -(2**63) < value < 2**63:
-            room -= 17
+        if cls is int:
+            room -= 9 + value.bit_length()  # eight times what it needs: few are long
         elif cls is str or cls is bytes:
             room -= 9 + len(value)
-        elif cls is int:
-            room -= 9 + (value.bit_length() >> 3)
         elif cls in _SCALARS:
             room -= 9
         else:
             return False
-        if room < 0:
-            return False
-    return True
+    return room >= 0
 
 
 def _find_culprit(

@@ -149,7 +149,7 @@ class _Instrumentation:
         self._exported: ExportedPool | None = None
         if metrics is not None:
             self._exported = metrics.add(pool, None if spans is None else spans.limit)
-            self._life.hub.add_end(self._on_end)
+            self._life.hub.ends.append(self._on_end)
         if spans is not None:
             self._life.hub.add_tracer(spans)
 

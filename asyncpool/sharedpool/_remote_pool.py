@@ -6,11 +6,10 @@ import asyncio
 from abc import abstractmethod
 from collections.abc import Callable
 from types import TracebackType
-from typing import Any, Literal, Self, Unpack, cast
+from typing import Any, Literal, Self, Unpack
 
 from asyncpool._core.data_only import DataOnly
 from asyncpool._core.job_options import JobOptions, Options, changed
-from asyncpool._engine.engine import Engine
 from asyncpool._engine.hub import PoolHub
 from asyncpool._engine.loop import check_home
 from asyncpool._engine.machine import (
@@ -101,6 +100,8 @@ class _Life:
     def __init__(self, title: str) -> None:
         self.hub = PoolHub()
         self.client: Client | None = None
+        # The same, once it has joined an agent.  It has all that callers need of an engine.
+        self.supervisor: Client | None = None
         self.loop: asyncio.AbstractEventLoop | None = None
         self.listened = False
         self._title = title
@@ -108,6 +109,17 @@ class _Life:
     def check_loop(self) -> None:
         """Check that the client's loop runs."""
         check_home(self.loop, self._title)
+
+    def running(self) -> Client:
+        """Return what makes the calls, which may have ended.
+
+        Raises:
+            PoolClosedError: If there never was one.
+        """
+        if self.supervisor is None:
+            text = f"{self._title} was not started: use 'async with'"
+            raise PoolClosedError(text)
+        return self.supervisor
 
     @property
     def over(self) -> bool:
@@ -180,7 +192,6 @@ class RemotePool(Orders, JobsListened, Caller):
         self._data = data
         self._life = _Life(title)
         self._latest = Latest(self._life, lambda: self.name)
-        self._client: Client | None = None
 
     def options(self, **changes: Unpack[Options]) -> BoundPool:
         """Return a view of the pool whose jobs have these options; see :meth:`Pool.options`."""
@@ -198,7 +209,7 @@ class RemotePool(Orders, JobsListened, Caller):
         """Do what is left to do when the client has left the agents."""
 
     async def _start(self) -> None:
-        if self._client is not None:
+        if self._life.supervisor is not None:
             raise RuntimeError(
                 f"{self._title} can be started only once: ask for another"
             )
@@ -221,7 +232,7 @@ class RemotePool(Orders, JobsListened, Caller):
         except BaseException:
             await self._end(client)
             raise
-        self._client = client
+        self._life.supervisor = client
 
     async def _open_control(self, client: Client) -> None:
         if self._control is None:
@@ -300,17 +311,11 @@ class RemotePool(Orders, JobsListened, Caller):
         await self.close(finish="all" if error is None else "none")
 
     def _open(self) -> Client:
-        if self._client is None:
-            raise PoolClosedError(f"{self._title} was not started: use 'async with'")
-        return self._client
+        return self._life.running()
 
     @property
     def _is_started(self) -> bool:
         return self._life.client is not None
-
-    def _running_supervisor(self) -> Engine:
-        # What callers, maps, streams and sessions need of a supervisor, a client has too.
-        return cast("Engine", self._open())
 
     async def _broadcast(
         self,
@@ -327,8 +332,8 @@ class RemotePool(Orders, JobsListened, Caller):
     def _listening(self) -> None:
         if not self._life.listened:
             self._life.listened = True
-            if self._client is not None:
-                self._client.listen()
+            if self._life.supervisor is not None:
+                self._life.supervisor.listen()
 
 
 def figures_of(pool: object) -> Any:

@@ -102,7 +102,7 @@ PARTS = {"attempts": AttemptPolicy, "limits": JobLimits}
 def leaves(options: JobOptions) -> dict[str, Any]:
     """Return each option, also those that are fields of a part."""
     found = {}
-    for field in fields(options):
+    for field in (it for it in fields(options) if it.init):
         value = getattr(options, field.name)
         if field.name not in PARTS:
             found[field.name] = value

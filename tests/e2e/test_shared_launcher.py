@@ -83,7 +83,7 @@ async def test_pools_whose_workers_inherit_something_else_do_not_share(
             with surroundings():
                 change()
                 async with Pool(1) as second:
-                    assert await launcher_of(second) != launcher
+                    assert await launcher_of(second) != launcher, found
                     assert await second.submit(*call) == found
             monkeypatch.undo()
         async with Pool(1) as last:

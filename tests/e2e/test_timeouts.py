@@ -200,10 +200,10 @@ async def test_the_time_in_the_queue_is_not_the_time_running(
 ) -> None:
     held = pool.submit(jobs.wait_at, gate.path)
     visitor = await gate.visitor()
-    waiting = pool.options(timeout=SHORT).submit(jobs.square, 3)
-    impatient = pool.options(queue_timeout=4 * SHORT).submit(jobs.square, 4)
+    waiting = pool.options(timeout=5 * SHORT).submit(jobs.square, 3)
+    impatient = pool.options(queue_timeout=6 * SHORT).submit(jobs.square, 4)
     error = await timeout_of(impatient)
-    assert (error.limit, error.seconds) == ("queue_timeout", 4 * SHORT)
+    assert (error.limit, error.seconds) == ("queue_timeout", 6 * SHORT)
     assert (error.job_id, error.attempt, error.stack) == (impatient.id, 0, "")
     assert not waiting.done()
     assert pool.stats().queued == 1

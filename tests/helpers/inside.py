@@ -357,7 +357,7 @@ def run_out(pool: Pool, job: Job[Any], *, within: float = 0.0) -> None:
     if limits.timeout is not None:
         job._began = end - limits.timeout
     else:
-        job._limits = replace(limits, deadline=end)
+        job._options = replace(job._options, limits=replace(limits, deadline=end))
     supervisor_of(pool).timers._timer.watch(job.id, end)
 
 

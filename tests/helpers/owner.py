@@ -12,6 +12,9 @@ __all__ = ["Owner"]
 class Owner:
     """Nobody is running, and nobody minds."""
 
+    def pid_of(self, _: Job[Any], /) -> None:
+        """Have no process."""
+
     def is_running(self, _: Job[Any], /) -> bool:
         return False
 

@@ -139,7 +139,7 @@ def test_the_lag_is_how_late_the_loop_is_while_it_is_needed() -> None:
         stopped = LoopLag(loop, lambda: True)
         stopped.go()
         await reach(7.5 * PERIOD)
-        stopped.stop()
+        stopped.alarm.cancel()
         await reach(10 * PERIOD)
         assert stopped.durations.histogram().count == 2
         return lag

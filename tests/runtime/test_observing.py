@@ -81,19 +81,19 @@ async def test_jobs_are_only_for_those_who_ask_for_them() -> None:
 
 async def test_jobs_are_watched_as_long_as_somebody_listens() -> None:
     hub = PoolHub()
-    watched = [hub.watched]
+    watched = [hub.listened]
     stream = hub.listen_to_jobs(10)
     hub.publish_job(OF_A_JOB)
-    watched.append(hub.watched)
+    watched.append(hub.listened)
     del stream
     gc.collect()
     hub.publish_job(OF_A_JOB)
-    watched.append(hub.watched)
+    watched.append(hub.listened)
     hub.add_job_listener(repr)
-    watched.append(hub.watched)
+    watched.append(hub.listened)
     assert hub.remove_listener(repr) == 1
     hub.publish(SOME)
-    watched.append(hub.watched)
+    watched.append(hub.listened)
     assert watched == [False, True, False, True, False]
 
 
@@ -124,7 +124,7 @@ async def test_who_listens_to_ends_hears_of_nothing_else() -> None:
     unwatched = list[None]()
     hub.set_watch(repr, lambda: unwatched.append(None))
     hub.add_end_listener(ends.append)
-    assert (hub.watched, hub.followed) == (True, False)
+    assert (hub.listened, hub.followed) == (True, False)
     hub.publish(SOME)
     hub.publish_end(END)
     hub.add_job_listener(all_of_it.append)
@@ -180,7 +180,7 @@ def run_jobs(hub: PoolHub, first: int, count: int) -> None:
         job: Any = QuickJob(number)
         if hub.on_new is not None:
             hub.on_new(job)
-        if hub.watched:
+        if hub.listened or hub.tracers:
             end_job(hub, job, 500_000, 2.5)
 
 
@@ -230,10 +230,10 @@ async def test_nobody_is_told_of_jobs_behind_the_end_of_a_disk() -> None:
     trace = trace_of(Path("/dev/full"), hub)
     trace._hand_over()
     join_writer(trace)
-    watched = [hub.watched]
+    watched = [bool(hub.tracers)]
     trace._look()
     run_jobs(hub, 1, 1)
-    watched.append(hub.watched)
+    watched.append(bool(hub.tracers))
     assert watched == [True, False]
     hub.end()
 

@@ -94,7 +94,7 @@ class LocalOrders:
 
     async def stack_of(self, number: int) -> tuple[int, str]:
         """Return the slot of a job and its stack."""
-        job = self._life.running().job(number)
+        job = self._life.running().registry.jobs.get(number)
         if job is None:
             raise over(number)
         slot = job._slot

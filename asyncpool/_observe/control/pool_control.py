@@ -51,7 +51,7 @@ async def open_pool_control(
     opened = await open_control(owner, control, answers.answer, answers.watching.watch)
     if opened is not None:
         answers.name, answers.which = opened.name, opened.which
-        hub.add_companion(opened.socket)
+        hub.companions.append(opened.socket.close)
     return opened
 
 
