@@ -46,7 +46,10 @@ demo: $(VENV)/.installed-demo bytecode ## Parse the whole standard library in a 
 demo-cluster: $(VENV)/.installed-ray bytecode ## The same on three nodes of Ray, one of which is killed; ARGS="--limit 600"
 	@$(PY) examples/cluster_census.py $(ARGS)
 
-test: programs lint types docs soak unit ## Everything a change must pass: lint, types, the site and all tests
+test: programs lint docs ## Everything a change must pass: lint, types, the site and all tests
+	@$(MAKE) --no-print-directory soak & soak=$$!; \
+	$(MAKE) --no-print-directory types; types=$$?; wait $$soak && exit $$types
+	@$(MAKE) --no-print-directory unit
 
 # With other choices each time.  All of it is run, whatever fails.
 nightly: export ASYNCPOOL_NIGHT := yes

@@ -11,6 +11,7 @@ from benchmarks.torture.runner import run_cell
 NOT_YET = {"map"}
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("fault", sorted(set(FAULTS) - NOT_YET))
 def test_our_column_is_all_good(fault: str) -> None:
     cell = run_cell("asyncpool", fault, timeout=20.0)
