@@ -7,8 +7,7 @@ import pytest
 from benchmarks.torture.faults import FAULTS
 from benchmarks.torture.runner import run_cell
 
-# Pool.map is for a later version; the table shows a dash there.
-NOT_YET = {"map"}
+NOT_YET = {"map"}  # the table shows a dash there
 
 
 @pytest.mark.nightly

@@ -394,8 +394,7 @@ class Traffic:
             another frame among these: then nothing was done.
         """
         core, registry = self._engine.core, self._engine.registry
-        jobs, large = registry.jobs, False
-        numbers: list[int] = []
+        jobs, numbers, large = registry.jobs, list[int](), False
         taken: list[Job[Any] | None] = []
         for frame in frames:
             kind, number, attempt, run, payload = frame
