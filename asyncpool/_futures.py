@@ -430,9 +430,9 @@ class Engine:
             return False
         self._open += 1
         job.add_done_callback(partial(self._on_done, call))
-        if job._slot is not None:
+        if job.slot is not None:
             return False
-        self._room = self._workers * (1 + int(_AHEAD / job._traits.cost))
+        self._room = self._workers * (1 + int(_AHEAD / job.traits.cost))
         return True
 
     def _on_done(self, call: Call, job: Job[Any]) -> None:

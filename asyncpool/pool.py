@@ -32,7 +32,7 @@ from asyncpool._core.policies import NUMBER, RestartPolicy, WorkerLimits, check_
 from asyncpool._dataclass import dataclass, replace
 from asyncpool._engine.engine import Engine
 from asyncpool._engine.hub import EventStream
-from asyncpool._engine.job import Job
+from asyncpool._engine.job import Job, PoolJob
 from asyncpool._engine.lifecycle import SupervisorRunner
 from asyncpool._engine.loop import CrashCallback, shielded
 from asyncpool._engine.machine import (
@@ -214,7 +214,7 @@ class Caller(ABC):
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
         options: JobOptions,
-    ) -> Job[Any]:
+    ) -> PoolJob[Any]:
         """Submit a call with *options*, whatever those of this caller are."""
         if not callable(fn):  # asked here too, since a call costs each job time
             check_called("submit", fn)

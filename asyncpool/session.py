@@ -84,7 +84,7 @@ class WorkerSession:
             TypeError: If an option is unknown, or takes something else.
         """
         view = copy.copy(self)
-        view._options = _checked(changed(self._options, changes))
+        view._options = _checked(changed(self._options, changes))  # noqa: SLF001 - its copy
         return view
 
     @overload

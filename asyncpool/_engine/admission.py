@@ -339,7 +339,7 @@ class Draining:
     def _say(self, _: float) -> None:
         assert self._began is not None
         engine, jobs = self._engine, self._engine.registry.jobs
-        names = (job._title for job in itertools.islice(jobs.values(), _LOOKED_AT))
+        names = (job.title for job in itertools.islice(jobs.values(), _LOOKED_AT))
         queued = engine.core.waiting
         what = describe_waiting(
             jobs=len(jobs),

@@ -23,7 +23,7 @@ from asyncpool._core.functions import travels_by_name
 from asyncpool._core.job_options import BUDGET, UNKNOWN, AttemptPolicy, JobOptions
 from asyncpool._dataclass import replace
 from asyncpool._engine.admission import MapHold
-from asyncpool._engine.job import ChunkJob, Job
+from asyncpool._engine.job import ChunkJob, PoolJob
 from asyncpool._engine.large import unpicklable
 from asyncpool._wire.buffers import dumps_call
 from asyncpool._wire.page import CHUNK_SIZE, LOST, Failure, run_chunk
@@ -60,7 +60,7 @@ class Task(NamedTuple):
     function: Callable[..., Any]
     star: bool
     options: JobOptions
-    submit: Callable[..., Job[Any]]
+    submit: Callable[..., PoolJob[Any]]
 
     def arguments(self, item: Any) -> tuple[Any, ...]:
         """Return the arguments of the call for *item*.
@@ -309,7 +309,7 @@ class BatchRunner:
             via="map",
             name=self._name,
         )
-        self._jobs: set[Job[Any]] = set()
+        self._jobs: set[PoolJob[Any]] = set()
         self._held: deque[Part] = deque()
         # Chunks that have come back, and that nobody has looked at yet.
         self._returned: deque[tuple[Part, ChunkJob[Any]]] = deque()
@@ -377,7 +377,7 @@ class BatchRunner:
         self._singles += 1
         return self._singles % _PROBE_EVERY == 0
 
-    def _submit_chunk(self, part: Part) -> Job[Any]:
+    def _submit_chunk(self, part: Part) -> PoolJob[Any]:
         names = {
             "star": self._task.star,
             "named": self._named,
@@ -386,7 +386,7 @@ class BatchRunner:
         args = self._packed, part.items
         return self._task.submit(run_chunk, args, names, self._together)
 
-    def _submit(self, part: Part, args: tuple[Any, ...]) -> Job[Any]:
+    def _submit(self, part: Part, args: tuple[Any, ...]) -> PoolJob[Any]:
         options = self._task.options
         if part.attempts:
             options = replace(options, begun=part.attempts)
@@ -414,7 +414,7 @@ class BatchRunner:
 
     # The way of items back from jobs.
 
-    def _on_done(self, part: Part, job: Job[Any]) -> None:
+    def _on_done(self, part: Part, job: PoolJob[Any]) -> None:
         self._jobs.discard(job)
         if self._ended:
             _ = (
@@ -433,7 +433,7 @@ class BatchRunner:
             outcome = job.result() if error is None else Failure(error)
             failed = error is not None
             self._settle(part.batch, part.offset, [outcome], failed=failed)
-            cost = job._function.traits.cost
+            cost = job.function.traits.cost
             if cost < UNKNOWN:
                 self.pace.note(1, cost)
             else:
@@ -453,7 +453,7 @@ class BatchRunner:
                 break
 
     def _on_chunk(self, part: Part, job: ChunkJob[Any]) -> None:
-        error, figures = job.exception(), job._function.figures
+        error, figures = job.exception(), job.function.figures
         if error is None:
             result = job.result()
             outcomes = result.load()

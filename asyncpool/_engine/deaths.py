@@ -19,7 +19,7 @@ from asyncpool._core.slots import (
     reason_for_job,
 )
 from asyncpool._dataclass import replace
-from asyncpool._engine.job import Chunk, Job, StreamJob
+from asyncpool._engine.job import Chunk, PoolJob, StreamJob
 from asyncpool._engine.loop import Reporter
 from asyncpool._engine.machine import OomKills
 from asyncpool._engine.registry import crash_error, delivery_of, overdue, stacks_of
@@ -94,7 +94,7 @@ class Loss(NamedTuple):
         error: What its caller gets if its time was over before the death.
     """
 
-    job: Job[Any]
+    job: PoolJob[Any]
     delivery: Delivery
     blamed: bool
     costs: bool
@@ -108,7 +108,7 @@ class Loss(NamedTuple):
 
 
 def judge(
-    jobs: Iterable[Job[Any]], handle: WorkerHandle, slot: Slot, kind: CrashKind
+    jobs: Iterable[PoolJob[Any]], handle: WorkerHandle, slot: Slot, kind: CrashKind
 ) -> list[Loss]:
     """Return what the death of a worker means for *jobs*, which it had in flight."""
     losses: list[Loss] = []
@@ -117,17 +117,17 @@ def judge(
     suspects = not slot.exit_planned and not handle.outbox.loading
     for job in jobs:
         delivery = _delivery_despite_lies(job, handle, slot)
-        policy, returned = job._attempt_policy, job._times_returned
+        policy, returned = job.attempt_policy, job.times_returned
         blamed = delivery is Delivery.STARTED
         if not blamed and suspects:
             blamed, suspects = slot.in_flight.runs(job.id), False
-        over = job._exceeded is not None
+        over = job.exceeded is not None
         blamed = blamed or over  # its time is over, whether it had begun or not
         costs = blamed and costs_attempt(delivery=delivery, times_returned=returned)
         error: BaseException | None = None
         again = True
         if over:
-            costs = costs or job._exceeded is TimeLimit.TIMEOUT
+            costs = costs or job.exceeded is TimeLimit.TIMEOUT
             error, may_retry, _ = overdue(job, handle)
             again = may_retry and policy.after_exception(error, attempt=job.attempt)
         elif blamed:
@@ -141,11 +141,13 @@ def judge(
     return losses
 
 
-def _delivery_despite_lies(job: Job[Any], handle: WorkerHandle, slot: Slot) -> Delivery:
+def _delivery_despite_lies(
+    job: PoolJob[Any], handle: WorkerHandle, slot: Slot
+) -> Delivery:
     delivery = delivery_of(job, handle)
     # A worker that broke the protocol may have erased its page, so that its jobs run twice.  If
     # it had the job before that, and it was the job's turn, then the job has begun.
-    had_before = job._frame_end <= handle.taken_in_trust
+    had_before = job.frame_end <= handle.taken_in_trust
     if delivery is Delivery.SENT and had_before and slot.in_flight.runs(job.id):
         return Delivery.STARTED
     return delivery
@@ -296,7 +298,7 @@ class Deaths:
         *,
         kind: CrashKind,
         planned: bool,
-        jobs: Sequence[Job[object]],
+        jobs: Sequence[PoolJob[object]],
         killed_for: int | None,
         now: float,
         after: Aftermath,
@@ -359,7 +361,7 @@ class Deaths:
             registry.watch.lost(job, slot, handle.since)
             registry.await_attempt(job)
             return
-        job._times_returned += loss.blamed
+        job.times_returned += loss.blamed
         job.attempt += loss.costs  # else a worker that dies so would get it for ever
         registry.unassign(job)
 
@@ -410,7 +412,7 @@ class Deaths:
                 continue
             _note(loss, crash)
             registry.figures.takeovers += 1
-            job._function.figures.takeovers += 1
+            job.function.figures.takeovers += 1
             hub.publish(events.TakenOver(job.id, job.attempt if loss.costs else 0))
             if loss.begun:  # else it is told as given back
                 registry.watch.again(job, loss.error or crash_error(job, loss.delivery))
@@ -423,10 +425,10 @@ def _was_killed(handle: WorkerHandle) -> bool:
 
 def _note(loss: Loss, crash: Crash) -> None:
     if loss.error is None:
-        loss.job._crashes += (crash_of_job(loss.job, crash),)
+        loss.job.crashes += (crash_of_job(loss.job, crash),)
 
 
-def crash_of_job(job: Job[object], crash: Crash) -> Crash:
+def crash_of_job(job: PoolJob[object], crash: Crash) -> Crash:
     """Return the crash report as *job* shows it, which has lost an attempt by it."""
     first = crash.job_id
     if first is None or first == job.id or not crash.concurrent_jobs:
@@ -436,7 +438,7 @@ def crash_of_job(job: Job[object], crash: Crash) -> Crash:
     return with_job(job, crash, beside)
 
 
-def with_job(job: Job[object], crash: Crash, beside: tuple[int, ...]) -> Crash:
+def with_job(job: PoolJob[object], crash: Crash, beside: tuple[int, ...]) -> Crash:
     """Return *crash* as the one of *job*, with all that a crash tells of a job.
 
     Args:
@@ -449,5 +451,5 @@ def with_job(job: Job[object], crash: Crash, beside: tuple[int, ...]) -> Crash:
         job_id=job.id,
         attempt=job.attempt,
         concurrent_jobs=beside,
-        function=job._function.name,
+        function=job.function.name,
     )

@@ -27,7 +27,7 @@ from asyncpool._engine.channel import READ_SIZE
 from asyncpool._engine.deaths import Deaths
 from asyncpool._engine.hub import PoolHub
 from asyncpool._engine.interpreter import LaunchError
-from asyncpool._engine.job import Job, unreadable
+from asyncpool._engine.job import PoolJob, unreadable
 from asyncpool._engine.large import LargeObjects, load_item
 from asyncpool._engine.launcher import Launcher
 from asyncpool._engine.life_log import LifeLog
@@ -561,17 +561,16 @@ class Engine:
     ) -> None:
         """Fail jobs: some at once, and if there are more, some in each turn of the loop."""
         jobs = deque(self.registry.jobs[number] for number in numbers)
-        errors: dict[str, Callable[[Job[Any]], Exception]] = {
+        errors: dict[str, Callable[[PoolJob[Any]], Exception]] = {
             "closed": lambda job: closed_error(job, self._worker_of(job)),
             "broken": broken_errors(self),
             "expired": lambda job: expire(job, self.loop.time()),
         }
-        error_for = errors[why]
 
         def fail_some() -> None:
             for _ in range(min(len(jobs), _FAILED_A_TURN)):
                 job = jobs.popleft()
-                self.registry.fail(job, error_for(job))
+                self.registry.fail(job, errors[why](job))
 
         async def fail_rest() -> None:
             while jobs:
@@ -582,8 +581,8 @@ class Engine:
         if jobs:
             self.tasks.create_task(fail_rest(), name="asyncpool: fail queued jobs")
 
-    def _worker_of(self, job: Job[Any]) -> WorkerHandle | None:
-        return None if job._slot is None else self.handles[job._slot]
+    def _worker_of(self, job: PoolJob[Any]) -> WorkerHandle | None:
+        return None if job.slot is None else self.handles[job.slot]
 
     def _write_stacks(self, slot: int, number: int | None) -> None:
         job = self.registry.jobs.get(number or 0)
@@ -597,8 +596,11 @@ class Engine:
 
     def _take_back(self, numbers: Iterable[int]) -> None:
         for number in numbers:
-            job = self.registry.take_back(number)
-            if job is not None:
+            job = self.registry.jobs.get(number)
+            if job is None:  # its caller has given it up
+                self.leases.give_back(number)
+            else:
+                self.registry.unassign(job)
                 self.timers.wait_again(job)
 
     # What others ask.
@@ -631,7 +633,7 @@ class Engine:
         """
         check_home(self.loop, self.config.title)
 
-    async def load(self, job: Job[Any], frame: Frame) -> Any:
+    async def load(self, job: PoolJob[Any], frame: Frame) -> Any:
         """Return the item of a stream that is in *frame*.
 
         Raises:
@@ -640,8 +642,8 @@ class Engine:
         try:
             return await load_item(self.threads, job, frame)
         except ProtocolError as broken:
-            if job._slot is not None:
-                self.handles[job._slot].distrust(str(broken))
+            if job.slot is not None:
+                self.handles[job.slot].distrust(str(broken))
             raise unreadable(broken) from broken
 
     def close(self, finish: Finish, timeout: float | None) -> None:
@@ -678,7 +680,7 @@ class Engine:
         self.close(Finish.RUNNING, None)
         with self.turn:
             for job in list(self.registry.jobs.values()):
-                if (slot := job._slot) is not None:
+                if (slot := job.slot) is not None:
                     self._fail_jobs((job.id,), "closed")
                     self.traffic.take_out(job, slot)
         self.close(Finish.RUNNING, self.core.endings.grace)

@@ -124,7 +124,7 @@ class Attempt(NamedTuple):
 
 def waited_since(job: Any, attempt: Attempt | None) -> float:
     """Return since when a job has waited for *attempt*, or waits if that has not begun."""
-    since: float = job._queued_at if attempt is None else attempt.queued
+    since: float = job.queued_at if attempt is None else attempt.queued
     return since
 
 

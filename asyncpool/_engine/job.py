@@ -9,7 +9,16 @@ import asyncio
 from collections import deque
 from collections.abc import Callable
 from time import monotonic
-from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Protocol, Self, TypeVar
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Generic,
+    NamedTuple,
+    Protocol,
+    Self,
+    TypeVar,
+    cast,
+)
 
 from asyncpool._core.functions import Function
 from asyncpool._core.job_options import (
@@ -46,7 +55,7 @@ class Holder(asyncio.Future[None]):
 
     __slots__ = ("_tell", "job", "until")
 
-    job: Job[Any] | None
+    job: PoolJob[Any] | None
 
     def __init__(self, tell: Callable[[Holder], None]) -> None:
         super().__init__(loop=asyncio.get_running_loop())
@@ -218,15 +227,15 @@ _init_future: Any = asyncio.Future.__init__  # pyright: ignore[reportUnknownMemb
 class JobOwner(Protocol):
     """What a job needs of its supervisor."""
 
-    def is_running(self, job: Job[Any], /) -> bool:
+    def is_running(self, job: PoolJob[Any], /) -> bool:
         """Tell whether it is one that its worker runs."""
         ...
 
-    def pid_of(self, job: Job[Any], /) -> int | None:
+    def pid_of(self, job: PoolJob[Any], /) -> int | None:
         """Tell which process has it, if one has."""
         ...
 
-    async def stack_of(self, job: Job[Any], /) -> str:
+    async def stack_of(self, job: PoolJob[Any], /) -> str:
         """Tell where it is, if its worker runs it."""
         ...
 
@@ -234,7 +243,7 @@ class JobOwner(Protocol):
         """Tell its worker how many items it may send in all."""
         ...
 
-    def on_cancel(self, job: Job[Any], /) -> None:
+    def on_cancel(self, job: PoolJob[Any], /) -> None:
         """Hear that its caller does not want it any more."""
 
 
@@ -251,90 +260,20 @@ class Job(asyncio.Future[R], Generic[R]):
             worker has the job in flight and may begin it; 0 before the first one.
     """
 
-    # An attribute with an underscore belongs to the pool, whose parts read and write it.  Users
-    # should not see it.  Each job has those in slots.
-    __slots__ = (
-        "_context",
-        "_frame_end",
-        "_function",
-        "_options",
-        "_owner",
-        "_payload",
-        "_queued_at",
-        "_sent_at",
-        "_slot",
-        "attempt",
-        "id",
-    )
+    __slots__ = ("attempt", "id")
 
-    # Few jobs need more than these values of their class: to set them for each takes 0.2 us.
-    _began: float | None = None
-    _exceeded: TimeLimit | None = None
-    _credit: int = 0
-    _crashes: tuple[Crash, ...] = ()
-    _times_returned: int = 0
-    _heartbeats: HeartbeatLog | None = None
+    id: int
+    attempt: int
 
-    def __init__(
-        self,
-        number: int,
-        function: Function,
-        options: JobOptions,
-        owner: JobOwner,
-        loop: asyncio.AbstractEventLoop,
-        payload: Any = b"",
-    ) -> None:
-        _init_future(self, loop=loop)
-        self.id: int = number
-        self.attempt: int = options.begun
-        self._slot: int | None = None
-        self._function: Function = function
-        self._options: JobOptions = options
-        # Of a remote pool it may be what the engine knows it by.
-        self._payload: Any = payload
-        self._context: bytes = options.limits.context
-        self._queued_at: float = monotonic()
-        # Where there is one lane it is not needed; to set it takes 100 ns in all.
-        self._sent_at: float
-        # Where its frame ends on the channel of the worker that it was assigned to.
-        self._frame_end: int
-        self._owner = owner
+    @property
+    def _pooled(self) -> PoolJob[R]:
+        """Itself, as its pool has it."""
+        return cast("PoolJob[R]", self)
 
     @property
     def worker_pid(self) -> int | None:
         """The pid of the worker that has it in flight, or ``None``."""
-        return self._owner.pid_of(self)
-
-    @property
-    def _limits(self) -> JobLimits:
-        """How long it may take."""
-        return self._options.limits
-
-    @property
-    def _attempt_policy(self) -> AttemptPolicy:
-        """When it has another attempt."""
-        return self._options.attempts
-
-    @property
-    def _traits(self) -> JobTraits:
-        """How long its function takes; its place in the queue depends on that."""
-        options = self._options
-        if options.bound is not None:
-            return options.bound
-        traits = STREAM_TRAITS if self._credit else self._function.traits
-        if type(self._payload) is not bytes:
-            traits = LOADING_TRAITS
-        return traits if options.key is None else KeyedTraits(traits, options.key)
-
-    @property
-    def _title(self) -> str:
-        """What logs call it: the name of its function."""
-        return self._function.name
-
-    @property
-    def _awaited(self) -> bool:
-        """Whether its caller waits for its end, or has a callback."""
-        return bool(self._callbacks)
+        return self._pooled.owner.pid_of(self._pooled)
 
     @property
     def state(self) -> JobState:
@@ -346,7 +285,8 @@ class Job(asyncio.Future[R], Generic[R]):
             return JobState.CANCELLED
         if self.done():
             return JobState.DONE
-        return JobState.RUNNING if self._owner.is_running(self) else JobState.QUEUED
+        runs = self._pooled.owner.is_running(self._pooled)
+        return JobState.RUNNING if runs else JobState.QUEUED
 
     def progress(self) -> Progress:
         """Return an async iterator over the details of the job's heartbeats.
@@ -361,8 +301,8 @@ class Job(asyncio.Future[R], Generic[R]):
             RuntimeError: Outside the pool's event loop, here and in the iteration.
         """
         self._check_home()
-        load = self._function.serializer.load_details
-        return Progress(self, self._listen(), load)
+        load = self._pooled.function.serializer.load_details
+        return Progress(self, self._pooled.listen(), load)
 
     async def stack(self) -> str:
         """Return the Python stack of the running job, the innermost call first.
@@ -379,13 +319,7 @@ class Job(asyncio.Future[R], Generic[R]):
             Safe: it has no effect on the job.
         """
         self._check_home()
-        return await self._owner.stack_of(self)
-
-    def _listen(self) -> HeartbeatLog:
-        """Return what hears of its beats."""
-        if self._heartbeats is None:
-            self._heartbeats = HeartbeatLog(self)
-        return self._heartbeats
+        return await self._pooled.owner.stack_of(self._pooled)
 
     def cancel(self, msg: Any | None = None) -> bool:
         """Give the job up, and return whether there was still something to give up.
@@ -402,7 +336,7 @@ class Job(asyncio.Future[R], Generic[R]):
         self._check_home()
         if not super().cancel(msg):
             return False
-        self._owner.on_cancel(self)
+        self._pooled.owner.on_cancel(self._pooled)
         return True
 
     def _check_home(self) -> None:
@@ -410,13 +344,115 @@ class Job(asyncio.Future[R], Generic[R]):
 
     def __repr__(self) -> str:
         attempt = f" attempt {self.attempt}" if self.attempt else ""
-        name = f" {self._function.name}" if self._function.name else ""
-        return f"<Job {self.id}{name} {self.state}{attempt}>"
+        name = self._pooled.function.name
+        return f"<Job {self.id}{' ' * bool(name)}{name} {self.state}{attempt}>"
 
 
-def claim(error: JobError, job: Job[Any]) -> None:
+class PoolJob(Job[R]):
+    """A job as its pool has it, whose parts read and write what users do not see.
+
+    Attributes:
+        function: What it calls.
+        options: What its caller has chosen for it.
+        payload: The call, pickled; of a remote pool it may be what the engine knows it by.
+        context: What the job is told of itself, packed.
+        owner: Its supervisor.
+        slot: Where its worker is, if it is with one.
+        queued_at: Since when it has waited for this attempt, by :func:`time.monotonic`.
+        sent_at: When it was sent, where there are several lanes.
+        frame_end: Where its frame ends on the channel of its worker.
+        began: Since when this attempt counts as running, on the loop's clock, if it has limits.
+        exceeded: Which limit it has exceeded.
+        credit: How many items the worker may send in all, if it is a stream.
+        crashes: The crashes that have cost it an attempt.
+        times_returned: How often it has come back without having begun.
+        heartbeats: Its newest heartbeat, if anybody may ask for it.
+    """
+
+    __slots__ = (
+        "context",
+        "frame_end",
+        "function",
+        "options",
+        "owner",
+        "payload",
+        "queued_at",
+        "sent_at",
+        "slot",
+    )
+
+    # Few jobs need more than these values of their class: to set them for each takes 0.2 us.
+    began: float | None = None
+    exceeded: TimeLimit | None = None
+    credit: int = 0
+    crashes: tuple[Crash, ...] = ()
+    times_returned: int = 0
+    heartbeats: HeartbeatLog | None = None
+
+    def __init__(
+        self,
+        number: int,
+        function: Function,
+        options: JobOptions,
+        owner: JobOwner,
+        loop: asyncio.AbstractEventLoop,
+        payload: Any = b"",
+    ) -> None:
+        _init_future(self, loop=loop)
+        self.id: int = number
+        self.attempt: int = options.begun
+        self.slot: int | None = None
+        self.function: Function = function
+        self.options: JobOptions = options
+        self.payload: Any = payload
+        self.context: bytes = options.limits.context
+        self.queued_at: float = monotonic()
+        # Where there is one lane it is not needed; to set it takes 100 ns in all.
+        self.sent_at: float
+        self.frame_end: int
+        self.owner = owner
+
+    @property
+    def limits(self) -> JobLimits:
+        """How long it may take."""
+        return self.options.limits
+
+    @property
+    def attempt_policy(self) -> AttemptPolicy:
+        """When it has another attempt."""
+        return self.options.attempts
+
+    @property
+    def traits(self) -> JobTraits:
+        """How long its function takes; its place in the queue depends on that."""
+        options = self.options
+        if options.bound is not None:
+            return options.bound
+        traits = STREAM_TRAITS if self.credit else self.function.traits
+        if type(self.payload) is not bytes:
+            traits = LOADING_TRAITS
+        return traits if options.key is None else KeyedTraits(traits, options.key)
+
+    @property
+    def title(self) -> str:
+        """What logs call it: the name of its function."""
+        return self.function.name
+
+    @property
+    def awaited(self) -> bool:
+        """Whether its caller waits for its end, or has a callback."""
+        return bool(self._callbacks)
+
+    def listen(self) -> HeartbeatLog:
+        """Return what hears of its beats."""
+        if self.heartbeats is None:
+            self.heartbeats = HeartbeatLog(self)
+        return self.heartbeats
+
+
+def claim(error: JobError, job: PoolJob[Any]) -> None:
     """Note in *error* which job it is the error of, unless it says that already."""
-    claim_as(error, job.id, job.attempt, job._function.name)
+    claim_as(error, job.id, job.attempt, job.function.name)
 
 
 def claim_as(error: JobError, number: int, attempt: int, name: str) -> None:
@@ -457,7 +493,7 @@ class Chunk:
         raise NotImplementedError
 
 
-class ChunkJob(Chunk, Job[R]):
+class ChunkJob(Chunk, PoolJob[R]):
     """A chunk whose map is here.
 
     Attributes:
@@ -491,17 +527,16 @@ class ChunkJob(Chunk, Job[R]):
 _ONCE = AttemptPolicy()
 
 
-class StreamJob(Job[Any]):
+class StreamJob(PoolJob[Any]):
     """A job whose caller takes what it yields, item by item.
 
     An item counts as a heartbeat, and so does waiting for the caller.
 
     Attributes:
-        _credit: How many items the worker may send in all, in this attempt.
+        credit: How many items the worker may send in all, in this attempt.
     """
 
     __slots__ = (
-        "_credit",
         "_first",
         "_heard_at",
         "_items",
@@ -509,13 +544,14 @@ class StreamJob(Job[Any]):
         "_prefetch",
         "_received",
         "_taken",
+        "credit",
     )
 
     def __init__(
         self, number: int, function: Function, options: JobOptions, *args: Any
     ) -> None:
         super().__init__(number, function, options, *args)
-        self._credit = self._prefetch = options.prefetch
+        self.credit = self._prefetch = options.prefetch
         self._items: deque[Frame] = deque()
         self._received = self._taken = 0
         self._heard_at = 0.0
@@ -529,8 +565,8 @@ class StreamJob(Job[Any]):
         Raises:
             ProtocolError: If the worker has sent more items than it may.
         """
-        if self._received >= self._credit:
-            raise ProtocolError(f"it sent more than {self._credit} items of {self!r}")
+        if self._received >= self.credit:
+            raise ProtocolError(f"it sent more than {self.credit} items of {self!r}")
         self._received += 1
         self._heard_at = self.get_loop().time()
         self._items.append(frame)
@@ -538,22 +574,22 @@ class StreamJob(Job[Any]):
 
     def heard_at(self, now: float) -> float:
         """Return when the stream last showed that it is alive, by an item or by waiting."""
-        return now if self._received >= self._credit else self._heard_at
+        return now if self._received >= self.credit else self._heard_at
 
     def begin_again(self) -> None:
         """Drop the items that came: another attempt begins, and the caller has taken none."""
         self._items.clear()
-        self._received, self._credit = 0, self._prefetch
+        self._received, self.credit = 0, self._prefetch
 
     @property
-    def _attempt_policy(self) -> AttemptPolicy:
+    def attempt_policy(self) -> AttemptPolicy:
         # Another attempt would yield again what the caller has taken.
-        return _ONCE if self._taken else super()._attempt_policy
+        return _ONCE if self._taken else super().attempt_policy
 
     @property
-    def _title(self) -> str:
-        waits = self._received >= self._credit
-        return f"{super()._title} (a stream{' that nobody reads' if waits else ''})"
+    def title(self) -> str:
+        waits = self._received >= self.credit
+        return f"{super().title} (a stream{' that nobody reads' if waits else ''})"
 
     async def started(self) -> None:
         """Wait until there is a first item, or the job is done.
@@ -584,11 +620,11 @@ class StreamJob(Job[Any]):
             await self._news
         self._taken += 1
         frame = self._items.popleft()
-        due = self._taken + self._prefetch - self._credit
+        due = self._taken + self._prefetch - self.credit
         if not self.done() and due > self._prefetch // 2:
-            self._credit += due
+            self.credit += due
             self._heard_at = self.get_loop().time()
-            self._owner.give_credit(self)
+            self.owner.give_credit(self)
         return frame
 
     async def pass_on(self) -> list[Frame]:
@@ -605,10 +641,10 @@ class StreamJob(Job[Any]):
 
     def allow(self, credit: int) -> None:
         """Let the worker send *credit* items in all."""
-        if credit > self._credit and not self.done():
-            self._credit = credit
+        if credit > self.credit and not self.done():
+            self.credit = credit
             self._heard_at = self.get_loop().time()
-            self._owner.give_credit(self)
+            self.owner.give_credit(self)
 
     def _ring(self, _: Any = None) -> None:
         news, self._news = self._news, None
@@ -620,8 +656,8 @@ class StreamJob(Job[Any]):
 
 
 # Which class of job there is for each way to call a function, if its caller is in this process.
-JOB_TYPES: dict[Via, type[Job[Any]]] = {
-    "submit": Job,
+JOB_TYPES: dict[Via, type[PoolJob[Any]]] = {
+    "submit": PoolJob,
     "map": ChunkJob,
     "stream": StreamJob,
 }

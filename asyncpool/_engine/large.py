@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from asyncpool._engine.job import Failed, Job, claim, load_outcome
+from asyncpool._engine.job import Failed, PoolJob, claim, load_outcome
 from asyncpool._engine.loop import Pause, Threads
 from asyncpool._engine.worker import WorkerHandle
 from asyncpool._wire.buffers import OutOfBandPickle
@@ -42,16 +42,15 @@ class LargeObjects:
         self._sizing = engine.core.exits.sizing
         ahead = engine.config.workers[1] + 1
         self._packer = Packer(engine.threads, self.packed, self.refused, ahead=ahead)
-        self._unpacker = Unpacker(engine.threads, self.unpacked)
 
     # To the queue.
 
-    def pack(self, job: Job[Any], call: Call) -> None:
+    def pack(self, job: PoolJob[Any], call: Call) -> None:
         """Pickle a job's call, and queue the job then; it counts as queued from now on."""
         self._engine.core.dispatcher.prepare(job.id)
         self._packer.add(job, call)
 
-    def put_off(self, job: Job[Any], payload: bytes | OutOfBandPickle) -> None:
+    def put_off(self, job: PoolJob[Any], payload: bytes | OutOfBandPickle) -> None:
         """Queue a job in the next turn of the loop; it counts as queued from now on."""
         self._engine.core.dispatcher.prepare(job.id)
         self._engine.loop.call_soon(self.packed, job, payload)
@@ -60,22 +59,22 @@ class LargeObjects:
         """Pickle the next jobs, now that a job has left the queue."""
         self._packer.go_on()
 
-    def packed(self, job: Job[Any], payload: bytes | OutOfBandPickle) -> None:
+    def packed(self, job: PoolJob[Any], payload: bytes | OutOfBandPickle) -> None:
         """Put a job into the queue, unless it is done or too large."""
         if job.done():
             return
         if len(payload) > self._max_payload:
             self.refused(job, too_large(len(payload), self._max_payload))
             return
-        job._payload = payload
+        job.payload = payload
         with self._engine.turn as now:
             self._engine.core.submit_prepared(
-                job.id, job._traits, now, job._options.priority
+                job.id, job.traits, now, job.options.priority
             )
         if self._sizing.watching:
             self._engine.admission.note_queued()
 
-    def refused(self, job: Job[Any], error: JobNotPicklableError) -> None:
+    def refused(self, job: PoolJob[Any], error: JobNotPicklableError) -> None:
         """End a job whose call cannot be pickled."""
         claim(error, job)
         with self._engine.turn as now:
@@ -85,7 +84,7 @@ class LargeObjects:
     # To the worker, in whose memory the large buffers come first.
 
     def send(
-        self, handle: WorkerHandle, job: Job[Any], pickled: OutOfBandPickle
+        self, handle: WorkerHandle, job: PoolJob[Any], pickled: OutOfBandPickle
     ) -> None:
         """Put a job's large buffers where its worker sees them, then send the job.
 
@@ -96,7 +95,7 @@ class LargeObjects:
         self.go_on()
 
     def _send_loaded(
-        self, handle: WorkerHandle, job: Job[Any], pickled: OutOfBandPickle
+        self, handle: WorkerHandle, job: PoolJob[Any], pickled: OutOfBandPickle
     ) -> None:
         """Send a job whose large buffers the worker can see by now."""
         outbox, core = handle.outbox, self._engine.core
@@ -112,24 +111,20 @@ class LargeObjects:
 
     # From the worker.
 
-    def unpack(self, job: Job[Any], frame: Frame, handle: WorkerHandle) -> None:
+    def unpack(self, job: PoolJob[Any], frame: Frame, handle: WorkerHandle) -> None:
         """Unpickle the outcome of a job, which has left its worker, and settle the job then."""
         self._engine.core.closing.unpacking[job.id] = None
         if frame.kind is FrameKind.ERROR:
             watch = self._engine.registry.watch
             watch.failed(job, handle.slot, frame, handle.since)
-        self._unpacker.add(job, frame, handle.distrust)
+        unpack(self._engine.threads, job, frame, handle.distrust, self.unpacked)
 
-    def is_unpacking(self, job: Job[Any]) -> bool:
-        """Return whether the outcome of a job has come and is being unpickled."""
-        return job.id in self._unpacker.unpacking
-
-    def unpacked(self, job: Job[Any], outcome: Any) -> None:
+    def unpacked(self, job: PoolJob[Any], outcome: Any) -> None:
         """Settle a job."""
         core = self._engine.core
         with self._engine.turn as now:
             if self._engine.registry.settle(job, outcome):
-                core.requeue({job.id: job._traits}, now)
+                core.requeue({job.id: job.traits}, now)
             core.outcome_unpacked(job.id, now)
 
 
@@ -146,26 +141,26 @@ class Packer:
     def __init__(
         self,
         threads: Threads,
-        packed: Callable[[Job[Any], bytes | OutOfBandPickle], object],
-        refused: Callable[[Job[Any], JobNotPicklableError], object],
+        packed: Callable[[PoolJob[Any], bytes | OutOfBandPickle], object],
+        refused: Callable[[PoolJob[Any], JobNotPicklableError], object],
         *,
         ahead: int,
     ) -> None:
         self._threads = threads
         self._packed, self._refused = packed, refused
         self._most_ahead = ahead
-        self._calls: deque[tuple[Job[Any], Call]] = deque()
-        self._ahead: list[Job[Any]] = []
+        self._calls: deque[tuple[PoolJob[Any], Call]] = deque()
+        self._ahead: list[PoolJob[Any]] = []
         self._begun = 0
 
-    def add(self, job: Job[Any], call: Call) -> None:
+    def add(self, job: PoolJob[Any], call: Call) -> None:
         """Pickle a call when its turn comes."""
         self._calls.append((job, call))
         self.go_on()
 
     def go_on(self) -> None:
         """Begin with the next call, if it may begin."""
-        self._ahead = [job for job in self._ahead if job._payload and job._slot is None]
+        self._ahead = [job for job in self._ahead if job.payload and job.slot is None]
         while self._calls and self._begun + len(self._ahead) < self._most_ahead:
             job, call = self._calls.popleft()
             if job.done():
@@ -175,7 +170,7 @@ class Packer:
             packed.add_done_callback(partial(self._on_done, job))
 
     def _on_done(
-        self, job: Job[Any], packed: asyncio.Future[bytes | OutOfBandPickle]
+        self, job: PoolJob[Any], packed: asyncio.Future[bytes | OutOfBandPickle]
     ) -> None:
         self._begun -= 1
         error = None if packed.cancelled() else packed.exception()
@@ -192,50 +187,33 @@ class Packer:
         self.go_on()
 
 
-class Unpacker:
-    """Unpickles the outcomes of jobs.
+def unpack(
+    threads: Threads,
+    job: PoolJob[Any],
+    frame: Frame,
+    distrust: Callable[[str], object],
+    unpacked: Callable[[PoolJob[Any], Any], object],
+) -> None:
+    """Have a thread unpickle the outcome of a job; *unpacked* hears of it.
 
-    Args:
-        threads: Do the unpickling.
-        unpacked: Hears of each unpickled outcome.
-
-    Attributes:
-        unpacking: The numbers of the jobs whose outcomes have come and are not unpickled yet.
+    And *distrust* of what is wrong with it, if no worker sends such an outcome.
     """
 
-    def __init__(
-        self, threads: Threads, unpacked: Callable[[Job[Any], Any], None]
-    ) -> None:
-        self._threads = threads
-        self._unpacked = unpacked
-        self.unpacking: set[int] = set()
-
-    def add(self, job: Job[Any], frame: Frame, distrust: Callable[[str], None]) -> None:
-        """Unpickle an outcome when its turn comes; *distrust* hears what is wrong with it."""
-        self.unpacking.add(job.id)
-        serializer = job._function.serializer
-        loaded = self._threads.pickle(
-            load_outcome, serializer, frame, unwanted=job.done
-        )
-        loaded.add_done_callback(partial(self._on_done, job, distrust))
-
-    def _on_done(
-        self,
-        job: Job[Any],
-        distrust: Callable[[str], None],
-        loaded: asyncio.Future[Any],
-    ) -> None:
+    def on_done(loaded: asyncio.Future[Any]) -> None:
         # Retrieved in any case: the loop complains about an exception that nobody retrieves.
         error = None if loaded.cancelled() else loaded.exception()
         if not loaded.cancelled() and not job.done():
             outcome = Failed(error, may_retry=False) if error else loaded.result()
             if type(outcome) is Failed and outcome.distrust:
                 distrust(outcome.distrust)
-            self._unpacked(job, outcome)
-        self.unpacking.discard(job.id)
+            unpacked(job, outcome)
+
+    serializer = job.function.serializer
+    loading = threads.pickle(load_outcome, serializer, frame, unwanted=job.done)
+    loading.add_done_callback(on_done)
 
 
-async def load_item(threads: Threads, job: Job[Any], frame: Frame) -> Any:
+async def load_item(threads: Threads, job: PoolJob[Any], frame: Frame) -> Any:
     """Return the item of a stream that is in *frame*.
 
     Raises:
@@ -245,7 +223,7 @@ async def load_item(threads: Threads, job: Job[Any], frame: Frame) -> Any:
     Cancellation:
         Safe.
     """
-    serializer, payload = job._function.serializer, frame.payload
+    serializer, payload = job.function.serializer, frame.payload
     if not serializer.is_heavy(payload):
         return serializer.load_item(payload)
     load: Callable[[Any, Pause], Any] = serializer.load_item
@@ -256,10 +234,10 @@ async def load_item(threads: Threads, job: Job[Any], frame: Frame) -> Any:
         item.cancel()  # if its reader was closed, which cancels nothing by itself
 
 
-def _pack(job: Job[Any], call: Call, pause: Pause) -> bytes | OutOfBandPickle:
+def _pack(job: PoolJob[Any], call: Call, pause: Pause) -> bytes | OutOfBandPickle:
     function, args, kwargs = call
     pause()  # it may have waited for other calls, and be unwanted by now
-    known = job._function
+    known = job.function
     return known.serializer.pack_job(
         function, args, kwargs, number=known.number, pause=pause
     )

@@ -28,7 +28,7 @@ from asyncpool.errors import ProtocolError
 
 if TYPE_CHECKING:
     from asyncpool._engine.engine import Engine
-    from asyncpool._engine.job import Job
+    from asyncpool._engine.job import PoolJob
 
 # Where the frame of a job ends that is not on the channel yet: no worker ever takes as much.
 NOT_PUT = sys.maxsize
@@ -88,20 +88,20 @@ class Outbox(SegmentOwner):
         """How many bytes the worker has taken, counted as :meth:`put_job` does."""
         return self._jobs.taken if self.channel is not None else 0
 
-    def put_jobs(self, jobs: Iterable[Job[Any]], slot: int) -> None:
+    def put_jobs(self, jobs: Iterable[PoolJob[Any]], slot: int) -> None:
         """Put jobs that get an attempt in *slot*; the next flush sends them."""
         channel, known, context = self._jobs, self._functions, self._context
         end = channel.put_bytes
         for job in jobs:
             # First, since the worker may die of the job at any moment.
             job.attempt = attempt = job.attempt + 1
-            job._slot = slot
-            payload, number = job._payload, job._function.number
+            job.slot = slot
+            payload, number = job.payload, job.function.number
             size = len(payload)
             if (
                 number not in known
-                or job._context != context
-                or job._credit
+                or job.context != context
+                or job.credit
                 or size > SMALL
             ):
                 self.put_job(job, payload)
@@ -112,25 +112,25 @@ class Outbox(SegmentOwner):
                 pack_header(VERSION, _JOB, attempt, number, job.id, size),
                 payload,
             )
-            channel.put_bytes = job._frame_end = end = end + HEADER_SIZE + size
+            channel.put_bytes = job.frame_end = end = end + HEADER_SIZE + size
 
-    def put_job(self, job: Job[Any], payload: bytes) -> None:
+    def put_job(self, job: PoolJob[Any], payload: bytes) -> None:
         """Put a job, and note where its frame ends; the next flush sends it."""
-        channel, number, context = self._jobs, job._function.number, job._context
+        channel, number, context = self._jobs, job.function.number, job.context
         if context != self._context:
             self._context = context
             channel.put(header(FrameKind.CONTEXT, len(context)), context)
         if number and number not in self._functions:
             self._functions.add(number)
-            reference = job._function.payload
+            reference = job.function.payload
             head = header(FrameKind.FUNCTION, len(reference), tag=number)
             channel.put(head, reference)
-        kind, credit = _JOB, job._credit
+        kind, credit = _JOB, job.credit
         if credit:  # it is a stream, and may send so many items
             kind = FrameKind.STREAM
             channel.put(header(FrameKind.CREDIT, 0, tag=credit))
         head = pack_header(VERSION, kind, job.attempt, number, job.id, len(payload))
-        job._frame_end = channel.put(head, payload)
+        job.frame_end = channel.put(head, payload)
 
     # Large buffers, to the worker.
 

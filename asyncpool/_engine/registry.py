@@ -22,7 +22,7 @@ from asyncpool._engine.job import (
     Chunk,
     Failed,
     Holder,
-    Job,
+    PoolJob,
     StreamJob,
     claim,
     load_outcome,
@@ -52,10 +52,10 @@ if TYPE_CHECKING:
     from asyncpool._engine.engine import Engine
 
 
-def overdue(job: Job[Any], handle: WorkerHandle) -> Failed:
+def overdue(job: PoolJob[Any], handle: WorkerHandle) -> Failed:
     """Return the error of a job that has exceeded a time limit, whatever has ended it since."""
     error = timeout_error(job, stacks_of(job, handle))
-    return Failed(error, may_retry=job._exceeded is not TimeLimit.DEADLINE)
+    return Failed(error, may_retry=job.exceeded is not TimeLimit.DEADLINE)
 
 
 _VALUE = FrameKind.VALUE
@@ -74,20 +74,22 @@ _job_started = partial(tuple.__new__, JobStarted)  # pyright: ignore[reportUnkno
 _job_ended = partial(tuple.__new__, JobEnded)  # pyright: ignore[reportUnknownMemberType]
 
 
-def job_queued(job: Job[Any], at: float) -> JobQueued:
+def job_queued(job: PoolJob[Any], at: float) -> JobQueued:
     """Return that a job waits for an attempt since *at*."""
-    return _job_queued((job.id, job._title, job._options.via, job.attempt, at))
+    return _job_queued((job.id, job.title, job.options.via, job.attempt, at))
 
 
-def job_started(job: Job[Any], slot: int, at: float) -> JobStarted:
+def job_started(job: PoolJob[Any], slot: int, at: float) -> JobStarted:
     """Return that an attempt has begun in *slot* at *at*."""
-    return _job_started((job.id, job._title, job.attempt, slot, at))
+    return _job_started((job.id, job.title, job.attempt, slot, at))
 
 
-def job_ended(job: Job[Any], outcome: JobOutcome, attempt: Attempt | None) -> JobEnded:
+def job_ended(
+    job: PoolJob[Any], outcome: JobOutcome, attempt: Attempt | None
+) -> JobEnded:
     """Return that a job has ended just now; *attempt* is ``None`` if its last has not begun."""
     now, slot, run = monotonic(), None, 0.0
-    wait = now - job._queued_at
+    wait = now - job.queued_at
     if attempt is not None:
         slot, queued, began, known = attempt
         run = now - began if known is None else known
@@ -95,7 +97,7 @@ def job_ended(job: Job[Any], outcome: JobOutcome, attempt: Attempt | None) -> Jo
     if wait < 0.0:  # noqa: PLR1730 - max() takes 100 ns
         wait = 0.0
     number, attempts = job.id, job.attempt
-    return _job_ended((number, job._title, outcome, attempts, slot, wait, run, now))
+    return _job_ended((number, job.title, outcome, attempts, slot, wait, run, now))
 
 
 # What Attempt(...) does, in half of the time: there are two of these for each job.
@@ -123,7 +125,7 @@ class JobWatch:
         # Of jobs that end while nobody listens, nobody would forget them.
         hub.set_watch(self._queued, self._attempts.clear)
 
-    def again(self, job: Job[Any], error: BaseException) -> None:
+    def again(self, job: PoolJob[Any], error: BaseException) -> None:
         """Tell that an attempt has failed with *error*, and that the job waits for the next."""
         attempt = self._attempts.pop(job.id, None)
         for tracer in self.hub.tracers:
@@ -131,40 +133,40 @@ class JobWatch:
         if self.hub.followed:
             self._queued(job)
 
-    def sending(self, job: Job[Any], slot: int) -> None:
+    def sending(self, job: PoolJob[Any], slot: int) -> None:
         """Take note that an attempt is about to be sent to the worker in *slot*."""
         for tracer in self.hub.tracers:
             tracer.sending(job, slot)
 
-    def running(self, jobs: Iterable[Job[Any]], slot: int, at: float) -> None:
+    def running(self, jobs: Iterable[PoolJob[Any]], slot: int, at: float) -> None:
         """Tell which of *jobs*, those that run in *slot*, have begun since the last look."""
         attempts = self._attempts
         for job in jobs:
             if job.id not in attempts:
-                attempts[job.id] = _attempt((slot, job._queued_at, at, None))
+                attempts[job.id] = _attempt((slot, job.queued_at, at, None))
                 if self.hub.followed:
                     self._began(job, slot, at)
 
-    def attempted(self, job: Job[Any], attempt: Attempt) -> None:
+    def attempted(self, job: PoolJob[Any], attempt: Attempt) -> None:
         """Take note of an attempt that has ended elsewhere."""
         known = self._attempts.get(job.id)
         self._attempts[job.id] = attempt
         if known is None and self.hub.followed:
             self._began(job, attempt.slot, attempt.began)
 
-    def ran(self, job: Job[Any], slot: int, frame: Frame, at: float) -> None:
+    def ran(self, job: PoolJob[Any], slot: int, frame: Frame, at: float) -> None:
         """Take note of an attempt whose outcome, *frame*, came at *at* from *slot*."""
         hub, number, run = self.hub, job.id, frame.number / 1e6
         if hub.followed and number not in self._attempts:
             self._began(job, slot, at - run)
-        self._attempts[number] = _attempt((slot, job._queued_at, at - run, run))
+        self._attempts[number] = _attempt((slot, job.queued_at, at - run, run))
 
-    def failed(self, job: Job[Any], slot: int, frame: Frame, at: float) -> None:
+    def failed(self, job: PoolJob[Any], slot: int, frame: Frame, at: float) -> None:
         """Take note of an attempt whose outcome is a failure, if anybody traces jobs."""
         if self.hub.tracers:
             self.ran(job, slot, frame, at)
 
-    def lost(self, job: Job[Any], slot: Slot, since: float) -> None:
+    def lost(self, job: PoolJob[Any], slot: Slot, since: float) -> None:
         """Take note of an attempt that comes to no outcome, if anybody traces jobs.
 
         Args:
@@ -174,11 +176,11 @@ class JobWatch:
         """
         if self.hub.tracers:
             # In one lane it has begun when the job before it has ended.
-            began = job._sent_at if slot.in_flight.concurrency > 1 else since
-            attempt = Attempt(slot.index, job._queued_at, began, None)
+            began = job.sent_at if slot.in_flight.concurrency > 1 else since
+            attempt = Attempt(slot.index, job.queued_at, began, None)
             self._attempts.setdefault(job.id, attempt)
 
-    def given_back(self, job: Job[Any]) -> None:
+    def given_back(self, job: PoolJob[Any]) -> None:
         """Take note that a job has not begun after all."""
         if job.id in self.hub.traced:
             for tracer in self.hub.tracers:
@@ -188,7 +190,7 @@ class JobWatch:
             self._queued(job)
 
     def ended(
-        self, job: Job[Any], outcome: JobOutcome, error: BaseException | None = None
+        self, job: PoolJob[Any], outcome: JobOutcome, error: BaseException | None = None
     ) -> None:
         """Tell how a job has ended, and with which *error* if there is one."""
         hub, attempt = self.hub, self._attempts.pop(job.id, None)
@@ -199,11 +201,11 @@ class JobWatch:
         if hub.listened:
             hub.publish_end(job_ended(job, outcome, attempt))
 
-    def _queued(self, job: Job[Any]) -> None:
+    def _queued(self, job: PoolJob[Any]) -> None:
         """Tell that a job waits for an attempt."""
-        self.hub.publish_job(job_queued(job, job._queued_at))
+        self.hub.publish_job(job_queued(job, job.queued_at))
 
-    def _began(self, job: Job[Any], slot: int, at: float) -> None:
+    def _began(self, job: PoolJob[Any], slot: int, at: float) -> None:
         self.hub.publish_job(job_started(job, slot, at))
 
 
@@ -274,13 +276,13 @@ class Leases:
     def __init__(self) -> None:
         self.open: dict[int, Holder] = {}
         self.coming: Holder | None = None
-        self.fence: Callable[[Job[Any], int, float], None] = _nothing
+        self.fence: Callable[[PoolJob[Any], int, float], None] = _nothing
         # Holders whose jobs are settled, each with the slot of the worker that still has the job.
         self._in_flight: dict[int, tuple[Holder, int]] = {}
 
     def submit(
-        self, lease: tuple[Keeper, Hashable], submit: Callable[[], Job[Any]]
-    ) -> Job[Any]:
+        self, lease: tuple[Keeper, Hashable], submit: Callable[[], PoolJob[Any]]
+    ) -> PoolJob[Any]:
         """Submit a job; the keeper takes its lease, or refuses it, before the job can begin."""
         keeper, name = lease
         holder = Holder(self._on_extended)
@@ -297,28 +299,28 @@ class Leases:
             holder.let_go()
         return job
 
-    def enter(self, job: Job[Any]) -> None:
+    def enter(self, job: PoolJob[Any]) -> None:
         """Connect the holder with the job that is being submitted, before a worker gets it."""
         holder, self.coming = self.coming, None
         assert holder is not None
         holder.job = job
         self.open[job.id] = holder
 
-    def before_sending(self, job: Job[Any], slot: int) -> None:
+    def before_sending(self, job: PoolJob[Any], slot: int) -> None:
         """Tell the worker in *slot* until when it may run a job, if that is known."""
         holder = self.open.get(job.id)
         if holder is not None and holder.until is not None:
             self.fence(job, slot, holder.until)
 
-    def settle(self, job: Job[Any]) -> None:
+    def settle(self, job: PoolJob[Any]) -> None:
         """Note that an open job is settled; a worker may still have it."""
         holder = self.open.pop(job.id, None)
         if holder is None:
             return
-        if job._slot is None:
+        if job.slot is None:
             holder.let_go()
         else:
-            self._in_flight[job.id] = holder, job._slot
+            self._in_flight[job.id] = holder, job.slot
 
     def give_back(self, number: int) -> None:
         """Note that no worker has this job any more, which was settled before."""
@@ -341,7 +343,7 @@ class Leases:
         job, until = holder.job, holder.until
         if job is None or until is None:
             return
-        slot = job._slot
+        slot = job.slot
         if job.id in self._in_flight:
             _, slot = self._in_flight[job.id]
         if slot is not None:
@@ -379,7 +381,7 @@ class JobRegistry:
     def __init__(self, watch: JobWatch) -> None:
         self.watch = watch
         self._hub = watch.hub  # asked three times for each job: one look-up less
-        self.jobs: dict[int, Job[Any]] = {}
+        self.jobs: dict[int, PoolJob[Any]] = {}
         self.leases = Leases()
         self.deadlines = Deadlines()
         self.timed = 0
@@ -398,10 +400,10 @@ class JobRegistry:
         self.submitted += 1
         return self.submitted
 
-    def enter(self, job: Job[Any]) -> None:
+    def enter(self, job: PoolJob[Any]) -> None:
         """Add a job to those that are open."""
         self.jobs[job.id] = job
-        if job._limits.timed:
+        if job.limits.timed:
             self.timed += 1
         if self.leases.coming is not None:
             self.leases.enter(job)
@@ -409,7 +411,7 @@ class JobRegistry:
         if on_new is not None:
             on_new(job)
 
-    def refuse(self, job: Job[Any], error: BaseException) -> Job[Any]:
+    def refuse(self, job: PoolJob[Any], error: BaseException) -> PoolJob[Any]:
         """End a job whose call cannot be sent, and which was never entered; return it.
 
         Raises:
@@ -425,13 +427,13 @@ class JobRegistry:
         job.set_exception(error)
         return job
 
-    def outcome_of(self, job: Job[Any], handle: WorkerHandle, frame: Frame) -> Any:
+    def outcome_of(self, job: PoolJob[Any], handle: WorkerHandle, frame: Frame) -> Any:
         """Return the outcome of a job, see :func:`load_outcome`; an error if it is too late.
 
         If the worker cannot have sent such an outcome, it is not trusted any more.
         """
-        serializer = job._function.serializer
-        if job._exceeded is None:
+        serializer = job.function.serializer
+        if job.exceeded is None:
             result = load_outcome(serializer, frame)
             if type(result) is Failed:
                 self.watch.failed(job, handle.slot, frame, handle.since)
@@ -449,13 +451,13 @@ class JobRegistry:
 
     def settle_all(
         self,
-        taken: Iterable[Job[Any] | None],
+        taken: Iterable[PoolJob[Any] | None],
         frames: Iterable[Frame],
         handle: WorkerHandle,
         at: float,
         *,
         large: bool,
-    ) -> list[Job[Any]]:
+    ) -> list[PoolJob[Any]]:
         """End jobs with their outcomes; return those that are to be tried again.
 
         Args:
@@ -466,7 +468,7 @@ class JobRegistry:
             large: Whether an outcome may be large, and in several parts.
         """
         jobs = self.jobs
-        again: list[Job[Any]] = []
+        again: list[PoolJob[Any]] = []
         careful = large or self.timed or self.leases.open or self._hub.telling
         # Most of them are of one function, whose parts are looked up once.
         function: Any = None
@@ -476,17 +478,17 @@ class JobRegistry:
             if job is None:
                 continue
             kind, number, _, run, payload = frame
-            job._slot = None
-            if job._function is not function:
+            job.slot = None
+            if job.function is not function:
                 if returned:
                     function.figures.ok += returned
-                function, returned = job._function, 0
+                function, returned = job.function, 0
                 run_times, wait_times = function.figures.run, function.figures.wait
                 plain = function.serializer is PICKLE and not careful
             # As Durations.note() does, twice, whose calls would take as long again.
             run_times.counts[run.bit_length()] += 1
             run_times.total += run
-            wait = int((at - job._queued_at) * 1e6) - run
+            wait = int((at - job.queued_at) * 1e6) - run
             if wait > 0:
                 wait_times.counts[wait.bit_length()] += 1
                 wait_times.total += wait
@@ -506,14 +508,14 @@ class JobRegistry:
                 continue
             # As returned() does.
             del jobs[number]
-            job._payload = b""
+            job.payload = b""
             returned += 1
             job.set_result(value)
         if returned:
             function.figures.ok += returned
         return again
 
-    def settle(self, job: Job[Any], loaded: Any) -> bool:
+    def settle(self, job: PoolJob[Any], loaded: Any) -> bool:
         """End *job* with its outcome; or return true, if the job is to be tried again.
 
         Args:
@@ -531,55 +533,40 @@ class JobRegistry:
             self._complete(job, error)
             return False
         raised = error.exception if isinstance(error, JobRaisedError) else error
-        if job._attempt_policy.after_exception(raised, attempt=job.attempt):
+        if job.attempt_policy.after_exception(raised, attempt=job.attempt):
             self.figures.retries += 1
-            job._function.figures.retries += 1
-            job._queued_at = monotonic()
-            self._end_attempt(job)
-            if isinstance(job, StreamJob):
-                job.begin_again()
+            job.function.figures.retries += 1
+            self.lose_attempt(job)
             self.watch.again(job, error)
             return True
         self._complete(job, error)
         return False
 
-    def returned(self, job: Job[Any], value: Any) -> None:
+    def returned(self, job: PoolJob[Any], value: Any) -> None:
         """End *job* with the value that it has returned."""
         if job.done():  # as in settle()
             self.cancelled(job)
             return
         self._leave(job)
-        job._function.figures.ok += 1
+        job.function.figures.ok += 1
         if self._hub.telling and (self._hub.listened or job.id in self._hub.traced):
             self.watch.ended(job, JobOutcome.OK)
         job.set_result(value)
 
-    def lose_attempt(self, job: Job[Any]) -> None:
+    def lose_attempt(self, job: PoolJob[Any]) -> None:
         """Note that an attempt of an open job is lost, and that it waits for the next one."""
         self.await_attempt(job)
         if isinstance(job, StreamJob):
             job.begin_again()
 
-    def take_back(self, number: int) -> Job[Any] | None:
-        """Note that a worker has given a job back that it had not begun, and return the job.
-
-        It is ``None`` if its caller has given it up.
-        """
-        job = self.jobs.get(number)
-        if job is None:
-            self.leases.give_back(number)
-        else:
-            self.unassign(job)
-        return job
-
-    def unassign(self, job: Job[Any]) -> None:
+    def unassign(self, job: PoolJob[Any]) -> None:
         """Note that an open job has not begun and is with no worker any more."""
         job.attempt -= 1
-        job._slot = None
+        job.slot = None
         self._end_attempt(job)
         self.watch.given_back(job)
 
-    def fail(self, job: Job[Any], error: BaseException) -> None:
+    def fail(self, job: PoolJob[Any], error: BaseException) -> None:
         """End *job* without an outcome."""
         if job.done():
             self.cancelled(job)
@@ -588,8 +575,8 @@ class JobRegistry:
         self.failed += 1
         self._count(job, outcome_of_error(error), error)
         closed = isinstance(error, PoolClosedError)
-        if closed and not job._awaited:
-            self.unheard[job._title] += 1
+        if closed and not job.awaited:
+            self.unheard[job.title] += 1
         job.set_exception(error)
         if closed:
             job.exception()  # marks it as retrieved: one line in the log tells of all
@@ -599,7 +586,7 @@ class JobRegistry:
         for job in list(self.jobs.values()):
             self.fail(job, error)
 
-    def cancelled(self, job: Job[Any]) -> bool:
+    def cancelled(self, job: PoolJob[Any]) -> bool:
         """Remove *job*, and return whether it was still open."""
         if job.id not in self.jobs:
             return False
@@ -622,50 +609,50 @@ class JobRegistry:
             killed=kills - kills_before,
         )
 
-    def await_attempt(self, job: Job[Any]) -> None:
+    def await_attempt(self, job: PoolJob[Any]) -> None:
         """Note that the worker of a job is gone, and that it waits from now on for another one."""
-        job._slot = None
-        job._queued_at = monotonic()
+        job.slot = None
+        job.queued_at = monotonic()
         self._end_attempt(job)
 
-    def _end_attempt(self, job: Job[Any]) -> None:
+    def _end_attempt(self, job: PoolJob[Any]) -> None:
         """Note that no worker runs the job any more."""
-        if job._heartbeats is not None:
-            job._context = with_details(job._context, job._heartbeats.details)
-        if job._began is not None:
-            job._began = job._exceeded = None
-            deadline = job._limits.deadline
+        if job.heartbeats is not None:
+            job.context = with_details(job.context, job.heartbeats.details)
+        if job.began is not None:
+            job.began = job.exceeded = None
+            deadline = job.limits.deadline
             if deadline is None:
                 self.deadlines.discard(job.id)
             else:
                 self.deadlines.set(job.id, deadline)
 
-    def _complete(self, job: Job[Any], error: BaseException) -> None:
+    def _complete(self, job: PoolJob[Any], error: BaseException) -> None:
         if isinstance(error, _OF_JOBS):
             claim(error, job)
         self._leave(job)
         self._raised += 1
-        over = job._exceeded is not None
+        over = job.exceeded is not None
         outcome = JobOutcome.TIMEOUT if over else JobOutcome.RAISED
         self._count(job, outcome, error)
         job.set_exception(error)
 
     def _count(
-        self, job: Job[Any], outcome: JobOutcome, error: BaseException | None = None
+        self, job: PoolJob[Any], outcome: JobOutcome, error: BaseException | None = None
     ) -> None:
-        job._function.figures.ended(outcome)
+        job.function.figures.ended(outcome)
         self.figures.timeouts += outcome is JobOutcome.TIMEOUT
         self.watch.ended(job, outcome, error)
 
-    def _leave(self, job: Job[Any]) -> None:
+    def _leave(self, job: PoolJob[Any]) -> None:
         del self.jobs[job.id]
-        if job._limits.timed:
+        if job.limits.timed:
             self.timed -= 1
             self.deadlines.discard(job.id)
         if self.leases.open:
             self.leases.settle(job)
-        job._slot = None
-        job._payload = b""
+        job.slot = None
+        job.payload = b""
 
 
 # The errors that the pool gives to a job, and what they tell of its worker.
@@ -679,62 +666,62 @@ _ERRORS: dict[CrashKind, type[WorkerCrashedError]] = {
 }
 
 
-def stacks_of(job: Job[object], handle: WorkerHandle) -> str:
+def stacks_of(job: PoolJob[object], handle: WorkerHandle) -> str:
     """Return the stack of a job that its worker has written, and erase it."""
     parts = (handle.page.stack(job.id, job.attempt), handle.page.read_stacks())
     return "\n".join(part for part in parts if part)
 
 
-def delivery_of(job: Job[object], handle: WorkerHandle) -> Delivery:
+def delivery_of(job: PoolJob[object], handle: WorkerHandle) -> Delivery:
     """Return how far *job*, which was assigned to a worker, has got on its way."""
     if handle.page.begun(job.id, job.attempt):
         return Delivery.STARTED
     # A worker that has a part of the frame cannot begin the job.
-    taken = job._frame_end <= handle.outbox.taken
+    taken = job.frame_end <= handle.outbox.taken
     return Delivery.SENT if taken else Delivery.NEVER_SENT
 
 
-def crash_error(job: Job[object], delivery: Delivery) -> WorkerCrashedError:
+def crash_error(job: PoolJob[object], delivery: Delivery) -> WorkerCrashedError:
     """Return the error of a job whose worker has crashed."""
-    if begun_attempts(attempts=job.attempt, times_returned=job._times_returned):
+    if begun_attempts(attempts=job.attempt, times_returned=job.times_returned):
         delivery = Delivery.STARTED  # in an earlier attempt, if not in this one
-    cls = _ERRORS[job._crashes[-1].kind]
+    cls = _ERRORS[job.crashes[-1].kind]
     return cls(
         job_id=job.id,
-        crashes=job._crashes,
+        crashes=job.crashes,
         delivery=delivery,
-        function=job._function.name,
+        function=job.function.name,
     )
 
 
-def timeout_error(job: Job[object], stack: str = "") -> JobTimeoutError:
+def timeout_error(job: PoolJob[object], stack: str = "") -> JobTimeoutError:
     """Return the error of a job that has exceeded a time limit.
 
     Args:
         job: The job; it is noted there which limit it has exceeded.
         stack: What it did then, if it ran.
     """
-    limit = job._exceeded
+    limit = job.exceeded
     assert limit is not None
-    seconds = getattr(job._limits, limit)
-    attempt = job.attempt if job._began is not None else 0
+    seconds = getattr(job.limits, limit)
+    attempt = job.attempt if job.began is not None else 0
     return JobTimeoutError(
         job_id=job.id,
         attempt=attempt,
         limit=limit,
         seconds=seconds,
         stack=stack,
-        function=job._function.name,
+        function=job.function.name,
     )
 
 
-def expire(job: Job[object], now: float) -> JobTimeoutError:
+def expire(job: PoolJob[object], now: float) -> JobTimeoutError:
     """Note which of its limits a job has exceeded *now*, and return its error."""
-    job._exceeded = job._limits.exceeded(now, running=job._began is not None)
+    job.exceeded = job.limits.exceeded(now, running=job.began is not None)
     return timeout_error(job)
 
 
-def closed_error(job: Job[object], handle: WorkerHandle | None) -> PoolClosedError:
+def closed_error(job: PoolJob[object], handle: WorkerHandle | None) -> PoolClosedError:
     """Return the error of a job whose pool closes before the job is done.
 
     Args:
@@ -746,7 +733,7 @@ def closed_error(job: Job[object], handle: WorkerHandle | None) -> PoolClosedErr
     if earlier_attempts > 0:
         # It had begun before.  Or it has ended, and its outcome is being unpickled.
         delivery = Delivery.STARTED
-    name = job._function.name
+    name = job.function.name
     return PoolClosedError(
         f"the pool was closed before {job_text(job.id, name)} was done",
         job_id=job.id,
@@ -755,7 +742,9 @@ def closed_error(job: Job[object], handle: WorkerHandle | None) -> PoolClosedErr
     )
 
 
-def broken_errors(engine: Engine) -> Callable[[Job[object] | None], PoolBrokenError]:
+def broken_errors(
+    engine: Engine,
+) -> Callable[[PoolJob[object] | None], PoolBrokenError]:
     """Return what makes the errors of a broken pool, for each of its jobs or for a caller.
 
     All of them tell what is known now.  The pool may have recovered before the last one is made.
@@ -763,14 +752,14 @@ def broken_errors(engine: Engine) -> Callable[[Job[object] | None], PoolBrokenEr
     reason, crashes = engine.core.broken or "", tuple(engine.crashes)
     retry_after = engine.core.lifecycle.retry_in(engine.loop.time())
 
-    def error_of(job: Job[object] | None) -> PoolBrokenError:
+    def error_of(job: PoolJob[object] | None) -> PoolBrokenError:
         error = PoolBrokenError(reason=reason, crashes=crashes, retry_after=retry_after)
         if job is not None and crashes[-1].kind is CrashKind.FAILED_START:
             error.__cause__ = WorkerStartError(
                 job_id=job.id,
                 crashes=crashes[-1:],
                 delivery=Delivery.NEVER_SENT,
-                function=job._function.name,
+                function=job.function.name,
             )
         return error
 

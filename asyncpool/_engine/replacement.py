@@ -152,7 +152,7 @@ class WorkerReplacement:
                 engine.act()
                 engine.core.withdraw(slot.index, unsent, now)
                 engine.act()
-                engine.core.requeue({unsent: engine.registry.jobs[unsent]._traits}, now)
+                engine.core.requeue({unsent: engine.registry.jobs[unsent].traits}, now)
 
     def replace(self, handle: WorkerHandle, reason: str = "") -> None:
         """Start another worker for the slot of one that has asked for it."""

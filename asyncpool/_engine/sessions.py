@@ -26,7 +26,7 @@ from asyncpool._core.sessions import Broadcast, StartBroadcasts
 from asyncpool._core.slots import COMING
 from asyncpool._dataclass import replace
 from asyncpool._engine.admission import SessionHold
-from asyncpool._engine.job import Job
+from asyncpool._engine.job import Job, PoolJob
 from asyncpool._engine.large import Call, too_large, unpicklable
 from asyncpool._engine.loop import Pause, Threads
 from asyncpool._engine.registry import broken_errors
@@ -161,7 +161,7 @@ class _Run:
     options: JobOptions
     over: asyncio.Future[dict[int, Any]]
     serializer: Serializer
-    calls: dict[int, Job[Any]] = field(default_factory=dict)
+    calls: dict[int, PoolJob[Any]] = field(default_factory=dict)
     results: dict[int, Any] = field(default_factory=dict)
     errors: dict[int, BaseException] = field(default_factory=dict)
 
@@ -279,7 +279,7 @@ class Broadcaster:
         for number in numbers:
             call = self._engine.registry.jobs[number]
             self._engine.registry.cancelled(call)
-            super(Job, call).cancel()  # not Job.cancel(), which would tell the pool
+            super(Job, call).cancel()  # not Job's, which would tell the pool
 
     def _run_in(self, slot: int, run: _Run) -> None:
         payload = run.broadcast.payload
@@ -289,7 +289,7 @@ class Broadcaster:
         run.calls[slot] = call
         call.add_done_callback(functools.partial(self._on_done, slot, run))
 
-    def _on_done(self, slot: int, run: _Run, call: Job[Any]) -> None:
+    def _on_done(self, slot: int, run: _Run, call: PoolJob[Any]) -> None:
         error = None if call.cancelled() else call.exception()
         if run.calls.get(slot) is not call:
             return  # another worker is in the slot now, and has its own call
@@ -346,7 +346,7 @@ class SessionWorker:
         self.gone = False
         self.crash: Crash | None = None
         self.cause: BaseException | None = None
-        self.jobs: dict[Job[Any], None] = {}
+        self.jobs: dict[PoolJob[Any], None] = {}
         self.hold = SessionHold()
 
     def error(self) -> WorkerGoneError:
@@ -373,12 +373,12 @@ class SessionWorker:
                 job.cancel()
             self.gone = True
 
-    def add(self, job: Job[Any]) -> None:
+    def add(self, job: PoolJob[Any]) -> None:
         """Add a call to those that are open."""
         self.jobs[job] = None
         job.add_done_callback(self._done)
 
-    def _done(self, job: Job[Any]) -> None:
+    def _done(self, job: PoolJob[Any]) -> None:
         del self.jobs[job]
         # Not exception(), which would mark the error as retrieved.
         error = None if job.cancelled() else job._exception  # noqa: SLF001
@@ -499,7 +499,7 @@ class Sessions:
         args: tuple[Any, ...],
         kwargs: Mapping[str, Any],
         options: JobOptions,
-    ) -> Job[Any]:
+    ) -> PoolJob[Any]:
         """Have the worker of a session run a call after the session's other calls."""
         if session_worker.gone:
             self._engine.admission.check_open(

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from asyncpool._core.slots import ALIVE, UP
 from asyncpool._dataclass import dataclass
-from asyncpool._engine.job import Job
+from asyncpool._engine.job import PoolJob
 from asyncpool._engine.machine import is_stopped
 from asyncpool._engine.worker import WorkerHandle
 from asyncpool._wire.frames import Frame, FrameKind
@@ -93,15 +93,15 @@ class Stacks:
         texts = await asyncio.gather(*(self._ask(each, 0) for each in there.values()))
         return dict(zip(there, texts, strict=True))
 
-    async def of_job(self, job: Job[Any]) -> str:
+    async def of_job(self, job: PoolJob[Any]) -> str:
         """Return the stack of a job; empty if no worker runs it.
 
         Cancellation:
             Safe.
         """
-        if job._slot is None:
+        if job.slot is None:
             return ""
-        return await self._ask(self._engine.handles[job._slot], job.id)
+        return await self._ask(self._engine.handles[job.slot], job.id)
 
     async def _ask(self, handle: WorkerHandle, job: int) -> str:
         if handle.pid is None or self._ends(handle):

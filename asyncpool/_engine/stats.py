@@ -105,8 +105,8 @@ def _oldest_queued(engine: Engine, now: float) -> float:
     # The registry has them in the order in which they came.  So this loop ends early: only the
     # few jobs before the oldest queued one are with a worker, or have their outcome unpickled.
     for job in engine.registry.jobs.values():
-        if job._slot is None and job.id not in engine.core.closing.unpacking:
-            return max(0.0, now - job._queued_at)
+        if job.slot is None and job.id not in engine.core.closing.unpacking:
+            return max(0.0, now - job.queued_at)
     return 0.0
 
 
@@ -142,10 +142,10 @@ def _running(
     return tuple(
         RunningJob(
             job_id=job.id,
-            function=job._title,
+            function=job.title,
             attempt=job.attempt,
             # In one lane it has begun when the job before it has ended.
-            seconds=max(0.0, now - (job._sent_at if lanes else handle.since)),
+            seconds=max(0.0, now - (job.sent_at if lanes else handle.since)),
         )
         for job in jobs
     )

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from asyncpool._core.deadlines import LATE, Deadlines, PingLedger
 from asyncpool._core.slots import UP
-from asyncpool._engine.job import Chunk, Job, StreamJob
+from asyncpool._engine.job import Chunk, PoolJob, StreamJob
 from asyncpool._engine.loop import Alarm
 from asyncpool._engine.registry import expire
 from asyncpool._engine.worker import WorkerHandle
@@ -47,7 +47,7 @@ class Heartbeats:
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
-        self.listeners: list[Callable[[Job[Any], Beat], object]] = []
+        self.listeners: list[Callable[[PoolJob[Any], Beat], object]] = []
         self._alarms: dict[WorkerHandle, Alarm] = {}
 
     def on_notice(self, handle: WorkerHandle) -> None:
@@ -100,11 +100,11 @@ class Heartbeats:
         job = self._engine.registry.jobs.get(beat.job)
         if (
             job is not None
-            and job._slot == handle.slot
+            and job.slot == handle.slot
             and job.attempt == beat.attempt
             and not job.done()
         ):
-            job._listen().add(beat, self._engine.loop.time())
+            job.listen().add(beat, self._engine.loop.time())
             for listener in self.listeners:
                 listener(job, beat)
 
@@ -178,9 +178,9 @@ class JobTimers:
             engine.loop, engine.registry.deadlines, self._on_due
         )
 
-    def wait(self, job: Job[Any]) -> bool:
+    def wait(self, job: PoolJob[Any]) -> bool:
         """Watch how long a job is queued; if its time is over already, fail it and return false."""
-        limits = job._limits
+        limits = job.limits
         if limits.queue_timeout is None and limits.deadline is None:
             return True
         now = self._time()
@@ -191,40 +191,38 @@ class JobTimers:
         self._timer.watch(job.id, until)
         return True
 
-    def wait_again(self, job: Job[Any]) -> None:
+    def wait_again(self, job: PoolJob[Any]) -> None:
         """Watch how long a job is queued that has left its worker before it began there."""
-        limits = job._limits
-        if limits.queue_timeout is None or job.attempt != job._options.begun:
+        limits = job.limits
+        if limits.queue_timeout is None or job.attempt != job.options.begun:
             return  # it may wait for its first attempt only
         now = self._time()
         # Not what wait() has set: the job's worker counted as running it, and it had that limit.
-        self._timer.watch(
-            job.id, limits.queue_end(now - (monotonic() - job._queued_at))
-        )
+        self._timer.watch(job.id, limits.queue_end(now - (monotonic() - job.queued_at)))
 
     def begin_first(self, slot: int) -> None:
         """Watch how long the first jobs in a worker's hands run."""
         for number in self._engine.core.slots[slot].in_flight.running:
             job = self._engine.registry.jobs.get(number)
-            if job is not None and job._began is None and type(job._payload) is bytes:
+            if job is not None and job.began is None and type(job.payload) is bytes:
                 self.begin(job)
 
-    def begin(self, job: Job[Any]) -> None:
+    def begin(self, job: PoolJob[Any]) -> None:
         """Watch how long a job runs, from now on."""
-        if job._limits.timed:
-            job._began = now = self._time()
-            look = job._limits.first_check(now)
+        if job.limits.timed:
+            job.began = now = self._time()
+            look = job.limits.first_check(now)
             # If there is an earlier look, since the job had to begin by then, that one will do.
             if look is None or not self._engine.registry.deadlines.is_set(job.id, look):
                 self._timer.watch(job.id, look)
 
-    def end(self, job: Job[Any]) -> None:
+    def end(self, job: PoolJob[Any]) -> None:
         """Stop watching a job that has ended in time; its outcome is still to be loaded.
 
         Only its deadline goes on, since that includes the loading.
         """
-        if job._limits.timed:
-            self._timer.watch(job.id, job._limits.deadline)
+        if job.limits.timed:
+            self._timer.watch(job.id, job.limits.deadline)
 
     def stop(self) -> None:
         """Stop watching."""
@@ -236,21 +234,21 @@ class JobTimers:
         due = [
             job for number in numbers if (job := registry.jobs.get(number)) is not None
         ]
-        before = [(job._slot, job._began) for job in due]
+        before = [(job.slot, job.began) for job in due]
         # First read what all of their workers have sent: a worker may have sent outcomes that
         # concern several of these jobs.
         for slot in {slot for slot, _ in before if slot is not None}:
             handles[slot].read_now()
         for job, known in zip(due, before, strict=True):
             # If that has begun or ended a job, another look is set for it already.
-            if (job._slot, job._began) == known:
+            if (job.slot, job.began) == known:
                 self._on_over(job, now)
 
-    def _on_over(self, job: Job[Any], now: float) -> None:
+    def _on_over(self, job: PoolJob[Any], now: float) -> None:
         """End a job whose time is over; if it is not over, set the next look."""
         if job.done():
             return  # it is ending already
-        engine, slot, began = self._engine, job._slot, job._began
+        engine, slot, began = self._engine, job.slot, job.began
         if slot is not None and began is None and not self._is_given_up(job, slot):
             self._timer.watch(job.id, now + _AGAIN)
         elif began is None or slot is None:
@@ -259,17 +257,17 @@ class JobTimers:
                 engine.registry.fail(job, expire(job, now))
                 self._engine.traffic.take_out(job, slot)
         elif engine.core.slots[slot].in_flight.runs(job.id):
-            end = job._limits.run_end(began)
+            end = job.limits.run_end(began)
             if end is None or now < end:
                 self._check_silence(job, slot, now)
                 return
-            job._exceeded = job._limits.exceeded(now, running=True)
-            mode = job._limits.cancel_mode
+            job.exceeded = job.limits.exceeded(now, running=True)
+            mode = job.limits.cancel_mode
             with engine.turn:
                 engine.core.endings.expire(job.id, now, index=slot, mode=mode)
             self._engine.stacks.signal_before_end(engine.handles[slot], now, job.id)
 
-    def _is_given_up(self, job: Job[Any], slot: int) -> bool:
+    def _is_given_up(self, job: PoolJob[Any], slot: int) -> bool:
         """Return whether a job that its worker has not begun is given up now.
 
         If not, ask the worker to give the job back.  The worker may be beginning it just now,
@@ -283,7 +281,7 @@ class JobTimers:
                 core.endings.revoke(job.id, slot)
         return False
 
-    def _check_silence(self, job: Job[Any], slot: int, now: float) -> None:
+    def _check_silence(self, job: PoolJob[Any], slot: int, now: float) -> None:
         """Have a worker killed if its job has sent no heartbeat for too long."""
         handle = self._engine.handles[slot]
         self._engine.heartbeats.look(handle)
@@ -291,15 +289,15 @@ class JobTimers:
         if next_look is None or now < next_look:
             self._timer.watch(job.id, next_look)
         else:
-            seconds = job._limits.heartbeat_timeout
+            seconds = job.limits.heartbeat_timeout
             several = self._engine.config.worker.concurrency > 1
             whose = f" of job {job.id}" if several else ""
             silence = f"no heartbeat{whose} for {seconds:g} s"
             self._engine.stacks.hang(handle, silence, job.id)
 
-    def _next_look(self, job: Job[Any]) -> float | None:
+    def _next_look(self, job: PoolJob[Any]) -> float | None:
         """Return until when a job may run on, by what is known now."""
-        began, heartbeat_log = job._began, job._heartbeats
+        began, heartbeat_log = job.began, job.heartbeats
         assert began is not None
         # If this process has been suspended, the worker may have been too: count from then on.
         beat = max(began, self._timer.resumed_at)
@@ -307,7 +305,7 @@ class JobTimers:
             beat = max(beat, heartbeat_log.at)
         if isinstance(job, StreamJob):
             beat = max(beat, job.heard_at(self._time()))
-        return job._limits.next_check(began, beat)
+        return job.limits.next_check(began, beat)
 
 
 # The stall watch: a look, every few milliseconds, at workers that have several jobs in flight.

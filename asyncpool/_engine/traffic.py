@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from asyncpool._core.figures import FunctionTotals
 from asyncpool._core.functions import Function, FunctionTable
 from asyncpool._core.job_options import LEAST, JobOptions
-from asyncpool._engine.job import JOB_TYPES, Chunk, Job, StreamJob
+from asyncpool._engine.job import JOB_TYPES, Chunk, PoolJob, StreamJob
 from asyncpool._engine.large import too_large
 from asyncpool._engine.loop import Alarm, elsewhere
 from asyncpool._engine.outbox import NOT_PUT
@@ -79,7 +79,7 @@ class Traffic:
         self.look()
         self._alarm = Alarm(engine.loop, self._look_again)
         # Jobs that were cancelled, and that their workers may have begun, with those workers.
-        self._asked_back: list[tuple[WorkerHandle, Job[Any]]] = []
+        self._asked_back: list[tuple[WorkerHandle, PoolJob[Any]]] = []
         engine.leases.fence = self._fence
 
     def look(self) -> None:
@@ -96,7 +96,7 @@ class Traffic:
         args: tuple[Any, ...],
         kwargs: Mapping[str, Any],
         options: JobOptions,
-    ) -> Job[Any]:
+    ) -> PoolJob[Any]:
         """Queue a call, or send it to a worker at once; return its future."""
         engine = self._engine
         # Before Python 3.12 it takes 140 ns to ask which loop runs, and this takes 50.
@@ -118,7 +118,9 @@ class Traffic:
             registry = engine.registry
             registry.submitted = number = registry.submitted + 1
             payload = pickle.dumps((args, kwargs), 5)
-            job: Job[Any] = Job(number, known, options, self, engine.loop, payload)
+            job: PoolJob[Any] = PoolJob(
+                number, known, options, self, engine.loop, payload
+            )
             registry.jobs[number] = job
             # As the core does, whose call would take as long again: no worker has had room for
             # those that wait before it.
@@ -143,12 +145,12 @@ class Traffic:
         kwargs: Mapping[str, Any],
         options: JobOptions,
         known: Function | None,
-    ) -> Job[Any]:
+    ) -> PoolJob[Any]:
         """Submit a call that needs more than most; a *known* one only in how it is packed."""
         engine, registry = self._engine, self._engine.registry
         engine.deciding += 1
         try:
-            make: Callable[..., Job[Any]] = Job
+            make: Callable[..., PoolJob[Any]] = PoolJob
             if known is None:
                 try:
                     engine.admission.check(options)
@@ -167,7 +169,7 @@ class Traffic:
             if engine.deciding > 1:
                 # A listener has called this, say, while a decision is carried out: a worker
                 # would get this job before one that it was assigned sooner.
-                payload, job._payload = job._payload, b""
+                payload, job.payload = job.payload, b""
                 engine.large.put_off(job, payload)
                 return job
             slot = self._place(job)
@@ -181,7 +183,7 @@ class Traffic:
 
     def _pack(
         self,
-        job: Job[Any],
+        job: PoolJob[Any],
         function: Callable[..., Any],
         args: tuple[Any, ...],
         kwargs: Mapping[str, Any],
@@ -190,10 +192,10 @@ class Traffic:
         if _MANAGERS in _modules:
             # A manager drops an object that has no proxy left, and the worker has none yet.
             job.add_done_callback(functools.partial(_keep, args, kwargs))
-        registry, known = self._engine.registry, job._function
+        registry, known = self._engine.registry, job.function
         try:
             if self._propagation is not None:
-                job._context = self._propagation.add_to(job._context)
+                job.context = self._propagation.add_to(job.context)
             payload = known.serializer.pack_job(
                 function, args, kwargs, number=known.number, limit=HEAVY
             )
@@ -208,7 +210,7 @@ class Traffic:
         if len(payload) > self._max_payload:
             registry.refuse(job, too_large(len(payload), self._max_payload))
             return False
-        job._payload = payload
+        job.payload = payload
         return True
 
     def _check_home(self) -> None:
@@ -222,16 +224,16 @@ class Traffic:
         known = self.functions.of(options).find(function, options.name, options.via)
         known.figures.ended(JobOutcome.REFUSED)
 
-    def _place(self, job: Job[Any]) -> int | None:
+    def _place(self, job: PoolJob[Any]) -> int | None:
         """Assign a job that needs special treatment; return its slot, or queue it."""
         core = self._engine.core
-        options = job._options
+        options = job.options
         if options.bound is not None:
             with self._engine.turn:
                 core.sessions.call(job.id, options.bound)
             return None
         submit = core.submit if options.key is None else core.submit_keyed
-        return submit(job.id, job._traits, options.priority)
+        return submit(job.id, job.traits, options.priority)
 
     def send_pinned(
         self,
@@ -239,33 +241,33 @@ class Traffic:
         payload: bytes,
         options: JobOptions,
         serializer: Serializer,
-    ) -> Job[Any]:
+    ) -> PoolJob[Any]:
         """Have the worker in *slot* run a pickled call before other jobs, without admission."""
         engine, name = self._engine, options.name
         figures = engine.figures.functions.of(name, "broadcast")
         function = Function(0, b"", name, figures, serializer)
-        job: Job[Any] = Job(
+        job: PoolJob[Any] = PoolJob(
             engine.registry.next_id(), function, options, self, engine.loop
         )
-        job._payload = payload
+        job.payload = payload
         with engine.turn:
             engine.registry.enter(job)
             if engine.timers.wait(job):
                 engine.core.submit_pinned(slot, job.id)
         return job
 
-    def send(self, slot: int, jobs: Sequence[Job[Any]]) -> None:
+    def send(self, slot: int, jobs: Sequence[PoolJob[Any]]) -> None:
         """Send *jobs*, which the core has assigned to *slot*, to its worker."""
         engine = self._engine
         handle, hub = engine.handles[slot], engine.hub
         in_flight = len(engine.core.slots[slot].in_flight.jobs)
         outbox, now = handle.outbox, monotonic()
         # With one lane a job with large buffers is the first: it is sent when nothing else runs.
-        large = type(jobs[0]._payload) is OutOfBandPickle
+        large = type(jobs[0].payload) is OutOfBandPickle
         if self._concurrency > 1:
             for job in jobs:
-                job._sent_at = now
-                large = large or type(job._payload) is OutOfBandPickle
+                job.sent_at = now
+                large = large or type(job.payload) is OutOfBandPickle
         if large or hub.traced or self._leases.open:
             self._send_specially(slot, jobs)
         else:
@@ -285,23 +287,23 @@ class Traffic:
         if long and not self._stalls.alarm.is_set:
             self._stalls.go()
 
-    def _send_specially(self, slot: int, jobs: Iterable[Job[Any]]) -> None:
+    def _send_specially(self, slot: int, jobs: Iterable[PoolJob[Any]]) -> None:
         """Put jobs on their way among which some have large buffers, leases or tracers."""
         engine, handle = self._engine, self._engine.handles[slot]
         for job in jobs:
             # First, since the worker may die of the job at any moment.
             job.attempt += 1
-            job._slot = slot
+            job.slot = slot
             if job.id in engine.hub.traced:
                 engine.registry.watch.sending(job, slot)
-            if type(job._payload) is OutOfBandPickle:
-                job._frame_end = NOT_PUT
-                engine.large.send(handle, job, job._payload)
+            if type(job.payload) is OutOfBandPickle:
+                job.frame_end = NOT_PUT
+                engine.large.send(handle, job, job.payload)
             else:
                 self._leases.before_sending(job, slot)
-                handle.outbox.put_job(job, job._payload)
+                handle.outbox.put_job(job, job.payload)
 
-    def _fence(self, job: Job[Any], slot: int, until: float) -> None:
+    def _fence(self, job: PoolJob[Any], slot: int, until: float) -> None:
         """Tell a worker until when it may run a job that it has, or will get."""
         handle = self._engine.handles[slot]
         in_flight = self._engine.core.slots[slot].in_flight
@@ -349,7 +351,7 @@ class Traffic:
             if hub.listened:
                 self._tell_begun(slot, at)
             for job in registry.settle_all(taken, frames, handle, at, large=large):
-                core.requeue({job.id: job._traits}, now)
+                core.requeue({job.id: job.traits}, now)
                 engine.act()
             return True
         finally:
@@ -358,21 +360,21 @@ class Traffic:
     def _unpack_large(
         self,
         handle: WorkerHandle,
-        taken: list[Job[Any] | None],
+        taken: list[PoolJob[Any] | None],
         frames: list[Frame],
         at: float,
     ) -> None:
         """Have threads unpickle the outcomes that take long, and take out their jobs."""
         for index, (job, bare) in enumerate(zip(taken, frames, strict=False)):
-            if job is None or job._exceeded is not None:
+            if job is None or job.exceeded is not None:
                 continue
             frame = Frame(*bare)
-            function = job._function
+            function = job.function
             if function.serializer.is_heavy(frame.payload):
                 run = frame.number / 1e6
                 function.figures.run.note(run)
-                function.figures.wait.note(at - job._queued_at - run)
-                job._slot = taken[index] = None
+                function.figures.wait.note(at - job.queued_at - run)
+                job.slot = taken[index] = None
                 self._engine.timers.end(job)
                 self._engine.large.unpack(job, frame, handle)
 
@@ -385,7 +387,7 @@ class Traffic:
 
     def _take_outcomes(
         self, handle: WorkerHandle, frames: list[Frame]
-    ) -> tuple[list[Job[Any] | None], bool] | None:
+    ) -> tuple[list[PoolJob[Any] | None], bool] | None:
         """Take jobs off their worker.
 
         Returns:
@@ -395,7 +397,7 @@ class Traffic:
         """
         core, registry = self._engine.core, self._engine.registry
         jobs, numbers, large = registry.jobs, list[int](), False
-        taken: list[Job[Any] | None] = []
+        taken: list[PoolJob[Any] | None] = []
         for frame in frames:
             kind, number, attempt, run, payload = frame
             if kind is not _VALUE and kind is not _ERROR:
@@ -405,7 +407,7 @@ class Traffic:
                 if job.attempt != attempt:
                     handle.distrust(f"it sent attempt {attempt} of {job!r}")
                     break
-                traits = job._function.traits
+                traits = job.function.traits
                 if run > LEAST or traits.cost != LEAST:  # else it changes nothing
                     traits.note(run)
                 if type(payload) is not bytes or len(payload) > LIGHT:
@@ -444,18 +446,18 @@ class Traffic:
 
     # What else can happen to a job before its end.
 
-    def is_running(self, job: Job[Any]) -> bool:
+    def is_running(self, job: PoolJob[Any]) -> bool:
         """Return whether the worker of *job* runs it, or has run it."""
-        if job._slot is None:
-            return self._engine.large.is_unpacking(job)
-        return self._engine.core.slots[job._slot].in_flight.runs(job.id)
+        if job.slot is None:
+            return job.id in self._engine.core.closing.unpacking
+        return self._engine.core.slots[job.slot].in_flight.runs(job.id)
 
-    def pid_of(self, job: Job[Any]) -> int | None:
+    def pid_of(self, job: PoolJob[Any]) -> int | None:
         """Return the process that has *job* in flight, if one has."""
-        slot = job._slot
+        slot = job.slot
         return None if slot is None else self._engine.handles[slot].pid
 
-    async def stack_of(self, job: Job[Any]) -> str:
+    async def stack_of(self, job: PoolJob[Any]) -> str:
         """Return where a job is that its worker runs; empty if it runs nowhere.
 
         Cancellation:
@@ -465,9 +467,9 @@ class Traffic:
 
     # Jobs that are cancelled or revoked.
 
-    def on_cancel(self, job: Job[Any]) -> None:
+    def on_cancel(self, job: PoolJob[Any]) -> None:
         """Take a job, which its caller has cancelled, out of the queue or off its worker."""
-        engine, slot = self._engine, job._slot
+        engine, slot = self._engine, job.slot
         if engine.deciding:
             engine.loop.call_soon(self.on_cancel, job)
             return
@@ -477,7 +479,7 @@ class Traffic:
         if engine.registry.cancelled(job):
             self.take_out(job, slot)
 
-    def take_out(self, job: Job[Any], slot: int | None) -> None:
+    def take_out(self, job: PoolJob[Any], slot: int | None) -> None:
         """Free the place of a job, which is settled, in the queue or in its worker."""
         engine = self._engine
         if slot is None:
@@ -495,7 +497,7 @@ class Traffic:
         else:
             handle = engine.handles[slot]
             begun = handle.page.begun(job.id, job.attempt)
-            function = job._function.name
+            function = job.function.name
             handle.cancelled.append(CancelledJob(job.id, job.attempt, function))
             self._end(handle, job, begun=begun)
             if not begun:
@@ -503,9 +505,9 @@ class Traffic:
                 if not self._alarm.is_set:
                     self._alarm.set_in(_ANSWER_GRACE)
 
-    def _end(self, handle: WorkerHandle, job: Job[Any], *, begun: bool) -> None:
+    def _end(self, handle: WorkerHandle, job: PoolJob[Any], *, begun: bool) -> None:
         """End a job that its worker has begun, or ask the worker for it."""
-        slot, mode = handle.slot, job._limits.cancel_mode
+        slot, mode = handle.slot, job.limits.cancel_mode
         with self._engine.turn as now:
             self._engine.core.cancel(job.id, now, index=slot, begun=begun, mode=mode)
 
@@ -563,9 +565,9 @@ class Traffic:
 
     def give_credit(self, job: StreamJob) -> None:
         """Tell the job's worker how many items it may send in all."""
-        if job._slot is not None:
-            handle = self._engine.handles[job._slot]
-            handle.ask(FrameKind.CREDIT, b"", job.id, job.attempt, job._credit)
+        if job.slot is not None:
+            handle = self._engine.handles[job.slot]
+            handle.ask(FrameKind.CREDIT, b"", job.id, job.attempt, job.credit)
 
 
 def _keep(_args: object, _kwargs: object, _: object) -> None:

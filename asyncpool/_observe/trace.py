@@ -19,7 +19,7 @@ from typing import Any
 from asyncpool._core import log_messages as say
 from asyncpool._core.deadlines import RateLimit
 from asyncpool._engine.hub import Attempt, PoolHub, waited_since
-from asyncpool._engine.job import Job
+from asyncpool._engine.job import PoolJob
 from asyncpool._engine.registry import job_ended, job_queued, job_started
 from asyncpool._observe.traces import HEAD, LONG, TraceBook
 from asyncpool.enums import JobOutcome
@@ -199,9 +199,9 @@ class TracedJobs:
         self._open: set[int] = set()
         self.limit = RateLimit(most)
 
-    def queued(self, job: Job[Any], /) -> None:
+    def queued(self, job: PoolJob[Any], /) -> None:
         """Show a new job, unless they are too many."""
-        at, limit = job._queued_at, self.limit
+        at, limit = job.queued_at, self.limit
         if at < limit.next_at:  # the same as take(), whose call takes 60 ns
             limit.refused += 1
             return
@@ -211,24 +211,24 @@ class TracedJobs:
         self._hub.follow(number)
         self._book.queued(job_queued(job, at))
 
-    def sending(self, job: Job[Any], slot: int, /) -> None:
+    def sending(self, job: PoolJob[Any], slot: int, /) -> None:
         """Do nothing: how long a job waited is known when it ends."""
 
-    def given_back(self, job: Job[Any], /) -> None:
+    def given_back(self, job: PoolJob[Any], /) -> None:
         """Show that an attempt has not begun after all."""
         if job.id in self._open:
-            self._book.queued(job_queued(job, job._queued_at))
+            self._book.queued(job_queued(job, job.queued_at))
 
     def again(
-        self, job: Job[Any], _: BaseException, attempt: Attempt | None, /
+        self, job: PoolJob[Any], _: BaseException, attempt: Attempt | None, /
     ) -> None:
         """Show an attempt that has failed, and that the job waits again."""
         self._show(job, attempt)
-        self._book.queued(job_queued(job, job._queued_at))
+        self._book.queued(job_queued(job, job.queued_at))
 
     def ended(
         self,
-        job: Job[Any],
+        job: PoolJob[Any],
         outcome: JobOutcome,
         error: BaseException | None,
         attempt: Attempt | None,
@@ -262,7 +262,7 @@ class TracedJobs:
                 )
         self._book.look(now)
 
-    def _show(self, job: Job[Any], attempt: Attempt | None) -> None:
+    def _show(self, job: PoolJob[Any], attempt: Attempt | None) -> None:
         """Show what there was of a job up to now."""
         if job.id not in self._open:
             self._follow(job.id)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from asyncpool._core.job_options import JobOptions
 from asyncpool._core.slots import detail_for_client, reason_for_client
 from asyncpool._engine.engine import Engine
-from asyncpool._engine.job import Job
+from asyncpool._engine.job import PoolJob
 from asyncpool._remote.agent_errors import pack_failure, pack_results
 from asyncpool._remote.client_jobs import crash_for_client
 from asyncpool._remote.messages import Message, unpack_question
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from asyncpool._remote.client_questions import ClientQuestions
 
 
-def numbers_of(jobs: Mapping[int, Job[Any]]) -> dict[int, int]:
+def numbers_of(jobs: Mapping[int, PoolJob[Any]]) -> dict[int, int]:
     """Return the client's numbers of *jobs*, by those of the pool."""
     return {job.id: number for number, job in jobs.items()}
 

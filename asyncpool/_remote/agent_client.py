@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from asyncpool._core.functions import Function
 from asyncpool._core.job_options import JobOptions
-from asyncpool._engine.job import Holder, Job, StreamJob
+from asyncpool._engine.job import Holder, PoolJob, StreamJob
 from asyncpool._remote.agent_answers import Answers
 from asyncpool._remote.agent_jobs import CREDITS, AgentJobs
 from asyncpool._remote.begun_page import BegunPage
@@ -258,7 +258,7 @@ class AgentClient:
         self._calls: dict[int, Call] = {}  # of jobs that the pool has not got
         # The numbers of the messages that tell of ends, and that may be unacknowledged.
         self._ends: deque[int] = deque()
-        self.jobs: dict[int, Job[Any]] = {}
+        self.jobs: dict[int, PoolJob[Any]] = {}
         self._coming = ComingCalls(relay.stored, self._on_come)
         self.keeper = ClientKeeper(self._on_free)
         self._told = ClientCalls(relay, self.keeper)
@@ -304,7 +304,7 @@ class AgentClient:
         """Return the name of the function of each job of the client that is here."""
         waiting = *self._calls.values(), *self._coming.calls.values()
         names = [call.function.name for call in waiting]
-        return names + [job._title for job in self.jobs.values()]
+        return names + [job.title for job in self.jobs.values()]
 
     # What goes to the client.
 

@@ -12,7 +12,7 @@ from asyncpool._core.data_only import DataOnly
 from asyncpool._core.endings import Finish
 from asyncpool._engine.admission import Hold
 from asyncpool._engine.hub import PoolHub
-from asyncpool._engine.job import Job, StreamJob, unreadable
+from asyncpool._engine.job import PoolJob, StreamJob, unreadable
 from asyncpool._engine.large import load_item
 from asyncpool._engine.loop import Threads, check_home
 from asyncpool._engine.registry import JobRegistry, JobWatch, crash_error, expire
@@ -46,9 +46,9 @@ class JobWaits:
         self._look = look
         self._timers: dict[int, asyncio.TimerHandle] = {}
 
-    def begin(self, job: Job[Any]) -> None:
+    def begin(self, job: PoolJob[Any]) -> None:
         """Watch a job that waits from now on."""
-        end = job._limits.queue_end(self._loop.time())
+        end = job.limits.queue_end(self._loop.time())
         if end is not None:
             self._timers[job.id] = self._loop.call_at(end, self._on_late, job)
 
@@ -59,12 +59,12 @@ class JobWaits:
             if timer is not None:
                 timer.cancel()
 
-    def left(self, job: Job[Any]) -> float:
+    def left(self, job: PoolJob[Any]) -> float:
         """Return for how many more seconds *job* may wait for its first attempt."""
-        limit = job._limits.queue_timeout
+        limit = job.limits.queue_timeout
         if limit is None or job.attempt:
             return math.inf
-        return max(1e-3, limit - (monotonic() - job._queued_at))
+        return max(1e-3, limit - (monotonic() - job.queued_at))
 
     def stop(self) -> None:
         """Watch no jobs any more."""
@@ -72,12 +72,12 @@ class JobWaits:
             timer.cancel()
         self._timers.clear()
 
-    def _on_late(self, job: Job[Any]) -> None:
+    def _on_late(self, job: PoolJob[Any]) -> None:
         self._timers.pop(job.id, None)
         if job.done() or self._client.is_running(job):
             return
         self._client.drop(job)
-        if job._slot is not None:  # an agent has it, and has not begun it
+        if job.slot is not None:  # an agent has it, and has not begun it
             self._client.registry.unassign(job)
         self._client.registry.fail(job, expire(job, self._loop.time()))
         self._look()
@@ -245,29 +245,29 @@ class Client:
         """Let *hold* keep the client open."""
         self.draining.hold(hold)
 
-    async def load(self, job: Job[Any], frame: Frame) -> Any:
+    async def load(self, job: PoolJob[Any], frame: Frame) -> Any:
         """Return the item of a stream."""
         try:
             return await load_item(self.threads, job, frame)
         except ProtocolError as error:
             raise unreadable(error) from error
 
-    def _again(self, job: Job[Any]) -> None:
+    def _again(self, job: PoolJob[Any]) -> None:
         if self.agent_closes:
             self._fail_closed(job)
         else:
             self.nodes.send_again(job)
 
-    def _fail_closed(self, job: Job[Any]) -> None:
+    def _fail_closed(self, job: PoolJob[Any]) -> None:
         """Fail a job that no agent will have."""
         error = PoolClosedError(f"{self.title} is closed")
-        if job._crashes:
+        if job.crashes:
             error.__cause__ = crash_error(job, Delivery.STARTED)
         self.registry.fail(job, error)
 
     # Calls for workers that belong to this client.
 
-    def send_call(self, node: Node, job: Job[Any]) -> bool:
+    def send_call(self, node: Node, job: PoolJob[Any]) -> bool:
         """Send a call to the agent that has its worker; false if it goes later."""
         self.jobs.bind(node.number, job.id)
         self.nodes.send(node.number, [job.id])
@@ -286,20 +286,20 @@ class Client:
 
     # What jobs need of their owner.
 
-    def pid_of(self, _: Job[Any]) -> None:
+    def pid_of(self, _: PoolJob[Any]) -> None:
         """Tell nothing: it is a process of an agent."""
 
-    def is_running(self, job: Job[Any]) -> bool:
+    def is_running(self, job: PoolJob[Any]) -> bool:
         """Tell whether the agent has given *job* to its pool."""
         return self.nodes.has_begun(job.id)
 
-    def on_cancel(self, job: Job[Any]) -> None:
+    def on_cancel(self, job: PoolJob[Any]) -> None:
         """Take a job out of the queue, or off its agent."""
         if self.registry.cancelled(job):
             self.drop(job)
             self.draining.look()
 
-    async def stack_of(self, job: Job[Any]) -> str:
+    async def stack_of(self, job: PoolJob[Any]) -> str:
         """Ask where a job is; the text is empty if it runs nowhere."""
         if not self.is_running(job):
             return ""
@@ -310,19 +310,19 @@ class Client:
         """Tell the agent how many items it may send in all."""
         node = self.nodes.of(job.id)
         if node is not None:
-            node.put(Message(Kind.CREDIT, job.id, priority=job._credit))
+            node.put(Message(Kind.CREDIT, job.id, priority=job.credit))
             self._flush_soon()
 
-    def _fence(self, job: Job[Any], slot: int, until: float) -> None:
+    def _fence(self, job: PoolJob[Any], slot: int, until: float) -> None:
         """Tell an agent until when its worker may run a job with a lease."""
         self.nodes.fence(slot, job.id, until)
 
-    def fail(self, job: Job[Any], error: BaseException) -> None:
+    def fail(self, job: PoolJob[Any], error: BaseException) -> None:
         """End a job without an outcome."""
         self.registry.fail(job, error)
         self.draining.look()
 
-    def drop(self, job: Job[Any]) -> None:
+    def drop(self, job: PoolJob[Any]) -> None:
         """Take a job out of the queue, or off its agent."""
         self.waits.forget(job.id)
         number = self.jobs.give_up(job.id)

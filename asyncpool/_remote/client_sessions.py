@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from asyncpool._core.job_options import JobOptions
 from asyncpool._engine.admission import SessionHold
-from asyncpool._engine.job import Job
+from asyncpool._engine.job import PoolJob
 from asyncpool._engine.sessions import SessionWorker
 from asyncpool._remote.client_jobs import crash_at_client
 from asyncpool._remote.messages import Kind, Message
@@ -35,7 +35,7 @@ class _Lent:
     def __init__(self, node: Node, worker: SessionWorker) -> None:
         self.node = node
         self.worker = worker
-        self.waiting: deque[Job[Any]] = deque()
+        self.waiting: deque[PoolJob[Any]] = deque()
         self.sent: set[int] = set()
         self.loading = 0  # the call whose large buffers are on their way
 
@@ -101,7 +101,7 @@ class ClientSessions:
         args: tuple[Any, ...],
         kwargs: Mapping[str, Any],
         options: JobOptions,
-    ) -> Job[Any]:
+    ) -> PoolJob[Any]:
         """Have the worker of a session run a call after the session's other calls."""
         if session_worker.gone:
             raise (self._lent.get(session_worker.session) or session_worker).error()
@@ -111,15 +111,15 @@ class ClientSessions:
             session_worker.add(job)
         return job
 
-    def enqueue(self, job: Job[Any], session: int) -> None:
+    def enqueue(self, job: PoolJob[Any], session: int) -> None:
         """Let a call wait for its turn."""
         lent = self._lent[session]
         lent.waiting.append(job)
         self._go_on(lent)
 
-    def sent(self, job: Job[Any]) -> None:
+    def sent(self, job: PoolJob[Any]) -> None:
         """Hear that a call is on its way that has had to wait for its large buffers."""
-        bound = job._options.bound
+        bound = job.options.bound
         lent = None if bound is None else self._lent.get(bound.session)
         if lent is not None:
             lent.loading = 0
@@ -165,15 +165,15 @@ class ClientSessions:
             lent.waiting.clear()
             self.fail(dropped)
 
-    def fail(self, calls: list[Job[Any]]) -> None:
+    def fail(self, calls: list[PoolJob[Any]]) -> None:
         """Fail calls whose session is over, when it is known why."""
         # The call that ran has an error, too, which is their cause, and must be known first.
         loop = asyncio.get_running_loop()
         loop.call_soon(loop.call_soon, self._fail, calls)
 
-    def _fail(self, calls: list[Job[Any]]) -> None:
+    def _fail(self, calls: list[PoolJob[Any]]) -> None:
         for job in calls:
-            bound = job._options.bound
+            bound = job.options.bound
             lent = None if bound is None else self._lent.get(bound.session)
             if lent is not None:  # else they were cancelled with their session
                 self._owner.fail(job, lent.error())

@@ -7,8 +7,8 @@ from time import monotonic
 from typing import Any
 
 from asyncpool._engine.deaths import with_job
-from asyncpool._engine.job import ChunkJob, Job, load_outcome
-from asyncpool._engine.large import Unpacker
+from asyncpool._engine.job import ChunkJob, PoolJob, load_outcome
+from asyncpool._engine.large import unpack
 from asyncpool._engine.loop import Threads
 from asyncpool._engine.registry import JobRegistry, crash_error, timeout_error
 from asyncpool._remote.client_jobs import Silence, crash_at_client
@@ -57,18 +57,18 @@ class JobEnds:
         registry: JobRegistry,
         threads: Threads,
         sessions: ClientSessions,
-        again: Callable[[Job[Any]], object],
+        again: Callable[[PoolJob[Any]], object],
         idle: Callable[[], object],
     ) -> None:
         self._registry = registry
         self._sessions = sessions
         self._again = again
         self._idle = idle
-        self._unpacker = Unpacker(threads, self.unpacked)
+        self._threads = threads
 
     # What agents say.
 
-    def on_end(self, job: Job[Any], message: Message, first_slot: int) -> None:
+    def on_end(self, job: PoolJob[Any], message: Message, first_slot: int) -> None:
         """Settle a job with its outcome, or try it again.
 
         Args:
@@ -79,7 +79,7 @@ class JobEnds:
         Raises:
             ProtocolError: If it cannot be read.
         """
-        job._slot = None
+        job.slot = None
         if message.kind is Kind.FAILED:
             self._on_failed(job, load_own(message.payload), first_slot)
         elif message.kind is Kind.DROPPED:
@@ -91,23 +91,23 @@ class JobEnds:
         else:
             self._on_outcome(job, frame_of(job, message))
 
-    def _on_outcome(self, job: Job[Any], frame: Frame) -> None:
-        serializer = job._function.serializer
+    def _on_outcome(self, job: PoolJob[Any], frame: Frame) -> None:
+        serializer = job.function.serializer
         if serializer.is_heavy(frame.payload):
-            self._unpacker.add(job, frame, _nothing)
+            unpack(self._threads, job, frame, _nothing, self.unpacked)
         elif self._registry.settle(job, load_outcome(serializer, frame)):
             self._again(job)
 
-    def unpacked(self, job: Job[Any], outcome: Any) -> None:
+    def unpacked(self, job: PoolJob[Any], outcome: Any) -> None:
         """Settle a job whose outcome a thread has unpickled."""
         if self._registry.settle(job, outcome):
             self._again(job)
         self._idle()
 
-    def _on_failed(self, job: Job[Any], error: object, first_slot: int) -> None:
+    def _on_failed(self, job: PoolJob[Any], error: object, first_slot: int) -> None:
         """Decide about a job that the agent's pool has failed."""
         if isinstance(error, WorkerCrashedError):
-            job._crashes += tuple(
+            job.crashes += tuple(
                 with_job(job, crash_at_client(crash, first_slot, {}), ())
                 for crash in error.crashes
             )
@@ -121,24 +121,24 @@ class JobEnds:
         elif isinstance(error, AsyncPoolError):
             if isinstance(error, PoolFullError | WorkerGoneError):
                 job.attempt -= 1
-            if isinstance(error, WorkerGoneError) and job._options.bound is not None:
+            if isinstance(error, WorkerGoneError) and job.options.bound is not None:
                 self._sessions.fail([job])
             else:
                 self._registry.fail(job, error)
         else:
             raise ProtocolError(f"an agent sent {kind_of(error)} as an error")
 
-    def _on_expired(self, job: Job[Any], error: JobTimeoutError) -> None:
+    def _on_expired(self, job: PoolJob[Any], error: JobTimeoutError) -> None:
         if error.attempt:
-            job._began = monotonic()
+            job.began = monotonic()
         else:  # it has waited in the agent's pool
             job.attempt -= 1
-        job._exceeded = error.limit
+        job.exceeded = error.limit
         late = timeout_error(job, error.stack)
         may = error.limit is TimeLimit.TIMEOUT
-        if may and job._attempt_policy.after_exception(late, attempt=job.attempt):
+        if may and job.attempt_policy.after_exception(late, attempt=job.attempt):
             self._try_again(job, late)
-            job._exceeded = None
+            job.exceeded = None
             self._again(job)
         else:
             self._registry.fail(job, late)
@@ -146,7 +146,7 @@ class JobEnds:
     # Agents that are lost.
 
     def lose_attempt(
-        self, job: Job[Any], node: Node, silence: Silence, *, others: bool
+        self, job: PoolJob[Any], node: Node, silence: Silence, *, others: bool
     ) -> bool:
         """Count the attempt of a job whose agent is lost; return whether it has another one.
 
@@ -156,13 +156,13 @@ class JobEnds:
             silence: For how long it and this client have been silent.
             others: Whether there are other agents, or may be some.
         """
-        job._crashes += (_crash(job, node, silence),)
+        job.crashes += (_crash(job, node, silence),)
         again = others and self._may_go_on(job, CrashKind.CRASH)
         if again:
             self._try_again(job, crash_error(job, Delivery.STARTED))
         return again
 
-    def _try_again(self, job: Job[Any], error: BaseException) -> None:
+    def _try_again(self, job: PoolJob[Any], error: BaseException) -> None:
         """Note that an attempt has failed with *error*, and that the job waits for the next."""
         self._registry.lose_attempt(job)
         watch = self._registry.watch
@@ -172,16 +172,16 @@ class JobEnds:
         watch.again(job, error)
 
     def fail_lost(
-        self, job: Job[Any], node: Node, silence: Silence, delivery: Delivery
+        self, job: PoolJob[Any], node: Node, silence: Silence, delivery: Delivery
     ) -> None:
         """Fail a job whose agent is lost."""
         if delivery is Delivery.STARTED and isinstance(job, ChunkJob):
             job.find_nothing()  # no item is begun twice, and nobody knows which have begun
         error = NodeLostError(
             job_id=job.id,
-            crashes=job._crashes or (_crash(job, node, silence),),
+            crashes=job.crashes or (_crash(job, node, silence),),
             delivery=delivery,
-            function=job._function.name,
+            function=job.function.name,
             node=node.name,
             silence=silence.agent,
             own_silence=silence.own,
@@ -192,13 +192,13 @@ class JobEnds:
         self._registry.fail(job, error)
 
     @staticmethod
-    def _may_go_on(job: Job[Any], kind: CrashKind) -> bool:
-        return job._options.bound is None and job._attempt_policy.after_crash(
+    def _may_go_on(job: PoolJob[Any], kind: CrashKind) -> bool:
+        return job.options.bound is None and job.attempt_policy.after_crash(
             kind=kind, delivery=Delivery.STARTED, attempt=job.attempt, times_returned=0
         )
 
 
-def frame_of(job: Job[Any], message: Message) -> Frame:
+def frame_of(job: PoolJob[Any], message: Message) -> Frame:
     """Return what a local worker would have sent.
 
     Raises:
@@ -214,7 +214,7 @@ def frame_of(job: Job[Any], message: Message) -> Frame:
     return Frame(_KINDS[message.kind], job.id, job.attempt, 0, payload)
 
 
-def _crash(job: Job[Any], node: Node, silence: Silence) -> Crash:
+def _crash(job: PoolJob[Any], node: Node, silence: Silence) -> Crash:
     crash = Crash(
         slot=0,
         generation=node.number,
@@ -232,8 +232,8 @@ def _crash(job: Job[Any], node: Node, silence: Silence) -> Crash:
     return with_job(job, crash, ())
 
 
-def _no_memory(job: Job[Any]) -> JobNotPicklableError:
-    name = job._function.name
+def _no_memory(job: PoolJob[Any]) -> JobNotPicklableError:
+    name = job.function.name
     return JobNotPicklableError(
         f"the result of {name} is in memory that this process cannot map: it may open no more "
         "files, or has too many mappings",

@@ -12,7 +12,7 @@ from typing import Any
 from asyncpool._core.functions import Function
 from asyncpool._core.job_options import JobOptions
 from asyncpool._engine.hub import Attempt
-from asyncpool._engine.job import Job
+from asyncpool._engine.job import PoolJob
 from asyncpool._remote.agent_jobs import AgentWindow
 from asyncpool._remote.begun_page import open_page
 from asyncpool._remote.carrier import Carrier, send_beat, send_new
@@ -217,7 +217,7 @@ class Node:
         stamp, taken_at = batch.stamp / _MICRO, batch.taken_at / _MICRO
         self.clock.heard(stamp, taken_at, batch.acknowledged, now)
 
-    def attempt_of(self, job: Job[Any], message: Message, now: float) -> Attempt:
+    def attempt_of(self, job: PoolJob[Any], message: Message, now: float) -> Attempt:
         """Return the attempt that the end of a followed job tells of, on the client's clock.
 
         It did not begin before the job waited for it, and has ended by now: so much is sure,
@@ -230,8 +230,8 @@ class Node:
         if not (math.isfinite(began) and 0.0 <= run < math.inf and slot < SLOTS):
             raise ProtocolError(f"an agent said that {job!r} ran for {run} s in {slot}")
         began -= self.clock.offset(now).ahead
-        began = max(job._queued_at, min(began, now - run))
-        return Attempt(self.first_slot + slot, job._queued_at, began, run)
+        began = max(job.queued_at, min(began, now - run))
+        return Attempt(self.first_slot + slot, job.queued_at, began, run)
 
     def beat(self) -> None:
         """Show that the client is alive, and send again what may be lost."""
@@ -272,7 +272,7 @@ class Node:
 
     def put_job(
         self,
-        job: Job[Any],
+        job: PoolJob[Any],
         payload: bytes,
         now: float,
         wait: float,
@@ -291,14 +291,14 @@ class Node:
             traced: Whether it may have a trace context.
         """
         if traced or self._trace:
-            self._tell_trace(job._context)
-        options = job._options
-        function = self._tell_function(job._function, renamed=bool(options.name))
+            self._tell_trace(job.context)
+        options = job.options
+        function = self._tell_function(job.function, renamed=bool(options.name))
         told = self._tell_options(options)
-        if job.attempt > 1 and job._heartbeats is not None:
-            details = JobContext.unpack(job._context).details
+        if job.attempt > 1 and job.heartbeats is not None:
+            details = JobContext.unpack(job.context).details
             self.put(Message(Kind.DETAILS, job.id, payload=details))
-        deadline = job._limits.deadline
+        deadline = job.limits.deadline
         left = math.inf if deadline is None else deadline - now
         place = 0
         if self._page is not None and options.bound is None:

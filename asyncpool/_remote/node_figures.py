@@ -269,7 +269,7 @@ class NodeFigures:
         # In the order in which they came.
         for job in client.registry.jobs.values():
             if client.jobs.agent_of(job.id) is None:
-                return max(0.0, now - job._queued_at)
+                return max(0.0, now - job.queued_at)
         return 0.0
 
     def _as_of_now(self, told: _Told, now: float) -> PoolStats:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from asyncpool._core import log_messages as say
 from asyncpool._engine.admission import list_functions
-from asyncpool._engine.job import ChunkJob, Job, StreamJob
+from asyncpool._engine.job import ChunkJob, PoolJob, StreamJob
 from asyncpool._engine.loop import Alarm
 from asyncpool._remote import objects
 from asyncpool._remote.carrier import Carrier, beat_every, ignore, node_timeout
@@ -104,7 +104,7 @@ class NodeNews:
             # An error of asyncpool's own may have attributes that no agent gives it.
             raise ProtocolError(f"the end of {job!r} cannot be read") from error
 
-    def _note_attempt(self, node: Node, job: Job[Any], message: Message) -> None:
+    def _note_attempt(self, node: Node, job: PoolJob[Any], message: Message) -> None:
         watch, now = self._registry.watch, self._loop.time()
         if message.place and (self._client.hub.listened or self._client.hub.tracers):
             watch.attempted(job, node.attempt_of(job, message, now))
@@ -133,11 +133,11 @@ class NodeNews:
     def _on_heartbeat(self, node: Node, message: Message) -> None:
         job = self._own(node, message)
         if job is not None and not job.done():
-            log, now = job._listen(), self._loop.time()
+            log, now = job.listen(), self._loop.time()
             beat = Beat(log.heard + 1, job.id, job.attempt, now, message.payload)
             log.add(beat, now)
 
-    def _own(self, node: Node, message: Message) -> Job[Any] | None:
+    def _own(self, node: Node, message: Message) -> PoolJob[Any] | None:
         """Return the job of a message, if it is open and that agent has it."""
         if self._jobs.agent_of(message.job) != node.number:
             return None
@@ -204,16 +204,16 @@ class Loads:
         loaded: Called with an agent, a job, and what the agent gets as its call.
     """
 
-    def __init__(self, loaded: Callable[[Node, Job[Any], bytes], object]) -> None:
+    def __init__(self, loaded: Callable[[Node, PoolJob[Any], bytes], object]) -> None:
         self._loaded = loaded
         self._tasks: dict[int, asyncio.Task[None]] = {}
 
     def __contains__(self, job: int) -> bool:
         return job in self._tasks
 
-    def begin(self, node: Node, job: Job[Any]) -> bytes | None:
+    def begin(self, node: Node, job: PoolJob[Any]) -> bytes | None:
         """Return what the agent gets as the call of *job*; ``None`` if that comes later."""
-        payload, lent = job._payload, node.carrier.lent
+        payload, lent = job.payload, node.carrier.lent
         assert isinstance(payload, OutOfBandPickle)
         if lent is None:
             return pack_parts(payload)
@@ -225,7 +225,7 @@ class Loads:
         return at_once
 
     async def _load(
-        self, lent: LentMemory, node: Node, job: Job[Any], payload: OutOfBandPickle
+        self, lent: LentMemory, node: Node, job: PoolJob[Any], payload: OutOfBandPickle
     ) -> None:
         task = asyncio.current_task()
         packed = await lent.lend(payload, lambda: self._tasks.get(job.id) is task)
@@ -427,7 +427,7 @@ class Nodes:
         for loss in losses:
             job = self._registry.jobs.get(loss.job)
             if job is not None:
-                names[job._title] += 1
+                names[job.title] += 1
                 self._on_loss(job, node, silence, loss.delivery)
         for other, number in pairs:
             self.send(other, [number])
@@ -455,10 +455,10 @@ class Nodes:
             )
 
     def _on_loss(
-        self, job: Job[Any], node: Node, silence: Silence, delivery: Delivery
+        self, job: PoolJob[Any], node: Node, silence: Silence, delivery: Delivery
     ) -> None:
         self._client.waits.forget(job.id)
-        ends, bound = self._client.ends, job._options.bound is not None
+        ends, bound = self._client.ends, job.options.bound is not None
         if delivery is Delivery.STARTED:
             if ends.lose_attempt(job, node, silence, others=self.any):
                 self.send_again(job)
@@ -495,7 +495,7 @@ class Nodes:
         node, now = self._nodes[number], self._loop.time()
         for each in jobs:
             job = self._registry.jobs[each]
-            payload = job._payload
+            payload = job.payload
             if type(payload) is bytes:
                 self._put(node, job, PLAIN + payload, now)
                 continue
@@ -514,9 +514,9 @@ class Nodes:
         else:
             self.flush_soon()
 
-    def send_again(self, job: Job[Any]) -> None:
+    def send_again(self, job: PoolJob[Any]) -> None:
         """Have a job that has left its agent go to one again, before those that wait."""
-        traits, key = job._function.traits, job._options.key
+        traits, key = job.function.traits, job.options.key
         for other, number in self._jobs.again(job.id, traits, key=key):
             self.send(other, [number])
 
@@ -524,12 +524,12 @@ class Nodes:
         """Tell whether the large buffers of *job* are on their way, so that it comes later."""
         return job in self._loads
 
-    def _put(self, node: Node, job: Job[Any], payload: bytes, now: float) -> None:
+    def _put(self, node: Node, job: PoolJob[Any], payload: bytes, now: float) -> None:
         hub = self._client.hub
         followed = hub.listened or job.id in hub.traced
         wait = self._client.waits.left(job)
         job.attempt += 1  # it may begin from now on
-        job._slot = node.number
+        job.slot = node.number
         if hub.traced:
             self._registry.watch.sending(job, node.first_slot)
         traced = bool(hub.tracers)
@@ -537,10 +537,10 @@ class Nodes:
         leases = self._registry.leases
         if leases.open and job.id in leases.open:
             leases.before_sending(job, node.number)
-        if type(job._payload) is not bytes:
+        if type(job.payload) is not bytes:
             self._client.traffic.go_on()
 
-    def _loaded(self, node: Node, job: Job[Any], payload: bytes) -> None:
+    def _loaded(self, node: Node, job: PoolJob[Any], payload: bytes) -> None:
         """Send a job whose large buffers its agent can see by now."""
         self._put(node, job, payload, self._loop.time())
         self.flush_soon()

@@ -70,7 +70,7 @@ def _find(job: ChunkJob[Any], told: bytes) -> None:
         return
     if kind == _RESULT:
         frame = Frame(FrameKind.VALUE, job.id, job.attempt, 0, load_parts(data))
-        result = load_outcome(job._function.serializer, frame)
+        result = load_outcome(job.function.serializer, frame)
         if not isinstance(result, Failed):
             job.find_in_result(result)
             return

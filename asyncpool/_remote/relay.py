@@ -14,7 +14,7 @@ from asyncpool._core.job_options import STREAM_TRAITS, JobOptions, JobTraits
 from asyncpool._dataclass import replace
 from asyncpool._engine.engine import Engine
 from asyncpool._engine.hub import Attempt, PoolHub
-from asyncpool._engine.job import Chunk, Job, StreamJob
+from asyncpool._engine.job import Chunk, PoolJob, StreamJob
 from asyncpool._engine.sessions import SessionWorker
 from asyncpool._remote.messages import (
     PLAIN,
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from asyncpool._remote.agent_client import AgentClient
 
 
-class RelayedJob(Job[Any]):
+class RelayedJob(PoolJob[Any]):
     """Tells of its end in the step that ends it.
 
     A callback of the future would come in the next turn of the loop.  That is 20 us more for a
@@ -133,7 +133,7 @@ class FollowedJobs:
         self._traced = (b"", b"", b"")
         self._attempts: dict[int, Attempt] = {}  # of jobs that end in this very step
 
-    def follow(self, job: Job[Any]) -> None:
+    def follow(self, job: PoolJob[Any]) -> None:
         """Follow a job that has just come."""
         if job.done():
             return
@@ -175,12 +175,12 @@ class FollowedJobs:
 
     def queued(self, job: Any, /) -> None:
         """Give a job the trace context that has come with it."""
-        trace, context = self.trace, job._context
+        trace, context = self.trace, job.context
         if not trace:
             return
         if self._traced[:2] != (context, trace):
             self._traced = context, trace, with_trace(context, trace)
-        job._context = self._traced[2]
+        job.context = self._traced[2]
 
     def sending(self, job: Any, slot: int, /) -> None:
         """Do nothing: the end tells it."""
@@ -210,7 +210,7 @@ _NO_KWARGS: dict[str, Any] = {}
 _EVER = math.inf
 
 # The class of jobs for each way to call a function that a client may choose.
-JOB_TYPES: dict[Via, type[Job[Any]]] = {
+JOB_TYPES: dict[Via, type[PoolJob[Any]]] = {
     "submit": RelayedJob,
     "map": RelayedChunk,
     "stream": StreamJob,
@@ -268,7 +268,7 @@ class Relay:
         self._loop = asyncio.get_running_loop()
         self._followed = FollowedJobs(supervisor.hub)
         self._tasks: set[asyncio.Task[None]] = set()
-        self._streams: dict[Job[Any], tuple[AgentClient, int]] = {}
+        self._streams: dict[PoolJob[Any], tuple[AgentClient, int]] = {}
 
     def submit(self, client: AgentClient, call: Call) -> None:
         """Give a job to the pool."""
@@ -296,7 +296,7 @@ class Relay:
             self._streams[job] = client, number
             self._spawn(self._pass_items(client, number, job), "asyncpool stream")
 
-    def _submit(self, client: AgentClient, call: Call) -> Job[Any]:
+    def _submit(self, client: AgentClient, call: Call) -> PoolJob[Any]:
         function: Any = call.function
         options, message, payload = call.options, call.message, _call_of(call)
         if message.begun or call.details or min(message.deadline, message.wait) < _EVER:
@@ -308,7 +308,7 @@ class Relay:
             return self._supervisor.sessions.call(
                 worker, function, (payload,), {}, replace(options, bound=None)
             )
-        submit: Callable[[], Job[Any]] = partial(
+        submit: Callable[[], PoolJob[Any]] = partial(
             self._traffic.submit, function, (payload,), {}, options
         )
         return self._supervisor.leases.submit((client.keeper, message.job), submit)
@@ -373,14 +373,14 @@ class Relay:
         del self._streams[job]
         client.ended(number, self._end_of(number, job))
 
-    def _end_of(self, number: int, job: Job[Any]) -> bytes:
+    def _end_of(self, number: int, job: PoolJob[Any]) -> bytes:
         """Return what tells the client how its job has ended."""
         kind, payload = _outcome_of(job)
         return self._followed.pack_end(kind, number, payload, job.id)
 
-    def on_heartbeat(self, job: Job[Any], beat: Beat) -> None:
+    def on_heartbeat(self, job: PoolJob[Any], beat: Beat) -> None:
         """Pass a heartbeat on, if it is that of a client's job."""
-        if job._options.codec is not self.functions:
+        if job.options.codec is not self.functions:
             return
         if job in self._streams:
             client, number = self._streams[job]
@@ -403,7 +403,7 @@ def traits_of(call: Call) -> JobTraits:
     return STREAM_TRAITS if call.options.via == "stream" else call.function.traits
 
 
-def _outcome_of(job: Job[Any]) -> tuple[Kind, bytes]:
+def _outcome_of(job: PoolJob[Any]) -> tuple[Kind, bytes]:
     """Return how a job has ended, and what comes of it."""
     if job.cancelled():
         return Kind.DROPPED, b""

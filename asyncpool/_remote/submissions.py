@@ -8,7 +8,7 @@ from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from asyncpool._core.job_options import JobOptions
-from asyncpool._engine.job import JOB_TYPES, Job
+from asyncpool._engine.job import JOB_TYPES, PoolJob
 from asyncpool._engine.large import Packer, too_large
 from asyncpool._engine.traffic import FunctionTables
 from asyncpool._remote.nodes import no_agent
@@ -76,7 +76,7 @@ class Submissions:
         args: tuple[Any, ...],
         kwargs: Mapping[str, Any],
         options: JobOptions,
-    ) -> Job[Any]:
+    ) -> PoolJob[Any]:
         """Queue a call, or send it to an agent; return its future."""
         client = self._client
         client.check_home()
@@ -87,7 +87,7 @@ class Submissions:
         else:
             called, name = stored.function, name or function_name(function)
         known = self._functions.of(options).find(called, name, options.via)
-        job: Job[Any] = JOB_TYPES[options.via](
+        job: PoolJob[Any] = JOB_TYPES[options.via](
             client.registry.next_id(), known, options, client, self._loop
         )
         payload: bytes | OutOfBandPickle | StoredCall
@@ -107,7 +107,7 @@ class Submissions:
         if size > MAX_PAYLOAD:
             return client.registry.refuse(job, too_large(size, MAX_PAYLOAD))
         self._enter(job)
-        job._payload = payload
+        job.payload = payload
         self._place(job)
         return job
 
@@ -135,13 +135,13 @@ class Submissions:
         most = self._max_queued
         return most is not None and self._client.jobs.waiting >= most
 
-    def _enter(self, job: Job[Any]) -> None:
+    def _enter(self, job: PoolJob[Any]) -> None:
         self._client.registry.enter(job)
         self._client.draining.busy()
-        if job._limits.timed:
+        if job.limits.timed:
             self._client.waits.begin(job)
 
-    def _submit_large(self, job: Job[Any], call: Any) -> Job[Any]:
+    def _submit_large(self, job: PoolJob[Any], call: Any) -> PoolJob[Any]:
         self._enter(job)
         self._client.jobs.prepare(job.id)
         self._packer.add(job, call)
@@ -151,28 +151,28 @@ class Submissions:
         """Pickle the next large calls, now that one has left the queue."""
         self._packer.go_on()
 
-    def packed(self, job: Job[Any], payload: bytes | OutOfBandPickle) -> None:
+    def packed(self, job: PoolJob[Any], payload: bytes | OutOfBandPickle) -> None:
         """Queue a job whose call a thread has pickled."""
         if len(payload) > MAX_PAYLOAD:
             self.refused(job, too_large(len(payload), MAX_PAYLOAD))
         else:
-            job._payload = payload
+            job.payload = payload
             self._place(job)
 
-    def refused(self, job: Job[Any], error: JobNotPicklableError) -> None:
+    def refused(self, job: PoolJob[Any], error: JobNotPicklableError) -> None:
         """End a job whose call cannot be pickled."""
         self._client.drop(job)
         self._client.registry.fail(job, error)
         self._client.draining.look()
 
-    def _place(self, job: Job[Any]) -> None:
-        options = job._options
+    def _place(self, job: PoolJob[Any]) -> None:
+        options = job.options
         if options.bound is not None:
             self._client.sessions.enqueue(job, options.bound.session)
             return
         node = self._client.jobs.submit(
             job.id,
-            job._function.traits,
+            job.function.traits,
             key=options.key,
             priority=options.priority,
         )

@@ -38,7 +38,7 @@ from opentelemetry.trace import (
 from asyncpool._core import log_messages as say
 from asyncpool._core.deadlines import RateLimit
 from asyncpool._engine.hub import Attempt, PoolHub, waited_since
-from asyncpool._engine.job import Job
+from asyncpool._engine.job import PoolJob
 from asyncpool._wire.messages import JobContext, with_trace
 from asyncpool.enums import JobOutcome
 from asyncpool.errors import JobTimeoutError, WorkerCrashedError
@@ -116,9 +116,9 @@ def outcome_of(error: BaseException) -> JobOutcome:
 _MOST_CALLERS = 1000
 
 
-def is_of_map(job: Job[Any]) -> bool:
+def is_of_map(job: PoolJob[Any]) -> bool:
     """Tell whether a job is an item of a map, or several."""
-    options = job._options
+    options = job.options
     # What holds the pool open is a map, or a session.
     return options.hold is not None and options.bound is None
 
@@ -141,52 +141,52 @@ class JobContexts:
         self._unsampled: Span | None = None
         self._callers: dict[tuple[int, int], SpanContext] = {}
 
-    def hand_on(self, job: Job[Any], context: Context) -> None:
+    def hand_on(self, job: PoolJob[Any], context: Context) -> None:
         """Hand on the *context* in which a job is submitted: it gets no spans of its own.
 
         A map may have any number of jobs.  Spans that these make do not get into the trace of
         the map's caller, so to them the caller's span is one that is not sampled.
         """
-        before, of_map = job._context, is_of_map(job)
+        before, of_map = job.context, is_of_map(job)
         caller = get_current_span(context).get_span_context()
         sent = context
         if of_map and caller.is_valid and caller.trace_flags.sampled:
             self._remember(caller)
             sent = set_span_in_context(_stands_for(caller, 0), context)
         self.send(job, sent)
-        self.handed = context, of_map, before, job._context
+        self.handed = context, of_map, before, job.context
 
-    def drop_again(self, job: Job[Any], context: Context) -> bool:
+    def drop_again(self, job: PoolJob[Any], context: Context) -> bool:
         """Treat a job as the last one that the sampler did not want; return whether it is alike."""
         known_in, function, before, after = self._dropped
         if (
             known_in is not context
-            or function != job._function.name
-            or before != job._context
+            or function != job.function.name
+            or before != job.context
         ):
             return False
-        job._context = after
+        job.context = after
         return True
 
-    def drop(self, job: Job[Any], context: Context, span: Span) -> None:
+    def drop(self, job: PoolJob[Any], context: Context, span: Span) -> None:
         """Have the worker know that the trace of a job is not recorded."""
-        before, caller = job._context, get_current_span(context)
+        before, caller = job.context, get_current_span(context)
         if caller.get_span_context().is_valid:
             self.send(job, context)
             # What is dropped of a caller whose trace is not recorded is dropped each time.
             if not caller.get_span_context().trace_flags.sampled:
-                self._dropped = context, job._function.name, before, job._context
+                self._dropped = context, job.function.name, before, job.context
         elif span.get_span_context().is_valid:  # else there is no SDK
             # One for all jobs without a trace: which one they have not makes no difference.
             root, packed, after = self._dropped_root
             if root is not context or packed != before:
                 self._unsampled = self._unsampled or span
                 self.send(job, set_span_in_context(self._unsampled, context))
-                self._dropped_root = context, before, job._context
+                self._dropped_root = context, before, job.context
             else:
-                job._context = after
+                job.context = after
 
-    def send(self, job: Job[Any], context: Context) -> None:
+    def send(self, job: PoolJob[Any], context: Context) -> None:
         """Have the worker get *context*."""
         headers: dict[str, str] = {}
         inject(headers, context)
@@ -194,11 +194,11 @@ class JobContexts:
             return
         # Too much baggage: then the worker knows of no trace.
         with suppress(ValueError):
-            job._context = with_trace(job._context, pickle.dumps(headers, 5))
+            job.context = with_trace(job.context, pickle.dumps(headers, 5))
 
-    def caller_of(self, job: Job[Any]) -> tuple[Context, list[Link]]:
+    def caller_of(self, job: PoolJob[Any]) -> tuple[Context, list[Link]]:
         """Return the parent of a job that :meth:`hand_on` was called for, and links."""
-        packed = JobContext.unpack(job._context).trace
+        packed = JobContext.unpack(job.context).trace
         if not packed:
             return Context(), []
         context = extract(pickle.loads(packed), Context())  # noqa: S301 - as made above
@@ -330,29 +330,29 @@ class JobSpans:
 
     # Of every job: as little as possible.
 
-    def queued(self, job: Job[Any], /) -> None:
+    def queued(self, job: PoolJob[Any], /) -> None:
         """Begin the span in which a job waits, if there may be one, and the sampler wants it."""
         try:
             context, limit = get_current(), self.limit
             # Nearly all jobs of a busy pool end here, so what they have in common is compared here.
-            if job._queued_at < limit.next_at:
+            if job.queued_at < limit.next_at:
                 limit.refused += 1
                 known_in, map_, before, after = self._contexts.handed
                 if (
                     context is known_in
-                    and job._context == before
-                    and (job._options.hold is not None and is_of_map(job)) is map_
+                    and job.context == before
+                    and (job.options.hold is not None and is_of_map(job)) is map_
                 ):
-                    job._context = after
+                    job.context = after
                 else:
                     self._contexts.hand_on(job, context)
             elif not self._contexts.drop_again(job, context):
-                limit.spend(job._queued_at, _ASKED)
+                limit.spend(job.queued_at, _ASKED)
                 self._begin(job, context)
         except Exception as error:  # noqa: BLE001 - no concern of the pool
             self.fail(error)
 
-    def _begin(self, job: Job[Any], context: Context) -> None:
+    def _begin(self, job: PoolJob[Any], context: Context) -> None:
         name, attributes = self._name(job)
         if is_of_map(job):
             span = self._start_of_map(name, context, attributes)
@@ -362,14 +362,14 @@ class JobSpans:
             span.set_attribute(JOB, job.id)
             parent = set_span_in_context(span, context)
             self.traced[job.id] = _Trace(span, parent, {**attributes, JOB: job.id})
-            self.limit.spend(job._queued_at, 1 - _ASKED)
+            self.limit.spend(job.queued_at, 1 - _ASKED)
             self._hub.follow(job.id)
         else:
             self._contexts.drop(job, context, span)
 
-    def _name(self, job: Job[Any]) -> tuple[str, dict[str, str]]:
+    def _name(self, job: PoolJob[Any]) -> tuple[str, dict[str, str]]:
         """Return what the first span of a job is called, and its attributes."""
-        function, via = job._function.name, job._function.figures.via
+        function, via = job.function.name, job.function.figures.via
         named = self._named.get((function, via))
         if named is None:
             attributes = {POOL: self.pool, FUNCTION: function, VIA: via}
@@ -398,7 +398,7 @@ class JobSpans:
     # Of jobs that are recorded.
 
     @_harmless
-    def sending(self, job: Job[Any], slot: int, /) -> None:
+    def sending(self, job: PoolJob[Any], slot: int, /) -> None:
         """End the waiting, and begin an attempt."""
         trace = self.traced.get(job.id)
         if trace is None:
@@ -416,7 +416,7 @@ class JobSpans:
         )
         self._contexts.send(job, set_span_in_context(trace.attempt, trace.parent))
 
-    def _worker(self, job: Job[Any], slot: int) -> dict[str, Any]:
+    def _worker(self, job: PoolJob[Any], slot: int) -> dict[str, Any]:
         """Return the attributes that say where an attempt is sent."""
         if self._node_with is None:
             return {SLOT: slot, PID: job.worker_pid or 0}
@@ -424,7 +424,7 @@ class JobSpans:
         return {NODE: self._node_with(slot)}
 
     @_harmless
-    def given_back(self, job: Job[Any], /) -> None:
+    def given_back(self, job: PoolJob[Any], /) -> None:
         """End an attempt that has not begun, and let the job wait again."""
         trace = self.traced.get(job.id)
         if trace is not None and trace.attempt is not None:
@@ -433,7 +433,7 @@ class JobSpans:
 
     @_harmless
     def again(
-        self, job: Job[Any], error: BaseException, attempt: Attempt | None, /
+        self, job: PoolJob[Any], error: BaseException, attempt: Attempt | None, /
     ) -> None:
         """End an attempt that has failed, and let the job wait again."""
         trace = self.traced.get(job.id)
@@ -445,7 +445,7 @@ class JobSpans:
     @_harmless
     def ended(
         self,
-        job: Job[Any],
+        job: PoolJob[Any],
         outcome: JobOutcome,
         error: BaseException | None,
         attempt: Attempt | None,
@@ -502,7 +502,7 @@ class JobSpans:
 
     def _tell_failure(
         self,
-        job: Job[Any],
+        job: PoolJob[Any],
         outcome: JobOutcome,
         error: BaseException,
         attempt: Attempt | None,

@@ -221,7 +221,7 @@ class Placement:
         job = self._client.registry.jobs.get(number)
         if job is None:
             return
-        name, why = job._function.name, f"{type(error).__name__}: {error}"
+        name, why = job.function.name, f"{type(error).__name__}: {error}"
         if self._engine.is_full(error):
             why = "a store on its way is full, and writes nothing to disk"
         refused = JobNotPicklableError(

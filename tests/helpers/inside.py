@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     from asyncpool._core.slots import Slot
     from asyncpool._engine.channel import Channel
     from asyncpool._engine.engine import Engine as PoolEngine
+    from asyncpool._engine.job import PoolJob
     from asyncpool._engine.launcher import Launcher
     from asyncpool._engine.loop import Threads
     from asyncpool._engine.machine import usable_cpus
@@ -194,7 +195,7 @@ def listeners_of(pool: Pool) -> list[object]:
     return [*several, *hub._streams, *hub._job_streams]
 
 
-class _Changing(dict[int, "Job[Any]"]):
+class _Changing(dict[int, "PoolJob[Any]"]):
     """Open jobs, of which there is one more, or one less, in the middle of the first reads."""
 
     reads = 4
@@ -352,12 +353,12 @@ def run_out(pool: Pool, job: Job[Any], *, within: float = 0.0) -> None:
 
     With a limit that is short a busy machine may not have begun it when that is over.
     """
-    end, limits = asyncio.get_running_loop().time() + within, job._limits
-    assert job._began is not None
-    if limits.timeout is not None:
-        job._began = end - limits.timeout
+    end, own = asyncio.get_running_loop().time() + within, job._pooled
+    assert own.began is not None
+    if own.limits.timeout is not None:
+        own.began = end - own.limits.timeout
     else:
-        job._options = replace(job._options, limits=replace(limits, deadline=end))
+        own.options = replace(own.options, limits=replace(own.limits, deadline=end))
     supervisor_of(pool).timers._timer.watch(job.id, end)
 
 
@@ -430,32 +431,32 @@ def block_until_pong(pool: Pool) -> None:
 
 def crashes_of(job: Job[Any]) -> tuple[Crash, ...]:
     """Return the crashes of the workers that had *job*."""
-    return tuple(job._crashes)
+    return tuple(job._pooled.crashes)
 
 
 def pickled(job: Job[Any]) -> bool:
     """Return whether the call is pickled."""
-    return bool(job._payload)
+    return bool(job._pooled.payload)
 
 
 def limits_of(job: Job[Any]) -> JobLimits:
     """Return the limits of a job."""
-    return job._limits
+    return job._pooled.limits
 
 
 def has_worker(job: Job[Any]) -> bool:
     """Return whether a worker has *job* now."""
-    return job._slot is not None
+    return job._pooled.slot is not None
 
 
 def begin_of(job: Job[Any]) -> float:
     """Return when *job* began, on the loop's clock; 0.0 before that."""
-    return job._began or 0.0
+    return job._pooled.began or 0.0
 
 
 def return_no_more(job: Job[Any], returns: int) -> None:
     """Have *job* have come back so many times from workers that did not begin it."""
-    job._times_returned = returns
+    job._pooled.times_returned = returns
 
 
 # The executor, and what else lives as long as the process.
@@ -756,7 +757,7 @@ def client_of(pool: RemotePool) -> Client:
     return pool._open()
 
 
-def only_job_of(pool: Pool) -> Job[Any]:
+def only_job_of(pool: Pool) -> PoolJob[Any]:
     """Return the only job that is open in *pool*."""
     [job] = registry_of(pool).jobs.values()
     return job
@@ -764,7 +765,7 @@ def only_job_of(pool: Pool) -> Job[Any]:
 
 def options_in(pool: Pool) -> JobOptions:
     """Return the options of the only job that is open in *pool*."""
-    return only_job_of(pool)._options
+    return only_job_of(pool).options
 
 
 def figures_of(pool: RemotePool) -> NodeFigures:

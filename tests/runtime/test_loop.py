@@ -159,7 +159,7 @@ class Bank(Owner):
         self.given: list[int] = []
 
     def give_credit(self, job: StreamJob, /) -> None:
-        self.given.append(job._credit)
+        self.given.append(job.credit)
 
 
 def stream(buffer: int) -> tuple[StreamJob, Bank]:
@@ -189,16 +189,16 @@ def test_whatever_the_pace_order_and_bound_hold(
         sent = got = 0
         for is_worker, count in steps:
             for _ in range(count):
-                if is_worker and sent < job._credit:
+                if is_worker and sent < job.credit:
                     job.receive(item(sent))
                     sent += 1
                 elif not is_worker and got < sent:
                     assert await taken(job) == got
                     got += 1
             assert sent - got <= buffer
-            assert job._credit <= got + buffer
+            assert job.credit <= got + buffer
             # Who has taken all that was sent is owed something new.
-            assert got < sent or job._credit > sent
+            assert got < sent or job.credit > sent
         assert bank.given == sorted(set(bank.given))
         assert len(bank.given) <= 2 * got // buffer + 1
         # Another attempt begins anew.

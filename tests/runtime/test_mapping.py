@@ -22,7 +22,7 @@ from asyncpool._core.job_options import AttemptPolicy, JobOptions
 from asyncpool._engine import batches as turn_module
 from asyncpool._engine.admission import Hold, MapHold
 from asyncpool._engine.batches import Task
-from asyncpool._engine.job import ChunkJob, Job
+from asyncpool._engine.job import ChunkJob, PoolJob
 from asyncpool._wire.page import ChunkResult, run_chunk
 from asyncpool._wire.pickling import pack_error
 from asyncpool.enums import Delivery
@@ -59,7 +59,7 @@ class FakePool:
 
     def __init__(self, most_open: int | None = None) -> None:
         self.ran: Counter[int] = Counter()
-        self.open: list[tuple[Job[Any], list[Any]]] = []
+        self.open: list[tuple[PoolJob[Any], list[Any]]] = []
         self.closed = False
         self.together = 0
         self.others = 0
@@ -82,7 +82,7 @@ class FakePool:
         args: tuple[Any, ...],
         _: dict[str, Any],
         options: JobOptions,
-    ) -> Job[Any]:
+    ) -> PoolJob[Any]:
         if self.closed:
             raise PoolClosedError
         waiting = len(self.open) + self.others
@@ -91,8 +91,8 @@ class FakePool:
         loop = asyncio.get_running_loop()
         chunk = function is run_chunk
         assert chunk == (options.via == "map")
-        make = ChunkJob if chunk else Job
-        job: Job[Any] = make(1, known_function(), options, Owner(), loop)
+        make = ChunkJob if chunk else PoolJob
+        job: PoolJob[Any] = make(1, known_function(), options, Owner(), loop)
         self.together += chunk
         self.open.append((job, args[1] if chunk else [args[0]]))
         return job
@@ -105,7 +105,7 @@ class FakePool:
         if isinstance(job, ChunkJob):
             self._finish_chunk(job, items, stop)
             return
-        job._function.traits.note(60)
+        job.function.traits.note(60)
         [(number, what)] = items
         self.ran[number] += 1
         if what == "die":

@@ -164,9 +164,9 @@ class QuickJob:
 
     id: int
     attempt: int = 1
-    _title: str = "f"
-    _queued_at: float = 1.0
-    _options: JobOptions = field(default_factory=JobOptions)
+    title: str = "f"
+    queued_at: float = 1.0
+    options: JobOptions = field(default_factory=JobOptions)
 
 
 def end_job(hub: PoolHub, job: Any, microseconds: int, now: float) -> None:
@@ -191,7 +191,7 @@ async def test_what_runs_for_long_is_shown_although_there_are_too_many_jobs(
     slots = [SLOT]
     trace = trace_of(path, hub, lambda: replace(figures(), slots=tuple(slots)), 1)
     trace.jobs.limit.next_at = math.inf
-    job: Any = QuickJob(815, _title="shop.resize")
+    job: Any = QuickJob(815, title="shop.resize")
     assert hub.on_new is not None
     hub.on_new(job)
     trace._look()

@@ -19,7 +19,7 @@ from asyncpool._engine import deaths
 from asyncpool._engine.admission import MapHold
 from asyncpool._engine.engine import Engine
 from asyncpool._engine.hub import PoolHub
-from asyncpool._engine.job import ChunkJob, Job, StreamJob
+from asyncpool._engine.job import ChunkJob, PoolJob, StreamJob
 from asyncpool._engine.registry import crash_error, delivery_of
 from asyncpool._engine.worker import WorkerHandle
 from asyncpool.enums import CrashKind, Delivery, NextStep
@@ -54,7 +54,7 @@ class Parts:
         jobs = range(1_000_000, 1_000_000 + count)
         assert all(self.core.submit(job, JobTraits()) is None for job in jobs)
 
-    def add(self, kind: type[Job[Any]] = Job, name: str = "f") -> Job[Any]:
+    def add(self, kind: type[PoolJob[Any]] = PoolJob, name: str = "f") -> PoolJob[Any]:
         """Return one more job, which is open."""
         loop, number = asyncio.get_running_loop(), self.registry.next_id()
         job = kind(number, known_function(name), ANYBODY, Owner(), loop)
@@ -79,9 +79,9 @@ async def test_every_ten_seconds_it_says_what_it_waits_for(
         hold = MapHold("app.each")
         hold.under_way = 12
         parts.draining.hold(hold)
-        for kind, name in ((Job, "work"), (ChunkJob, "each"), (StreamJob, "read")):
+        for kind, name in ((PoolJob, "work"), (ChunkJob, "each"), (StreamJob, "read")):
             parts.add(kind, f"app.{name}")
-        parts.add(StreamJob, "app.left")._credit = 0
+        parts.add(StreamJob, "app.left").credit = 0
         parts.queue(2)
         await pass_by(30)
         assert caplog.messages == []
@@ -157,7 +157,7 @@ def report_of(dead: DeadWorker, kind: CrashKind | None, *, planned: bool) -> Cra
 @pytest.mark.parametrize(("taken", "told"), [(99, "never sent"), (100, "sent")])
 async def test_half_a_frame_is_of_no_use_to_a_worker(taken: int, told: str) -> None:
     job = Parts().add()
-    job.attempt, job._frame_end = 1, 100
+    job.attempt, job.frame_end = 1, 100
     page = SimpleNamespace(begun=lambda *_: False)
     worker: Any = SimpleNamespace(page=page, outbox=SimpleNamespace(taken=taken))
     assert delivery_of(job, worker) == told
@@ -165,7 +165,7 @@ async def test_half_a_frame_is_of_no_use_to_a_worker(taken: int, told: str) -> N
 
 async def test_an_earlier_attempt_may_have_had_effects_too() -> None:
     job = Parts().add()
-    job._crashes = (crash_with(),)
+    job.crashes = (crash_with(),)
     for begun, expected in enumerate(("sent", "started")):
         job.attempt = begun
         assert crash_error(job, Delivery.SENT).delivery == expected

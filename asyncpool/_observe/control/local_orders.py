@@ -97,7 +97,7 @@ class LocalOrders:
         job = self._life.running().registry.jobs.get(number)
         if job is None:
             raise over(number)
-        slot = job._slot
+        slot = job.slot
         return slot or 0, await job.stack()
 
     async def profile(
