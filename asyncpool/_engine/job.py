@@ -14,6 +14,7 @@ from typing import (
     Any,
     Generic,
     NamedTuple,
+    Never,
     Protocol,
     Self,
     TypeVar,
@@ -264,6 +265,9 @@ class Job(asyncio.Future[R], Generic[R]):
 
     id: int
     attempt: int
+
+    def __init__(self, *, _of_a_pool: Never) -> None:
+        raise TypeError("a Job comes from Pool.submit()")
 
     @property
     def _pooled(self) -> PoolJob[R]:

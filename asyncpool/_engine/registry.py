@@ -52,21 +52,20 @@ if TYPE_CHECKING:
     from asyncpool._engine.engine import Engine
 
 
+_VALUE = FrameKind.VALUE
+
+
 def overdue(job: PoolJob[Any], handle: WorkerHandle) -> Failed:
     """Return the error of a job that has exceeded a time limit, whatever has ended it since."""
     error = timeout_error(job, stacks_of(job, handle))
     return Failed(error, may_retry=job.exceeded is not TimeLimit.DEADLINE)
 
 
-_VALUE = FrameKind.VALUE
-
 # What is told of jobs to those who listen to them, or trace them; nothing is done if nobody does.
 #
 # The pool does not hear when a job begins in its worker.  But a worker begins its next job
 # when it has ended the one before, and that it tells; so the begin of a job is known as soon
 # as anything else is.
-
-# Make the events of jobs, for those who listen to them and for traces.
 
 # What JobQueued(...) and so on do, in half of the time.
 _job_queued = partial(tuple.__new__, JobQueued)  # pyright: ignore[reportUnknownMemberType] - of a bare tuple
@@ -108,9 +107,9 @@ class JobWatch:
     """Publishes the events of jobs, and tells tracers.
 
     A caller on the way of every job calls a method only while ``hub.telling`` is true,
-    since a call costs as much as a tenth of a short job.  The
-    methods for failures look themselves.  Listeners and tracers hear of what goes well with
-    a job only if somebody listens, or if the job is traced.
+    since a call costs as much as a tenth of a short job.  The methods for failures look
+    themselves.  Listeners and tracers hear of what goes well with a job only if somebody
+    listens, or if the job is traced.
 
     Args:
         hub: Where the events go, and which knows the tracers.
@@ -506,7 +505,7 @@ class JobRegistry:
             if job.done():  # as in settle()
                 self.cancelled(job)
                 continue
-            # As returned() does.
+            # As settle() does.
             del jobs[number]
             job.payload = b""
             returned += 1
@@ -526,7 +525,11 @@ class JobRegistry:
             self.cancelled(job)
             return False
         if type(loaded) is not Failed:
-            self.returned(job, loaded)
+            self._leave(job)
+            job.function.figures.ok += 1
+            if self._hub.telling and (self._hub.listened or job.id in self._hub.traced):
+                self.watch.ended(job, JobOutcome.OK)
+            job.set_result(loaded)
             return False
         error = loaded.error
         if not loaded.may_retry:
@@ -541,17 +544,6 @@ class JobRegistry:
             return True
         self._complete(job, error)
         return False
-
-    def returned(self, job: PoolJob[Any], value: Any) -> None:
-        """End *job* with the value that it has returned."""
-        if job.done():  # as in settle()
-            self.cancelled(job)
-            return
-        self._leave(job)
-        job.function.figures.ok += 1
-        if self._hub.telling and (self._hub.listened or job.id in self._hub.traced):
-            self.watch.ended(job, JobOutcome.OK)
-        job.set_result(value)
 
     def lose_attempt(self, job: PoolJob[Any]) -> None:
         """Note that an attempt of an open job is lost, and that it waits for the next one."""

@@ -43,7 +43,6 @@ if TYPE_CHECKING:
 # machine needs 0.1 ms.
 _ANSWER_GRACE = 0.1
 
-_VALUE, _ERROR = FrameKind.VALUE, FrameKind.ERROR
 _MANAGERS = "multiprocessing.managers"
 _modules = sys.modules
 
@@ -317,21 +316,14 @@ class Traffic:
 
     # The way of a job back to its caller.
 
-    def on_outcomes(self, handle: WorkerHandle, frames: list[Frame]) -> bool:
-        """Settle jobs, and give their worker the next ones.
-
-        Returns:
-            Whether all *frames* are outcomes.  If not, nothing was done.
-        """
+    def on_outcomes(self, handle: WorkerHandle, frames: list[Frame]) -> None:
+        """Settle jobs, and give their worker the next ones."""
         engine, slot = self._engine, handle.slot
         core, registry, hub = engine.core, engine.registry, engine.hub
         handle.since = at = monotonic()
         engine.deciding += 1  # as in submit()
         try:
-            found = self._take_outcomes(handle, frames)
-            if found is None:
-                return False
-            taken, large = found
+            taken, large = self._take_outcomes(handle, frames)
             if hub.telling:
                 for job, frame in zip(taken, frames, strict=False):
                     if job is not None and (hub.listened or job.id in hub.traced):
@@ -353,7 +345,6 @@ class Traffic:
             for job in registry.settle_all(taken, frames, handle, at, large=large):
                 core.requeue({job.id: job.traits}, now)
                 engine.act()
-            return True
         finally:
             engine.deciding -= 1
 
@@ -387,21 +378,18 @@ class Traffic:
 
     def _take_outcomes(
         self, handle: WorkerHandle, frames: list[Frame]
-    ) -> tuple[list[PoolJob[Any] | None], bool] | None:
+    ) -> tuple[list[PoolJob[Any] | None], bool]:
         """Take jobs off their worker.
 
         Returns:
             The job of each frame, or none if its caller has given it up, up to the first frame
-            that breaks the protocol; and whether an outcome may be large.  ``None`` if there is
-            another frame among these: then nothing was done.
+            that breaks the protocol; and whether an outcome may be large.
         """
         core, registry = self._engine.core, self._engine.registry
         jobs, numbers, large = registry.jobs, list[int](), False
         taken: list[PoolJob[Any] | None] = []
         for frame in frames:
-            kind, number, attempt, run, payload = frame
-            if kind is not _VALUE and kind is not _ERROR:
-                return None
+            _, number, attempt, run, payload = frame
             job = jobs.get(number)
             if job is not None:
                 if job.attempt != attempt:
@@ -602,8 +590,9 @@ class FunctionTables:
     ) -> None:
         self._totals = totals
         self._data = data
-        self.usual = table(totals) if data is None else self._table_for(data.how)
-        self._table_of = functools.lru_cache(_MOST_FORMATS)(self._table_for)
+        self.usual = table(totals) if data is None else self._table_for(None, data.how)
+        make = functools.partial(self._table_for, self.usual)
+        self._table_of = functools.lru_cache(_MOST_FORMATS)(make)
 
     def packed(self, make: Callable[[FunctionTotals, FunctionTable], T]) -> T:
         """Return what *make* makes: a table whose numbers continue those of this pool."""
@@ -618,9 +607,8 @@ class FunctionTables:
             return how
         return self._table_of(how)  # there may be a view with a new codec for each job
 
-    def _table_for(self, how: Format) -> DataFunctionTable:
+    def _table_for(self, usual: FunctionTable | None, how: Format) -> DataFunctionTable:
         from asyncpool._core.data_only import DataFunctionTable  # noqa: PLC0415 - few pools have a codec
 
         assert self._data is not None  # only then there is such an option
-        usual = getattr(self, "usual", None)
         return DataFunctionTable(self._totals, self._data, how, usual)

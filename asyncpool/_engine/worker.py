@@ -575,8 +575,14 @@ class WorkerHandle:
         if self.broke_protocol:
             return
         outbox, trouble = self.outbox, ""
-        if not outbox.areas and self._pool.traffic.on_outcomes(self, frames):
-            return  # nearly always
+        for frame in frames:
+            kind = frame[0]
+            if kind is not _VALUE and kind is not _ERROR:
+                break
+        else:
+            if not outbox.areas:  # nearly always
+                self._pool.traffic.on_outcomes(self, frames)
+                return
         frames = [Frame(*frame) for frame in frames]
         outcomes: list[Frame] = []
         items: list[Frame] = []

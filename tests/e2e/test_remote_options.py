@@ -107,9 +107,8 @@ def leaves(options: JobOptions) -> dict[str, Any]:
         if field.name not in PARTS:
             found[field.name] = value
             continue
-        for inner in fields(value):
-            if inner.init:
-                found[inner.name] = getattr(value, inner.name)
+        for inner in (it for it in fields(value) if it.init):
+            found[inner.name] = getattr(value, inner.name)
     return found
 
 

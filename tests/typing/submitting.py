@@ -93,4 +93,5 @@ async def rejected(pool: Pool, job: Job[int]) -> None:
     print(text, future)
     print(job.state is JobState.FINISHED)  # type: ignore[attr-defined]  # pyright: ignore[reportAttributeAccessIssue, reportUnknownMemberType]
     job.state = JobState.DONE  # type: ignore[misc]  # pyright: ignore[reportAttributeAccessIssue]
+    asyncpool.Job()  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
     asyncpool.submit(add, 1)  # type: ignore[attr-defined]  # pyright: ignore[reportAttributeAccessIssue, reportUnknownMemberType]
