@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import ctypes.util
 import os
 import platform
 import subprocess
 import sys
-import sysconfig
 from pathlib import Path
 
 import pytest
 
-from tests.helpers.frozen import check_frozen, pyinstaller
 from tests.helpers.patience import PATIENCE
 from tests.helpers.scripts import ROOT, finish, start_script
 
@@ -137,13 +134,3 @@ def test_nothing_starts_itself_again(tmp_path: Path) -> None:
     )
     assert done.stdout == "32 0\nend\n", done.stderr
     assert "was itself started to have workers" in done.stderr
-
-
-@pytest.mark.skipif(
-    bool(sysconfig.get_config_var("Py_ENABLE_SHARED"))
-    and ctypes.util.find_library(f"python{sys.version_info[0]}.{sys.version_info[1]}")
-    is None,
-    reason="PyInstaller needs the shared library of this Python, which is not here",
-)
-def test_a_program_of_pyinstaller(tmp_path: Path) -> None:
-    check_frozen(pyinstaller(tmp_path))

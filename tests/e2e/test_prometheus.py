@@ -23,7 +23,7 @@ from prometheus_client import CollectorRegistry
 from asyncpool import JobTimeoutError, Pool, WorkerCrashedError
 from asyncpool.prometheus import register
 from tests.helpers import jobs
-from tests.helpers.patience import PATIENCE, patience
+from tests.helpers.patience import PATIENCE, look_again, patience
 from tests.helpers.pools import idle
 from tests.helpers.programs import find_program
 from tests.helpers.scraping import Figures, Page, exported
@@ -173,7 +173,7 @@ class Prometheus:
     async def until(self, expression: str, value: float) -> None:
         """Wait until *expression* has this value."""
         while await asyncio.to_thread(self.value, expression) != value:
-            pass
+            await look_again()
 
 
 @contextmanager
@@ -238,7 +238,7 @@ async def test_a_prometheus_has_what_happened_and_raises_the_alert(
                 # Each panel but the one that needs a map.
                 mapless = ["Items of maps"]
                 while await asyncio.to_thread(empty_panels, server, "Pools") != mapless:
-                    pass
+                    await look_again()
                 groups = (await asyncio.to_thread(server.ask, "rules"))["groups"]
     health = [rule["health"] for group in groups for rule in group["rules"]]
     assert health == ["ok"] * 18
@@ -266,7 +266,7 @@ async def test_a_prometheus_has_what_a_server_did(tmp_path: Path) -> None:
                 await server.until(crashes, 1)
                 await server.until(answers, 5)
                 while await asyncio.to_thread(empty_panels, server, "Servers"):
-                    pass
+                    await look_again()
                 groups = (await asyncio.to_thread(server.ask, "rules"))["groups"]
         assert served.end(signal.SIGTERM) == 0
     health = {rule["health"] for group in groups for rule in group["rules"]}

@@ -11,7 +11,7 @@ from typing import Any, Self
 from asyncpool import Cluster
 from asyncpool.cluster import ClusterStats
 from tests.helpers import serves
-from tests.helpers.patience import patience
+from tests.helpers.patience import look_again, patience
 
 SPREADS = ("handoff", "shared")
 
@@ -57,8 +57,8 @@ def is_whole(stats: ClusterStats) -> bool:
 
 async def come_true(condition: Callable[[], bool]) -> None:
     """Wait for what no event tells of, such as the end of a connection."""
-    while not condition():  # noqa: ASYNC110 - there is no event
-        await asyncio.sleep(0)
+    while not condition():
+        await look_again()
 
 
 async def connected(cluster: Cluster, count: int) -> None:

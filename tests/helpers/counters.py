@@ -1,13 +1,15 @@
 """What the kernel counts for a user or for the machine, and a service whose workers take all of it.
 
-``python -m tests.helpers.counters`` is that service: after each counter it prints how many each of
-its two workers has got, and goes on when it is told to.  With the number of a counter it is an
-unrelated program that wants one.  It needs nothing but the standard library for that.
+``python -m tests.helpers.counters`` is that service: for each counter it waits for a line, and prints
+how many each of its two workers has got.  With the argument ``others`` it is
+unrelated programs: for the number of a counter that it reads, a new one wants one of it, and whether
+that got one is printed.  It needs nothing but the standard library for that.
 """
 
 from __future__ import annotations
 
 import array
+import contextlib
 import ctypes
 import fcntl
 import functools
@@ -227,6 +229,7 @@ async def serve() -> None:
 
     from asyncpool import Pool, Sandbox
 
+    sys.stdin.readline()
     for number in range(len(COUNTERS)):
         async with Pool(
             2, ready="all", preload=[__spec__.name], sandbox=Sandbox.parser()
@@ -239,8 +242,15 @@ async def serve() -> None:
 
 if __name__ == "__main__":
     if len(sys.argv) > 1:
-        COUNTERS[int(sys.argv[1])].make()
-        os._exit(0)
-    import asyncio
+        for line in sys.stdin:
+            if (pid := os.fork()) == 0:
+                with contextlib.suppress(OSError, RuntimeError):
+                    COUNTERS[int(line)].make()
+                    os._exit(0)
+                os._exit(1)
+            sys.stdout.write(f"{os.waitpid(pid, 0)[1]}\n")
+            sys.stdout.flush()
+    else:
+        import asyncio
 
-    asyncio.run(serve())
+        asyncio.run(serve())

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 
-__all__ = ["PATIENCE", "patience"]
+__all__ = ["PATIENCE", "look_again", "patience"]
 
 # Only tests that fail wait as long.  20 s were too few on two cores that four other programs use:
 # what starts several interpreters took longer there.
@@ -19,3 +19,11 @@ def patience(times: int = 1) -> asyncio.Timeout:
         times: How often as long, for what takes seconds on a quiet machine.
     """
     return asyncio.timeout(times * PATIENCE)
+
+
+async def look_again() -> None:
+    """Pause while waiting for what nobody tells of: who looked all the time would take a core."""
+    loop = asyncio.get_running_loop()
+    soon = loop.create_future()
+    loop.call_later(0.002, soon.set_result, None)
+    await soon

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import ctypes.util
 import http.client
 import os
 import shutil
 import subprocess
 import sys
+import sysconfig
 import textwrap
 from pathlib import Path
 
@@ -18,8 +20,15 @@ from tests.helpers.scripts import ROOT
 from tests.helpers.serving import until
 
 
-def test_one_file_of_pyinstaller(tmp_path: Path) -> None:
-    check_frozen(pyinstaller(tmp_path, "--onefile"))
+@pytest.mark.skipif(
+    bool(sysconfig.get_config_var("Py_ENABLE_SHARED"))
+    and ctypes.util.find_library(f"python{sys.version_info[0]}.{sys.version_info[1]}")
+    is None,
+    reason="PyInstaller needs the shared library of this Python, which is not here",
+)
+@pytest.mark.parametrize("kind", ["--onedir", "--onefile"])
+def test_pyinstaller(kind: str, tmp_path: Path) -> None:
+    check_frozen(pyinstaller(tmp_path, kind))
 
 
 def test_cx_freeze(tmp_path: Path) -> None:
