@@ -104,6 +104,8 @@ class Core:
             limits=limits or WorkerLimits(),
             **options,
         )
+        self.closing, self.dispatcher = core.closing, core.dispatcher
+        self.exits, self.lifecycle = core.exits, core.lifecycle
         # Workers.
         self.start = self._told(core.start)
         self.ready = self._told(core.ready)
@@ -229,32 +231,9 @@ class Core:
         return self._core.closing.finish
 
     @property
-    def draining(self) -> bool:
-        """Whether the pool closes, and finishes all its jobs."""
-        return self._core.closing.draining
-
-    @property
-    def kills(self) -> int:
-        return self._core.lifecycle.kills
-
-    @property
-    def restarts(self) -> int:
-        return self._core.lifecycle.restarts
-
-    @property
     def waiting(self) -> int:
         """How many jobs have not begun, wherever they are."""
         return self._core.waiting
-
-    @property
-    def queued(self) -> int:
-        """How many jobs are with no worker."""
-        return self._core.dispatcher.waiting
-
-    @property
-    def unserved(self) -> int:
-        """How many jobs and sessions wait that a new worker might serve."""
-        return self._core.dispatcher.unserved
 
     @property
     def pipelining(self) -> bool:
@@ -267,37 +246,13 @@ class Core:
         return self._core.unbalanced
 
     @property
-    def idle(self) -> int:
-        """How many workers have nothing to do and could run any job."""
-        return self._core.dispatcher.idle
-
-    @property
-    def free(self) -> int:
-        """How many jobs could begin now."""
-        return self._core.dispatcher.free
-
-    @property
-    def wanted(self) -> int:
-        """How many callers wait for a worker to themselves."""
-        return self._core.dispatcher.wanted
-
-    @property
     def held_back(self) -> set[int]:
         """The slots whose workers get no job since such a caller waits for one of them."""
         return slots_held(self._core)
 
-    @property
-    def rolling(self) -> bool:
-        return self._core.exits.rolling
-
     def needs(self, slot: int) -> bool:
         """Tell whether a worker should be started in a slot if it is empty."""
         return self._core.exits.needs(self.slots[slot])
-
-    @property
-    def settled(self) -> bool:
-        """Whether all workers of the pool's size are there, and no other."""
-        return self._core.exits.settled
 
     @property
     def grants_no_exit(self) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 import pytest
-from hypothesis import given, strategies as st
+from hypothesis import example, given, strategies as st
 from hypothesis.stateful import (
     RuleBasedStateMachine,
     initialize,
@@ -594,6 +594,7 @@ def leave(queue: JobQueue) -> int:
     patience=st.integers(2, 6),
     story=st.lists(st.one_of(st.integers(-3, 3), st.none()), max_size=200),
 )
+@example(patience=2, story=[0, *[-1, None] * 6])
 def test_nothing_starves(patience: int, story: list[int | None]) -> None:
     """An integer is a job of that priority, which comes; else one leaves."""
     queue, left = JobQueue(patience), 0

@@ -249,28 +249,28 @@ class SupervisionMachine(SupervisionRules):
             session = shell.owners.get(slot.index)
             assert slot.session == session
             assert list(slot.calls) == shell.calls_of(session)
-        assert core.wanted == shell.wanted
+        assert core.dispatcher.wanted == shell.wanted
         assert len(core.held_back) <= len(core.slots)
-        assert core.queued == len(shell.waiting)
+        assert core.dispatcher.waiting == len(shell.waiting)
         ahead = sum(max(0, len(jobs) - shell.width) for jobs in flights.values())
         assert core.waiting == len(shell.waiting) + ahead
         assert core.pipelining == (ahead > 0)
-        assert core.idle == len(shell.free())
+        assert core.dispatcher.idle == len(shell.free())
         if not shell.broken:  # then nobody is given anything
-            assert core.free == shell.lanes()
+            assert core.dispatcher.free == shell.lanes()
         assert (core.broken is not None, core.over) == (
             shell.broken,
             shell.finished,
         )
         assert all(map(core.is_unpacking, shell.unpacking))
         assert not any(map(core.is_unpacking, shell.waiting))
-        assert core.kills == shell.seen["Kill"]
-        assert core.rolling is shell.rolling
+        assert core.lifecycle.kills == shell.seen["Kill"]
+        assert core.exits.rolling is shell.rolling
         # A pool that has given up keeps the slot in which that happened, needed or not.
-        assert core.settled or not shell.settled or shell.broken
+        assert core.exits.settled or not shell.settled or shell.broken
         well = [p for p in shell.processes.values() if p.ready and not p.leaving]
         well = [p for p in well if p.told is StopStage.NO]
-        assert len(well) == shell.workers or not core.settled
+        assert len(well) == shell.workers or not core.exits.settled
 
     @invariant()
     def no_two_workers_that_take_jobs_have_the_same_rank(self) -> None:

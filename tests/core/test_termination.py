@@ -279,15 +279,15 @@ def pool_with(jobs: int, *, ready: bool = True) -> Core:
 
 def test_it_drains_while_it_finishes_all_and_is_not_over() -> None:
     core = pool_with(1)
-    seen = [core.draining]
+    seen = [core.closing.draining]
     core.close(Finish.ALL, None, 1.0)
-    seen.append(core.draining)
+    seen.append(core.closing.draining)
     core.outcome(0, 0)
     assert cmd.Stop(0) in core.refill(0, 2.0)
-    seen.append(core.draining)
+    seen.append(core.closing.draining)
     commands = core.ended(0, 3.0, started=False, requeue=(), jitter=0.0)
     assert cmd.Finished() in commands
-    assert [*seen, core.draining] == [False, True, True, False]
+    assert [*seen, core.closing.draining] == [False, True, True, False]
 
 
 @pytest.mark.parametrize("held", [False, True])
@@ -341,7 +341,7 @@ def test_a_roll_goes_on_and_ends_with_the_last_job_that_waits() -> None:
     core = pool_with(3)
     assert core.roll(0.5) == [cmd.Spawn(1, 1)]
     assert core.close(Finish.ALL, None, 1.0) == []
-    assert core.rolling
+    assert core.exits.rolling
     assert core.ready(1, 2.0) == [cmd.Retiring(0, "roll"), cmd.Assign(1, (1,))]
     assert done(core, 1, 1, 3.0) == [
         cmd.Assign(1, (2,)),

@@ -410,7 +410,7 @@ class Books:
         self.seen["a keyed job whom nobody is there for"] += wanted is None
         if wanted is not None:
             self.processes[wanted].line = True
-        if self.core.unserved:
+        if self.core.dispatcher.unserved:
             self.core.job_waits(self.now)
 
     def _begin(self, slot: int, job: int) -> None:
