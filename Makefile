@@ -12,7 +12,7 @@ AT_ONCE = -n $(shell $(PY) -c "import os; print(min(4, os.cpu_count() + 1))") --
 # What runs the package; the others look at texts, types and programs around it.
 COVERING := tests/core tests/worker tests/runtime tests/e2e tests/cli
 LAYERS := _core _engine _wire _worker _cluster _remote cluster _cli
-SOAK ?= --seed 1 --minutes 1
+SOAK ?= --seed 1 --minutes 0.5
 
 OLDEST := 3.11
 NEWEST := 3.15
