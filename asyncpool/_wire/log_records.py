@@ -1,8 +1,7 @@
 """Log records of asyncpool: their kinds, those of workers, and how a worker sends one.
 
-A kind has an id, a level, a text, and data beside it.
-The text and the data of a record come from the same values, so they cannot differ.  This module
-does not import ``logging``, which costs a worker 2 MB: whoever logs has a logger.
+A kind has an id, a level and a text; whoever logs it gives the data, from which the text is made
+too.  This module does not import ``logging``, which costs a worker 2 MB: whoever logs has a logger.
 
 Records of asyncpool's own code in a worker get its pool, slot, generation and pid on the way.
 The service believes a worker none of the other ids: what a job makes up rings no alert of theirs.
@@ -37,13 +36,11 @@ class LogMessage(Record):
         level: Its level.
         id: What a filter or an alert finds it by, as the attribute ``message_id``.
         text: Its text, with the names of values, as in ``"%(pool)s is closed"``.
-        keys: The names of the attributes that it has besides ``message_id``, in one string.
     """
 
     level: int
     id: str
     text: str
-    keys: str = ""
 
     def log(
         self,
@@ -104,26 +101,23 @@ JOB_BLOCKED_LOOP = warning(
     "%(who)s ran for %(seconds).3g s by the clock %(where)s, and the event loop of its worker "
     "ran nothing else meanwhile: it computed, or blocked, or the worker had to wait for a "
     "CPU%(hint)s",
-    "seconds",
 )
 
 # Of a server.
 
-RETIRE_CALLED = info("retire-called", "this worker retires: %(reason)s", "reason")
+RETIRE_CALLED = info("retire-called", "this worker retires: %(reason)s")
 REPLACEMENT_CALLED = info(
-    "replacement-called", "this worker asks for a replacement: %(reason)s", "reason"
+    "replacement-called", "this worker asks for a replacement: %(reason)s"
 )
 CONNECTIONS_CUT_OFF = warning(
     "connections-cut-off",
     "%(open)d of %(opened)d connections had not ended within the %(limit)s of %(seconds)g s, "
     "and are cut off%(who)s",
-    "open opened limit seconds",
 )
 SERVE_CANCELLED = warning(
     "serve-cancelled",
     "what this worker serves had not ended within the %(limit)s of %(seconds)g s, and is "
     "cancelled",
-    "limit seconds",
 )
 VALUE_UNREADABLE = error(
     "value-unreadable", "this worker cannot read %(what)s and drops it"
@@ -133,26 +127,23 @@ NOT_HANDED_ON = warning(
     "not-handed-on",
     "no connection can be handed on to other workers any more: %(why)s; each of them is "
     "closed behind its next response, or after %(seconds)g s without a request",
-    "seconds",
 )
 CONNECTION_FAILED = debug("connection-failed", "a connection failed: %(why)s")
 REQUEST_TIMED_OUT = warning(
     "request-timed-out",
     "%(method)s %(path)s%(who)s %(why)s, and is %(done)s, %(seconds).1f s after it came",
-    "method path seconds status",
 )
 WORKER_BUSY = warning(
     "worker-busy",
     "this worker takes no requests now: %(why)s; new connections go to others that can",
 )
 WORKER_FREE = info(
-    "worker-free", "this worker takes requests again, after %(seconds).1f s", "seconds"
+    "worker-free", "this worker takes requests again, after %(seconds).1f s"
 )
 LOOKS_LIKE_FACTORY = warning(
     "looks-like-factory",
     "%(function)s takes no arguments, and is called to make the application; say --factory "
     "if that is right",
-    "function",
 )
 
 IDS = frozenset(it.id for it in list(globals().values()) if isinstance(it, LogMessage))

@@ -14,7 +14,7 @@ from asyncpool._engine.output import StderrTail
 from asyncpool._wire import log_records
 from asyncpool._wire.log_records import INFO, LogMessage
 
-SOLD = LogMessage(INFO, "sold", "%(pool)s has sold %(count)d %(what)s", "pool count")
+SOLD = LogMessage(INFO, "sold", "%(pool)s has sold %(count)d %(what)s")
 LOGGER = logging.getLogger("tests.log_message")
 
 
