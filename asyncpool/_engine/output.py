@@ -463,7 +463,7 @@ def _hand_over(entry: LogEntry, ours: dict[str, object]) -> None:
     if entry.name != root.name:
         found = root.manager.loggerDict.get(entry.name)
     if isinstance(found, logging.Logger):
-        if found.isEnabledFor(entry.level):
+        if found.isEnabledFor(entry.levelno):
             found.handle(_record_of(entry, ours))
         return
     # If there is no such logger, take the next one above it, which would get the record too.
@@ -474,8 +474,16 @@ def _hand_over(entry: LogEntry, ours: dict[str, object]) -> None:
         above = root.manager.loggerDict.get(name)
         logger = above if isinstance(above, logging.Logger) else root
     least = max(logger.getEffectiveLevel(), root.manager.disable + 1)
-    if entry.level >= least:
+    if entry.levelno >= least:
         logger.callHandlers(_record_of(entry, ours))
+
+
+# How texts are shown that are not a part of one line.
+_SHOWN = {
+    "name": printable_name,
+    "exc_text": printable_lines,
+    "stack_info": printable_lines,
+}
 
 
 def _record_of(entry: LogEntry, ours: dict[str, object]) -> logging.LogRecord:
@@ -488,31 +496,30 @@ def _record_of(entry: LogEntry, ours: dict[str, object]) -> logging.LogRecord:
     message_id = vars(record).get("message_id")
     if message_id is not None and message_id not in log_records.IDS:
         vars(record)["extra_message_id"] = vars(record).pop("message_id")
-    path = PurePath(printable(entry.path))
-    age = record.created - entry.created
     # Nothing in it controls a terminal, begins a line in a name, or hides in its own.
+    shown = {
+        name: _SHOWN.get(name, printable)(getattr(entry, name))
+        for name in log_records.TEXTS
+    }
+    path = PurePath(shown["pathname"])
+    age = record.created - entry.created
     vars(record).update(
-        name=printable_name(entry.name),
-        levelno=entry.level,
-        levelname=printable(entry.level_name),
+        shown,
+        levelno=entry.levelno,
         msg=printable_lines(entry.message),
         args=None,
-        pathname=printable(entry.path),
         filename=path.name,
         module=path.stem,
-        lineno=entry.line,
-        funcName=printable(entry.function),
+        lineno=entry.lineno,
         created=entry.created,
         msecs=entry.created % 1 * 1000,
         relativeCreated=record.relativeCreated - age * 1000,
         process=entry.process,
-        processName=printable(entry.process_name),
         thread=entry.thread,
-        threadName=printable(entry.thread_name),
-        taskName=printable(entry.task_name) or None,
+        taskName=shown["taskName"] or None,
         exc_info=None,
-        exc_text=printable_lines(entry.trace) or None,
-        stack_info=printable_lines(entry.stack) or None,
+        exc_text=shown["exc_text"] or None,
+        stack_info=shown["stack_info"] or None,
         **ours,
     )
     return record

@@ -156,94 +156,92 @@ MAX_ENTRY = 32_768
 
 MAX_LEVEL = 1000
 
+# How many characters of its texts an entry has at most: the first ones, or the last ones where
+# there is a minus.  Of a message, too, which says how much of it is missing.
+TEXTS = {
+    "name": 200,
+    "levelname": 200,
+    "pathname": -500,
+    "funcName": 200,
+    "processName": 200,
+    "threadName": 200,
+    "taskName": 200,
+    "exc_text": -12_288,
+    "stack_info": -4096,
+}
 _MAX_MESSAGE = 8192
-_MAX_TRACE = 12_288
-_MAX_STACK = 4096
-_MAX_NAME = 200
-_MAX_PATH = 500
 
+# The same of its fields: how many, of their names, of their values.
 _MAX_FIELDS = 32
+_MAX_NAME = 200
 _MAX_TEXT = 1000
 _MAX_NUMBER = 1e18
 
 # How much is left of a longer text, so that there is room to say that it was cut.
 _CUT_TEXT = 900
 
-# How much is left of a text if the entry is too large even so, with six bytes for each
-# character.
-_SHORT = 1000
-
-# How many bytes the fields get at least, before long texts get them.
-_LEAST_FIELDS = 2048
-
-# The fewest characters of a text that are worth keeping, and the room for saying that
-# it was cut.
-_LEAST_TEXT = 20
-_NOTE = 60
-
-# The most bytes of one character, as an escape of JSON.
-_WIDEST = 6
-
 # The latest time, for handlers that make dates of it.
 _NEVER = 1e11
 
 
 class LogEntry(Record):
-    """One record of a logger.
+    """One record of a logger, with the names that ``logging`` has for its attributes.
 
     Attributes:
+        message: Its message, with the arguments in it.
         job: The job that it comes from; ``None`` if it comes from no job.
         attempt: The attempt; 0 if it comes from no job.
         fields: The values that were given as *extra*.
     """
 
     name: str
-    level: int
-    level_name: str
+    levelno: int
+    levelname: str
     message: str
-    path: str
-    line: int
-    function: str
+    pathname: str
+    lineno: int
+    funcName: str  # noqa: N815 - logging's name, as below
     created: float
     process: int
-    process_name: str
+    processName: str  # noqa: N815
     thread: int
-    thread_name: str
-    task_name: str
-    trace: str
-    stack: str
+    threadName: str  # noqa: N815
+    taskName: str  # noqa: N815
+    exc_text: str
+    stack_info: str
     job: int | None
     attempt: int
     fields: dict[str, Any]
 
     def pack(self) -> bytes:
         """Return the payload of a ``RECORD`` frame."""
-        entry = self._replace(
-            name=self.name[:_MAX_NAME],
-            level=max(0, min(self.level, MAX_LEVEL)),
-            level_name=self.level_name[:_MAX_NAME],
-            message=_cut(self.message, _MAX_MESSAGE),
-            path=self.path[-_MAX_PATH:],
-            function=self.function[:_MAX_NAME],
-            process_name=self.process_name[:_MAX_NAME],
-            thread_name=self.thread_name[:_MAX_NAME],
-            task_name=self.task_name[:_MAX_NAME],
-            trace=self.trace[-_MAX_TRACE:],
-            stack=self.stack[-_MAX_STACK:],
+        share = 1.0
+        while len(data := _dump(self._within(share))) > MAX_ENTRY:
+            # Somewhat less than the part that fits, since not all of an entry can be cut.
+            share *= 0.95 * MAX_ENTRY / len(data)
+        return data
+
+    def _within(self, share: float) -> LogEntry:
+        """Return the entry with no more than this share of the longest texts that there may be.
+
+        So short texts stay as they are while long ones are cut.
+        """
+        texts: dict[str, Any] = {}
+        for name, limit in TEXTS.items():
+            text, most = getattr(self, name), int(limit * share)
+            texts[name] = text[most:] if most < 0 else text[:most]
+        longest, longest_name = int(_MAX_TEXT * share), _MAX_NAME * share
+        fields = {
+            name: _cut(value, longest) if isinstance(value, str) else value
+            for name, value in self.fields.items()
+            if len(name) <= longest_name
+        }
+        return self._replace(
+            levelno=max(0, min(self.levelno, MAX_LEVEL)),
+            message=_cut(self.message, int(_MAX_MESSAGE * share), _MAX_MESSAGE),
+            fields=fields,
+            **texts,
         )
-        data = _dump(entry)
-        if len(data) <= MAX_ENTRY:
-            return data
-        bare = entry._replace(fields={})
-        size = len(_dump(bare))
-        if size > MAX_ENTRY - _LEAST_FIELDS:
-            bare = bare._replace(
-                message=_cut(self.message, _SHORT),
-                trace=entry.trace[-_SHORT:],
-                stack=entry.stack[-_SHORT:],
-            )
-            size = len(_dump(bare))
-        return _dump(bare._replace(fields=_fitting(self.fields, MAX_ENTRY - size)))
 
     @classmethod
     def unpack(cls, payload: bytes) -> LogEntry:
@@ -255,7 +253,7 @@ class LogEntry(Record):
         try:
             entry = cls(*json.loads(payload))
             _check(entry, len(payload))
-        except (ValueError, TypeError, OverflowError, RecursionError) as error:
+        except (ValueError, TypeError, RecursionError) as error:
             raise ProtocolError("a record of a logger cannot be read") from error
         return entry
 
@@ -273,30 +271,6 @@ def plain_fields(fields: Iterable[tuple[str, object]]) -> dict[str, Any]:
         if len(name) <= _MAX_NAME:
             found[name] = value if _is_plain(value) else _text_of(value)
     return found
-
-
-def _fitting(fields: dict[str, Any], room: int) -> dict[str, Any]:
-    """Return those of *fields* that fit into *room* bytes: small ones before large ones.
-
-    The room that the smaller fields leave is shared equally among the larger ones.  A
-    text that is longer than its share is cut, and any other such value is left out.
-    """
-    sizes = {name: len(_dump({name: value})) for name, value in fields.items()}
-    kept: dict[str, Any] = {}
-    for done, name in enumerate(sorted(sizes, key=lambda name: sizes[name])):
-        share = room // (len(fields) - done)
-        value, size = fields[name], sizes[name]
-        if size > share:
-            if not isinstance(value, str):
-                continue
-            most = (share - len(_dump({name: ""})) - _NOTE) // _WIDEST
-            if most < _LEAST_TEXT:
-                continue
-            value = _cut(value, min(most, _CUT_TEXT))
-            size = len(_dump({name: value}))
-        kept[name] = value
-        room -= size
-    return {name: kept[name] for name in fields if name in kept}
 
 
 def _is_plain(value: object) -> bool:
@@ -318,34 +292,34 @@ def _text_of(value: object) -> str:
         text = repr(value) if isinstance(value, bytes) else str(value)
     except Exception as error:  # noqa: BLE001 - it is the application's code
         text = f"a {type(value).__name__} without a text: {type(error).__name__}"
-    return text if len(text) <= _MAX_TEXT else _cut(text, _CUT_TEXT)
+    return _cut(text, _MAX_TEXT)
 
 
-def _cut(text: str, size: int) -> str:
-    if len(text) <= size:
+def _cut(text: str, most: int, left: int = _CUT_TEXT) -> str:
+    """Return a text of more than *most* characters with no more than *left* of them."""
+    if len(text) <= most:
         return text
-    return f"{text[:size]}... ({len(text) - size} characters are left out here)"
+    left = min(most, left)
+    return f"{text[:left]}... ({len(text) - left} characters are left out here)"
 
 
-def _dump(entry: LogEntry | dict[str, Any]) -> bytes:
+def _dump(entry: LogEntry) -> bytes:
     # A character that UTF-8 cannot encode becomes an escape, which JSON has as well.
     return json.dumps(entry, ensure_ascii=False).encode(errors="backslashreplace")
 
 
 def _check(entry: LogEntry, size: int) -> None:
-    expected = (
-        (str, entry.name, entry.level_name, entry.message, entry.path, entry.function),
-        (str, entry.process_name, entry.thread_name, entry.task_name),
-        (str, entry.trace, entry.stack),
-        (int, entry.level, entry.line, entry.process, entry.thread, entry.attempt),
-        (int, 0 if entry.job is None else entry.job),
-        (float, float(entry.created)),
-        (dict, entry.fields),
-    )
-    for cls, *values in expected:
-        if not all(isinstance(value, cls) for value in values):
-            raise TypeError("a field is of the wrong type")
-    if not 0 <= entry.level <= MAX_LEVEL or not 0 <= entry.created < _NEVER:
+    texts = [entry.message, *(getattr(entry, name) for name in TEXTS)]
+    numbers = [entry.levelno, entry.lineno, entry.process, entry.thread, entry.attempt]
+    if entry.job is not None:
+        numbers.append(entry.job)
+    if not (
+        all(isinstance(text, str) for text in texts)
+        and all(isinstance(number, int) for number in numbers)
+        and isinstance(entry.fields, dict)
+    ):
+        raise TypeError("a field is of the wrong type")
+    if not 0 <= entry.levelno <= MAX_LEVEL or not 0 <= entry.created < _NEVER:
         raise ValueError("a field is out of range")
     if size > MAX_ENTRY or plain_fields(entry.fields.items()) != entry.fields:
         raise ValueError("there is more than there may be")

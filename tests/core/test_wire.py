@@ -269,20 +269,20 @@ plain = (
 entries = st.builds(
     LogEntry,
     name=texts,
-    level=st.integers(0, MAX_LEVEL),
-    level_name=texts,
+    levelno=st.integers(0, MAX_LEVEL),
+    levelname=texts,
     message=texts,
-    path=texts,
-    line=natural,
-    function=texts,
+    pathname=texts,
+    lineno=natural,
+    funcName=texts,
     created=st.floats(0, 1e10),
     process=natural,
-    process_name=texts,
+    processName=texts,
     thread=natural,
-    thread_name=texts,
-    task_name=texts,
-    trace=texts,
-    stack=texts,
+    threadName=texts,
+    taskName=texts,
+    exc_text=texts,
+    stack_info=texts,
     job=st.none() | natural,
     attempt=st.integers(0, 65_535),
     fields=st.dictionaries(texts, plain, max_size=10),
@@ -302,34 +302,34 @@ long = st.text(st.characters(), min_size=90, max_size=100).map(lambda text: text
 def test_whatever_is_too_long_is_cut(one: str, other: str, level: int) -> None:
     huge = ENTRY._replace(
         name=one,
-        level=level,
-        level_name=other,
+        levelno=level,
+        levelname=other,
         message=one,
-        path=other,
-        function=one,
-        process_name=other,
-        thread_name=one,
-        task_name=other,
-        trace=one,
-        stack=other,
+        pathname=other,
+        funcName=one,
+        processName=other,
+        threadName=one,
+        taskName=other,
+        exc_text=one,
+        stack_info=other,
         fields=plain_fields((f"{n}", one[:1000]) for n in range(32)),
     )
     data = huge.pack()
     assert len(data) <= MAX_ENTRY
     entry = LogEntry.unpack(data)
     assert one.startswith(entry.message.rpartition("... (")[0])
-    assert one.endswith(entry.trace)
-    assert entry.trace
-    assert other.endswith(entry.path)
-    assert entry.level == max(0, min(level, MAX_LEVEL))
-    assert (entry.line, entry.job, entry.created) == (7, 3, 1000.5)
+    assert one.endswith(entry.exc_text)
+    assert entry.exc_text
+    assert other.endswith(entry.pathname)
+    assert entry.levelno == max(0, min(level, MAX_LEVEL))
+    assert (entry.lineno, entry.job, entry.created) == (7, 3, 1000.5)
 
 
 def test_of_a_record_that_is_too_large_the_small_fields_stay() -> None:
     small = {"order": 7, "shop": "Ulm", "paid": None}
     large = {f"body {n}": "\0" * 1000 for n in range(6)}
     entry = LogEntry.unpack(ENTRY._replace(fields={**large, **small}).pack())
-    assert (entry.message, entry.trace) == (ENTRY.message, ENTRY.trace)
+    assert (entry.message, entry.exc_text) == (ENTRY.message, ENTRY.exc_text)
     assert list(entry.fields) == [*large, *small]
     assert {name: entry.fields[name] for name in small} == small
     cut = [entry.fields[name] for name in large]
@@ -390,10 +390,10 @@ def changed(**fields: Any) -> bytes:
         json.dumps(ENTRY[:-1]).encode(),
         changed(name=7),
         changed(message=None),
-        changed(level="20"),
-        changed(level=-1),
-        changed(level=MAX_LEVEL + 1),
-        changed(line=1.5),
+        changed(levelno="20"),
+        changed(levelno=-1),
+        changed(levelno=MAX_LEVEL + 1),
+        changed(lineno=1.5),
         changed(job="3"),
         changed(attempt=None),
         changed(created="now"),
