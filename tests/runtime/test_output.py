@@ -14,7 +14,6 @@ from typing import Any, cast
 
 import pytest
 
-from asyncpool._engine.channel import Channel
 from asyncpool._engine.options import OutputMode
 from asyncpool._engine.output import _TURN, LogNotes, Output, WorkerLogs
 from tests.helpers.inside import log_entry
@@ -178,7 +177,7 @@ class Worker:
     def __init__(self, worker_logs: WorkerLogs) -> None:
         self.accused: list[str] = []
         self.calls: list[str] = []
-        self.notes = LogNotes(worker_logs, self, cast("Channel", self))
+        self.notes = LogNotes(worker_logs, cast("Any", self), cast("Any", self))
 
     def distrust(self, detail: str) -> None:
         self.accused.append(detail)
