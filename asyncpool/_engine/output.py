@@ -439,8 +439,9 @@ def _hand_over(entry: LogEntry, ours: dict[str, object]) -> None:
         entry = entry._replace(name=JOB_LOGGER)
     # If there is no such logger, take the next one above it, which would get the record too.
     # None is created, since loggers stay for ever, and a worker may invent any number of names.
-    logger, name, manager = logging.root, entry.name, logging.root.manager
-    while name and logger is logging.root:
+    root: logging.Logger = logging.root
+    logger, name, manager = root, entry.name, logging.root.manager
+    while name and logger is root:
         found = manager.loggerDict.get(name)
         logger = found if isinstance(found, logging.Logger) else logger
         name = name.rpartition(".")[0]
