@@ -191,8 +191,8 @@ def sessions_of(pool: Pool) -> list[int]:
 def listeners_of(pool: Pool) -> list[object]:
     """Return what is told of the events of *pool*, or of its jobs."""
     hub = pool._life.hub
-    several = [*hub._listeners, *hub._job_listeners, *hub._end_listeners, *hub.tracers]
-    return [*several, *hub._streams, *hub._job_streams]
+    told = [one for each in hub._hubs for one in (*each._listeners, *each._streams)]
+    return [*told, *hub.tracers]
 
 
 class _Changing(dict[int, "PoolJob[Any]"]):
