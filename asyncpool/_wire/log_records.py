@@ -1,6 +1,6 @@
 """Log records of asyncpool: their kinds, those of workers, and how a worker sends one.
 
-A kind has an id, a level and a text; whoever logs it gives the data, from which the text is made
+A kind has a name, a level and a text; whoever logs it gives the data, from which the text is made
 too.  This module does not import ``logging``, which costs a worker 2 MB: whoever logs has a logger.
 
 Records of asyncpool's own code in a worker get its pool, slot, generation and pid on the way.
@@ -29,18 +29,19 @@ if TYPE_CHECKING:
 DEBUG, INFO, WARNING, ERROR = 10, 20, 30, 40
 
 
-class LogMessage(Record):
+class LogMessage:
     """One kind of record; ``docs/log-records.md`` has a row for each.
 
     Attributes:
         level: Its level.
-        id: What a filter or an alert finds it by, as the attribute ``message_id``.
         text: Its text, with the names of values, as in ``"%(pool)s is closed"``.
+        id: What a filter or an alert finds it by, as the attribute ``message_id``.
     """
 
-    level: int
-    id: str
-    text: str
+    def __init__(self, level: int, text: str) -> None:
+        self.level = level
+        self.text = text
+        self.id = ""
 
     def log(
         self,
@@ -88,6 +89,17 @@ class LogMessage(Record):
             pass
 
 
+def give_ids(module: Mapping[str, object]) -> frozenset[str]:
+    """Give the messages of a module their ids, ``pool-closed`` to ``POOL_CLOSED``; return these.
+
+    Ids never change, since alerts depend on them.  So these names never change either.
+    """
+    messages = {name: it for name, it in module.items() if isinstance(it, LogMessage)}
+    for name, message in messages.items():
+        message.id = name.lower().replace("_", "-")
+    return frozenset(message.id for message in messages.values())
+
+
 debug = partial(LogMessage, DEBUG)
 info = partial(LogMessage, INFO)
 warning = partial(LogMessage, WARNING)
@@ -97,56 +109,43 @@ error = partial(LogMessage, ERROR)
 # Of a pool.
 
 JOB_BLOCKED_LOOP = warning(
-    "job-blocked-loop",
     "%(who)s ran for %(seconds).3g s by the clock %(where)s, and the event loop of its worker "
     "ran nothing else meanwhile: it computed, or blocked, or the worker had to wait for a "
-    "CPU%(hint)s",
+    "CPU%(hint)s"
 )
 
 # Of a server.
 
-RETIRE_CALLED = info("retire-called", "this worker retires: %(reason)s")
-REPLACEMENT_CALLED = info(
-    "replacement-called", "this worker asks for a replacement: %(reason)s"
-)
+RETIRE_CALLED = info("this worker retires: %(reason)s")
+REPLACEMENT_CALLED = info("this worker asks for a replacement: %(reason)s")
 CONNECTIONS_CUT_OFF = warning(
-    "connections-cut-off",
     "%(open)d of %(opened)d connections had not ended within the %(limit)s of %(seconds)g s, "
-    "and are cut off%(who)s",
+    "and are cut off%(who)s"
 )
 SERVE_CANCELLED = warning(
-    "serve-cancelled",
     "what this worker serves had not ended within the %(limit)s of %(seconds)g s, and is "
-    "cancelled",
+    "cancelled"
 )
-VALUE_UNREADABLE = error(
-    "value-unreadable", "this worker cannot read %(what)s and drops it"
-)
-NOT_ACCEPTED = warning("not-accepted", "no connection can be accepted now: %(why)s")
+VALUE_UNREADABLE = error("this worker cannot read %(what)s and drops it")
+NOT_ACCEPTED = warning("no connection can be accepted now: %(why)s")
 NOT_HANDED_ON = warning(
-    "not-handed-on",
     "no connection can be handed on to other workers any more: %(why)s; each of them is "
-    "closed behind its next response, or after %(seconds)g s without a request",
+    "closed behind its next response, or after %(seconds)g s without a request"
 )
-CONNECTION_FAILED = debug("connection-failed", "a connection failed: %(why)s")
+CONNECTION_FAILED = debug("a connection failed: %(why)s")
 REQUEST_TIMED_OUT = warning(
-    "request-timed-out",
-    "%(method)s %(path)s%(who)s %(why)s, and is %(done)s, %(seconds).1f s after it came",
+    "%(method)s %(path)s%(who)s %(why)s, and is %(done)s, %(seconds).1f s after it came"
 )
 WORKER_BUSY = warning(
-    "worker-busy",
-    "this worker takes no requests now: %(why)s; new connections go to others that can",
+    "this worker takes no requests now: %(why)s; new connections go to others that can"
 )
-WORKER_FREE = info(
-    "worker-free", "this worker takes requests again, after %(seconds).1f s"
-)
+WORKER_FREE = info("this worker takes requests again, after %(seconds).1f s")
 LOOKS_LIKE_FACTORY = warning(
-    "looks-like-factory",
     "%(function)s takes no arguments, and is called to make the application; say --factory "
-    "if that is right",
+    "if that is right"
 )
 
-IDS = frozenset(it.id for it in list(globals().values()) if isinstance(it, LogMessage))
+IDS = give_ids(globals())
 
 
 # A socket of Linux takes an entry of this size as a whole or not at all.  So if

@@ -12,15 +12,16 @@ from hypothesis import given, strategies as st
 import asyncpool
 from asyncpool._engine.output import StderrTail
 from asyncpool._wire import log_records
-from asyncpool._wire.log_records import INFO, LogMessage
+from asyncpool._wire.log_records import INFO, LogMessage, give_ids
 
-SOLD = LogMessage(INFO, "sold", "%(pool)s has sold %(count)d %(what)s")
+ALL_SOLD = LogMessage(INFO, "%(pool)s has sold %(count)d %(what)s")
+give_ids(globals())
 LOGGER = logging.getLogger("tests.log_message")
 
 
 def test_text_and_data_are_of_the_same_values(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, LOGGER.name)
-    SOLD.log(LOGGER, {"pool": "shop", "count": 3}, what="cakes")
+    ALL_SOLD.log(LOGGER, {"pool": "shop", "count": 3}, what="cakes")
     [record] = caplog.records
     assert record.getMessage() == "shop has sold 3 cakes"
     assert (record.levelno, record.funcName) == (
@@ -28,14 +29,14 @@ def test_text_and_data_are_of_the_same_values(caplog: pytest.LogCaptureFixture) 
         "test_text_and_data_are_of_the_same_values",
     )
     data = vars(record)
-    assert (data["message_id"], data["pool"], data["count"]) == ("sold", "shop", 3)
+    assert (data["message_id"], data["pool"], data["count"]) == ("all-sold", "shop", 3)
     assert "what" not in data
 
 
 def test_what_it_shows_beside_the_text(caplog: pytest.LogCaptureFixture) -> None:
     error = ArithmeticError("of a test")
     for shown in ({"error": error}, {"trace": "a trace"}, {"stack": "a stack"}):
-        LogMessage(logging.ERROR, "bad", "bad").log(LOGGER, {}, **shown)
+        LogMessage(logging.ERROR, "bad").log(LOGGER, {}, **shown)
     first, second, third = caplog.records
     assert first.exc_info is not None
     assert first.exc_info[1] is error
