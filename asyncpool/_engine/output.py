@@ -14,7 +14,7 @@ import logging
 import os
 import select
 import sys
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterable
 from pathlib import PurePath
 from time import perf_counter
@@ -320,14 +320,19 @@ class WorkerLogs:
     Args:
         loop: The pool's loop.
         pool: Its name.
+
+    Attributes:
+        paused: The workers that have to wait, since they have sent too many.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, pool: str) -> None:
-        self.pool = pool
         self._loop = loop
-        self._waiting: deque[tuple[LogNotes, bytes]] = deque()
+        self._pool = pool
+        self._waiting: deque[tuple[WorkerHandle, Channel, bytes]] = deque()
+        self._counts: Counter[WorkerHandle] = Counter()  # of those that wait
         self._empty = asyncio.Event()
         self._empty.set()
+        self.paused: set[WorkerHandle] = set()
 
     async def finish(self) -> None:
         """Wait until all records are passed on, if that does not take too long.
@@ -344,11 +349,15 @@ class WorkerLogs:
         left = len(self._waiting)
         self._waiting.clear()
         if left:
-            say.RECORDS_DROPPED.log(_LOGGER, {"pool": self.pool, "records": left})
+            say.RECORDS_DROPPED.log(_LOGGER, {"pool": self._pool, "records": left})
 
-    def add(self, notes: LogNotes, payload: bytes) -> None:
-        """Pass a record on in one of the next turns of the loop."""
-        self._waiting.append((notes, payload))
+    def add(self, author: WorkerHandle, channel: Channel, payload: bytes) -> None:
+        """Take the payload of a ``RECORD`` frame, to pass it on in one of the next turns."""
+        self._waiting.append((author, channel, payload))
+        self._counts[author] += 1
+        if self._counts[author] == _AHEAD:
+            self.paused.add(author)
+            channel.pause()
         if self._empty.is_set():
             self._empty.clear()
             self._loop.call_soon(self._pass_on)
@@ -357,8 +366,14 @@ class WorkerLogs:
         until = perf_counter() + _TURN
         try:
             while self._waiting:
-                notes, payload = self._waiting.popleft()
-                notes.pass_on(payload)
+                author, channel, payload = self._waiting.popleft()
+                self._counts[author] -= 1
+                if not self._counts[author]:
+                    del self._counts[author]
+                    if author in self.paused:
+                        self.paused.remove(author)
+                        channel.resume()
+                self._hand_over(author, payload)
                 if perf_counter() >= until:
                     break
         finally:
@@ -367,50 +382,19 @@ class WorkerLogs:
             else:
                 self._empty.set()
 
-
-class LogNotes:
-    """The records of one worker.
-
-    Args:
-        worker_logs: Passes them on.
-        author: The worker.
-        channel: The channel that they come from.
-
-    Attributes:
-        paused: Whether the worker has to wait, since it has sent too many.
-    """
-
-    def __init__(
-        self, worker_logs: WorkerLogs, author: WorkerHandle, channel: Channel
-    ) -> None:
-        self._worker_logs = worker_logs
-        self._author = author
-        self._channel = channel
-        self._waiting = 0
-        self.paused = False
-
-    def add(self, payload: bytes) -> None:
-        """Take the payload of a ``RECORD`` frame."""
-        self._worker_logs.add(self, payload)
-        self._waiting += 1
-        if self._waiting == _AHEAD:
-            self.paused = True
-            self._channel.pause()
-
-    def pass_on(self, payload: bytes) -> None:
+    def _hand_over(self, author: WorkerHandle, payload: bytes) -> None:
         """Give a record to its logger, and survive whatever its handlers do."""
-        self._waiting -= 1
-        if not self._waiting and self.paused:
-            self.paused = False
-            self._channel.resume()
         try:
             entry = LogEntry.unpack(payload)
         except ProtocolError as error:
-            self._author.distrust(str(error))
+            author.distrust(str(error))
             return
-        author = self._author
+        if entry.name == _LOGGER.name or entry.name.startswith(_OURS):
+            # What is under this name was said by the service.  A pool in a worker says it too,
+            # and so may a worker that lies.
+            entry = entry._replace(name=JOB_LOGGER)
         ours: dict[str, object] = {
-            "pool": self._worker_logs.pool,
+            "pool": self._pool,
             "slot": author.slot,
             "generation": author.generation,
             "pid": author.pid or entry.process,
@@ -419,7 +403,7 @@ class LogNotes:
         }
         # A handler or filter of the user's may raise anything.
         with contextlib.suppress(Exception, asyncio.CancelledError):
-            _hand_over(entry, ours)
+            _handle(entry, ours)
 
 
 def explicit_levels() -> tuple[tuple[tuple[str, int], ...], int]:
@@ -432,11 +416,7 @@ def explicit_levels() -> tuple[tuple[tuple[str, int], ...], int]:
     return tuple(levels), root.manager.disable
 
 
-def _hand_over(entry: LogEntry, ours: dict[str, object]) -> None:
-    if entry.name == _LOGGER.name or entry.name.startswith(_OURS):
-        # What is under this name was said by the service.  A pool in a worker says it too, and
-        # so may a worker that lies.
-        entry = entry._replace(name=JOB_LOGGER)
+def _handle(entry: LogEntry, ours: dict[str, object]) -> None:
     # If there is no such logger, take the next one above it, which would get the record too.
     # None is created, since loggers stay for ever, and a worker may invent any number of names.
     root: logging.Logger = logging.root
