@@ -179,6 +179,9 @@ _MAX_NUMBER = 1e18
 # How much is left of a longer text, so that there is room to say that it was cut.
 _CUT_TEXT = 900
 
+# How many times shorter the fields of too large an entry become before its other texts do.
+_FIELDS_FIRST = 10
+
 # The latest time, for handlers that make dates of it.
 _NEVER = 1e11
 
@@ -221,20 +224,20 @@ class LogEntry(Record):
         return data
 
     def _within(self, share: float) -> LogEntry:
-        """Return the entry with no more than this share of the longest texts that there may be.
+        """Return the entry with fields that are no longer than this share of the longest ones.
 
-        So short texts stay as they are while long ones are cut.
+        Short ones stay as they are, and so do the other texts until fields are quite short.
         """
+        longest, share = int(_MAX_TEXT * share), min(1.0, share * _FIELDS_FIRST)
+        fields = {
+            name: _cut(value, longest) if isinstance(value, str) else value
+            for name, value in self.fields.items()
+            if len(name) <= _MAX_NAME * share
+        }
         texts: dict[str, Any] = {}
         for name, limit in TEXTS.items():
             text, most = getattr(self, name), int(limit * share)
             texts[name] = text[most:] if most < 0 else text[:most]
-        longest, longest_name = int(_MAX_TEXT * share), _MAX_NAME * share
-        fields = {
-            name: _cut(value, longest) if isinstance(value, str) else value
-            for name, value in self.fields.items()
-            if len(name) <= longest_name
-        }
         return self._replace(
             levelno=max(0, min(self.levelno, MAX_LEVEL)),
             message=_cut(self.message, int(_MAX_MESSAGE * share), _MAX_MESSAGE),

@@ -10,9 +10,12 @@ import pytest
 from hypothesis import given, strategies as st
 
 import asyncpool
+from asyncpool._cluster import log_messages as cluster_messages
+from asyncpool._core import log_messages
 from asyncpool._engine.output import StderrTail
 from asyncpool._wire import log_records
 from asyncpool._wire.log_records import INFO, LogMessage, give_ids
+from tests.helpers.log_table import ROWS
 
 ALL_SOLD = LogMessage(INFO, "%(pool)s has sold %(count)d %(what)s")
 give_ids(globals())
@@ -44,6 +47,15 @@ def test_what_it_shows_beside_the_text(caplog: pytest.LogCaptureFixture) -> None
     assert third.stack_info == "a stack"
 
 
+def test_the_table_has_each_message_and_its_level() -> None:
+    found = dict[str, str]()
+    for module in (cluster_messages, log_messages, log_records):
+        for it in vars(module).values():
+            if isinstance(it, LogMessage):
+                found[it.id] = logging.getLevelName(it.level)
+    assert found == {name: row.level for name, row in ROWS.items()}
+
+
 PACKAGE = Path(asyncpool.__file__).parent
 OF_WORKERS = "acceptor connections serve server_worker worker worker_link worker_queues"
 IN_WORKERS = {
@@ -61,9 +73,7 @@ def test_workers_say_these_and_no_others() -> None:
         names = set(re.findall(r"\bsay\.([A-Z_]+)\.log\(", text))
         inside = not IN_WORKERS.isdisjoint({path, *path.parents})
         (said if inside else elsewhere).update(names)
-    known = {
-        name for name, it in vars(log_records).items() if isinstance(it, LogMessage)
-    }
+    known = {it.replace("-", "_").upper() for it in log_records.IDS}
     assert said == known
     assert elsewhere.isdisjoint(known)
 
