@@ -48,12 +48,10 @@ def test_what_it_shows_beside_the_text(caplog: pytest.LogCaptureFixture) -> None
 
 
 def test_the_table_has_each_message_and_its_level() -> None:
-    found = dict[str, str]()
-    for module in (cluster_messages, log_messages, log_records):
-        for it in vars(module).values():
-            if isinstance(it, LogMessage):
-                found[it.id] = logging.getLevelName(it.level)
-    assert found == {name: row.level for name, row in ROWS.items()}
+    modules = cluster_messages, log_messages, log_records
+    every = [it for module in modules for it in vars(module).values()]
+    found = {it.id: it.level for it in every if isinstance(it, LogMessage)}
+    assert found == {name: getattr(logging, row.level) for name, row in ROWS.items()}
 
 
 PACKAGE = Path(asyncpool.__file__).parent

@@ -299,7 +299,7 @@ long = st.text(st.characters(), min_size=90, max_size=100).map(lambda text: text
 @given(long, st.integers(-(10**9), 10**9))
 def test_whatever_is_too_long_is_cut(text: str, level: int) -> None:
     texts: dict[str, Any] = dict.fromkeys(("message", *TEXTS), text)
-    fields = plain_fields((f"{n}", text[:1000]) for n in range(32))
+    fields = plain_fields((f"{n}{text[:198]}", text[:1000]) for n in range(32))
     data = ENTRY._replace(levelno=level, fields=fields, **texts).pack()
     assert len(data) <= MAX_ENTRY
     entry = LogEntry.unpack(data)

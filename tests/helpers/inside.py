@@ -803,26 +803,18 @@ def waiting_jobs(pool: SharedPool) -> int:
 
 def log_entry(**changes: Any) -> LogEntry:
     """Return a record as a worker sends it."""
-    from asyncpool._wire.log_records import LogEntry
+    from asyncpool._wire.log_records import TEXTS, LogEntry
 
-    entry = LogEntry(
-        name="shop",
+    texts: dict[str, Any] = dict.fromkeys(TEXTS, "") | {"levelname": "INFO"}
+    return LogEntry(
         levelno=20,
-        levelname="INFO",
         message="sold",
-        pathname="/shop.py",
         lineno=7,
-        funcName="sell",
         created=1000.5,
         process=1,
-        processName="MainProcess",
         thread=2,
-        threadName="MainThread",
-        taskName="",
-        exc_text="",
-        stack_info="",
         job=3,
         attempt=1,
         fields={"price": 4.5},
-    )
-    return entry._replace(**changes)
+        **texts,
+    )._replace(**changes)

@@ -255,6 +255,16 @@ async def test_the_loop_has_its_turn_between_records_that_take_long() -> None:
     assert seen[-1] == 5
 
 
+async def test_a_worker_that_is_too_far_ahead_waits() -> None:
+    one, other = Worker(logs := worker_logs()), Worker(logs)
+    for _ in range(64):
+        one.say("again")
+    other.say("once")
+    assert (one.calls, other.calls) == (["pause"], [])
+    await finish(logs)
+    assert (one.calls, other.calls) == (["pause", "resume"], [])
+
+
 @pytest.mark.logs("records-dropped")
 async def test_what_is_left_is_dropped_at_the_end_and_that_is_told(
     caplog: pytest.LogCaptureFixture,
