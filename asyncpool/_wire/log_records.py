@@ -90,9 +90,12 @@ class LogMessage:
 
 
 def give_ids(module: Mapping[str, object]) -> frozenset[str]:
-    """Give the messages of a module their ids, ``pool-closed`` to ``POOL_CLOSED``; return these.
+    """Give the messages of a module their ids, such as ``pool-closed`` to ``POOL_CLOSED``.
 
-    Ids never change, since alerts depend on them.  So these names never change either.
+    Alerts go by the ids, so whoever renames a message breaks somebody's alert.
+
+    Returns:
+        The ids.
     """
     messages = {name: it for name, it in module.items() if isinstance(it, LogMessage)}
     for name, message in messages.items():
@@ -155,8 +158,8 @@ MAX_ENTRY = 32_768
 
 MAX_LEVEL = 1000
 
-# How many characters of its texts an entry has at most: the first ones, or the last ones where
-# there is a minus.  Of a message, too, which says how much of it is missing.
+# How many characters an entry keeps of each text: the first ones, or the last ones where there is
+# a minus.  A message is cut too, but says how much of it is missing.
 TEXTS = {
     "name": 200,
     "levelname": 200,
@@ -170,7 +173,7 @@ TEXTS = {
 }
 _MAX_MESSAGE = 8192
 
-# The same of its fields: how many, of their names, of their values.
+# The limits of fields: how many there are, how long their names, how large their values.
 _MAX_FIELDS = 32
 _MAX_NAME = 200
 _MAX_TEXT = 1000
@@ -179,8 +182,9 @@ _MAX_NUMBER = 1e18
 # How much is left of a longer text, so that there is room to say that it was cut.
 _CUT_TEXT = 900
 
-# How many times shorter the fields of too large an entry become before its other texts do.
-_FIELDS_FIRST = 10
+# Fields of an entry that is too large shrink to this part before its other texts shrink: a
+# traceback matters more.
+_FIELDS_FIRST = 1 / 10
 
 # The latest time, for handlers that make dates of it.
 _NEVER = 1e11
@@ -219,16 +223,16 @@ class LogEntry(Record):
         """Return the payload of a ``RECORD`` frame."""
         share = 1.0
         while len(data := _dump(self._within(share))) > MAX_ENTRY:
-            # Somewhat less than the part that fits, since not all of an entry can be cut.
+            # Somewhat less than the part that fits, since not all of an entry shrinks.
             share *= 0.95 * MAX_ENTRY / len(data)
         return data
 
     def _within(self, share: float) -> LogEntry:
-        """Return the entry with fields that are no longer than this share of the longest ones.
+        """Return the entry with its fields cut to this share of the longest that there may be.
 
-        Short ones stay as they are, and so do the other texts until fields are quite short.
+        Short fields stay as they are, so the room that they leave is for the long ones.
         """
-        longest, share = int(_MAX_TEXT * share), min(1.0, share * _FIELDS_FIRST)
+        longest, share = int(_MAX_TEXT * share), min(1.0, share / _FIELDS_FIRST)
         fields = {
             name: _cut(value, longest) if isinstance(value, str) else value
             for name, value in self.fields.items()
