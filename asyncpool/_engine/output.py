@@ -212,20 +212,21 @@ class Output:
 
         A process that prints so much more, or goes on, has only printed these words.
         """
-        others: list[bytes] = []
-        for line in lines:
-            if line.startswith(FATAL) and self._begins_report():
-                self._report = []
-                self._loop.call_later(_REPORT_TIME, self._expire_report)
-            (others if self._report is None else self._report).append(line)
-        if self._report is not None and len(self._report) > _REPORT_LINES:
-            others += self._report
+        start = 0
+        if self._report is None:
+            found = (n for n, line in enumerate(lines) if line.startswith(FATAL))
+            start = next(found, len(lines))
+            recorded = self._to_log() and _LOGGER.isEnabledFor(logging.WARNING)
+            if start == len(lines) or self._no_report or not recorded:
+                return lines
+            self._report = []
+            self._loop.call_later(_REPORT_TIME, self._expire_report)
+        self._report += lines[start:]
+        lines = lines[:start]
+        if len(self._report) > _REPORT_LINES:
+            lines += self._report
             self._report, self._no_report = None, True
-        return others
-
-    def _begins_report(self) -> bool:
-        recorded = self._to_log() and _LOGGER.isEnabledFor(logging.WARNING)
-        return recorded and self._report is None and not self._no_report
+        return lines
 
     def _expire_report(self) -> None:
         if self._fd >= 0 and self._report is not None:
@@ -248,9 +249,10 @@ class Output:
 
     def _emit_some(self, most: int = _LINES_A_TURN) -> bool:
         """Pass some lines on; return whether there are more."""
-        while most and self._lines and self._can_emit():
+        for _ in range(min(most, len(self._lines))):
+            if not self._can_emit():
+                break
             self._emit(self._lines.popleft())
-            most -= 1
         return bool(self._lines)
 
     def _can_emit(self) -> bool:

@@ -14,6 +14,7 @@ whatever it likes, and the pool does not trust what it sends.
 from __future__ import annotations
 
 import json
+import sys
 from functools import partial
 
 from asyncpool._wire.records import Record
@@ -67,19 +68,20 @@ class LogMessage:
         """
         if not logger.isEnabledFor(self.level):
             return
-        path, line, function, _ = logger.findCaller(stacklevel=2)
+        # What the logger's findCaller() would find, 0.7 us sooner.
+        caller = sys._getframe(1)  # noqa: SLF001
         data = {**extra, **words}
         seen = None if error is None else (type(error), error, error.__traceback__)
         try:
             record = logger.makeRecord(
                 logger.name,
                 self.level,
-                path,
-                line,
+                caller.f_code.co_filename,
+                caller.f_lineno,
                 self.text,
                 (data,) if data else (),
                 seen,
-                function,
+                caller.f_code.co_name,
                 {"message_id": self.id, **extra},
                 stack or None,
             )
