@@ -26,7 +26,6 @@ from asyncpool._engine.registry import crash_error, delivery_of, overdue, stacks
 from asyncpool._engine.worker import WorkerHandle
 from asyncpool._wire.posix import signal_name
 from asyncpool.enums import CrashKind, Delivery, NextStep, TimeLimit
-from asyncpool.errors import JobTimeoutError
 from asyncpool.events import Crash
 
 if TYPE_CHECKING:
@@ -244,7 +243,7 @@ class Deaths:
                 reason = reason_for_job(cause, killed_for)
             self._tell_exit(crash, reason)
             if was_ready:  # told in the next turn, and before what follows from it
-                self._log_exit(crash, handle, error, reason, killed_for)
+                engine.log.exited(handle, crash, reason, error, killed_for)
         # 7. Which jobs go to another worker.  Told before the effects, since with them an idle
         # worker gets such a job at once, and that is its next attempt.
         self._take_over(losses, given_up, crash)
@@ -378,25 +377,6 @@ class Deaths:
                 reason=reason,
             )
         )
-
-    def _log_exit(
-        self,
-        end: Crash,
-        handle: WorkerHandle,
-        error: BaseException | None,
-        reason: str,
-        killed_for: int | None,
-    ) -> None:
-        """Log an exit that the pool wanted, and for which job, if it was for one."""
-        log, serves = self._engine.log, self._engine.serving is not None
-        if isinstance(error, JobTimeoutError):
-            log.killed_for_timeout(handle, end, error)
-        elif killed_for is not None:
-            log.killed_for_cancellation(handle, end, killed_for)
-        elif handle.late_stacks and not serves:  # a cluster says that itself
-            log.killed_late(handle, end)
-        else:
-            log.worker_ended(handle, end, reason)
 
     def _take_over(self, losses: list[Loss], given_up: set[int], crash: Crash) -> None:
         """Count and tell which jobs wait for another worker, or are about to get one."""

@@ -472,7 +472,7 @@ class Engine:
             self.hub.publish(
                 events.Ready(handle.slot, handle.generation, handle.pid, took)
             )
-            self.log.worker_ready(handle, took)
+            self.log.of_worker(say.WORKER_READY, handle, seconds=round(took, 3))
             self.core.ready(handle.slot, now)
         if self.serving is not None:
             self.serving.ready(handle)

@@ -7,6 +7,7 @@ a decision is being carried out here.  If the level of a record is off, nothing 
 from __future__ import annotations
 
 import logging
+from dataclasses import asdict
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -74,12 +75,8 @@ class LifeLog:
     def started(self, ready: int, workers: int, seconds: float) -> None:
         """Log that the pool takes jobs; a cluster says later where it serves."""
         if not self._serves:
-            self.now(
-                say.POOL_STARTED,
-                ready=ready,
-                workers=workers,
-                seconds=round(seconds, 3),
-            )
+            took = round(seconds, 3)
+            self.now(say.POOL_STARTED, ready=ready, workers=workers, seconds=took)
 
     def sandbox_incomplete(self, lacks: tuple[Missing, ...]) -> None:
         """Log what this machine cannot enforce of a sandbox, once for a pool."""
@@ -97,12 +94,7 @@ class LifeLog:
     def closed(self, summary: CloseSummary) -> None:
         """Log what the close has done; a cluster counts connections, and says that itself."""
         if not self._serves:
-            self.now(
-                say.POOL_CLOSED,
-                finished=summary.finished,
-                failed=summary.failed,
-                killed=summary.killed,
-            )
+            self.now(say.POOL_CLOSED, **asdict(summary))
 
     def broken(self, reason: str, retry_after: float | None) -> None:
         """Log that no worker can be started, and there is none."""
@@ -115,36 +107,27 @@ class LifeLog:
 
     def resized(self, least: int, most: int, crash: Crash | None) -> None:
         """Log that the pool has the size that was asked for, or cannot have it yet."""
-        size = {
-            "size": f"{least} to {most} workers"
-            if least < most
-            else count_workers(most)
-        }
+        size = f"{least} to {most} workers" if least < most else count_workers(most)
+        words = {"size": size, "trouble": crash}
         if crash is None:
-            self.soon(say.RESIZED, size, least=least, most=most)
+            self.soon(say.RESIZED, words, least=least, most=most)
         else:
-            words = {**size, "trouble": f"{crash}"}
             extra = {"least": least, "most": most, "slot": crash.slot}
             self.soon(say.RESIZE_FAILED, words, **extra)
 
     def rolled(self, result: RollResult, seconds: float) -> None:
         """Log how a roll has ended."""
         words = {"outcome": describe_roll(result, "reload" if self._serves else "roll")}
-        extra: dict[str, object] = {
-            "replaced": result.replaced,
-            "filled": result.filled,
-            "seconds": round(seconds, 3),
-        }
-        if result.ok:
-            self.soon(say.ROLLED, words, **extra)
-        else:
-            self.soon(say.ROLL_FAILED, words, **extra, reason=result.reason)
+        self.soon(
+            say.ROLLED if result.ok else say.ROLL_FAILED,
+            words,
+            replaced=result.replaced,
+            filled=result.filled,
+            seconds=round(seconds, 3),
+            **({} if result.ok else {"reason": result.reason}),
+        )
 
     # Its workers.
-
-    def worker_ready(self, handle: WorkerHandle, seconds: float) -> None:
-        """Log that a worker takes jobs."""
-        self.of_worker(say.WORKER_READY, handle, seconds=round(seconds, 3))
 
     def worker_retiring(self, handle: WorkerHandle, reason: str) -> None:
         """Log that a worker takes no more jobs, and why."""
@@ -156,56 +139,44 @@ class LifeLog:
         }
         self.of_worker(say.WORKER_RETIRING, handle, words, reason=reason)
 
-    def worker_ended(self, handle: WorkerHandle, end: Crash, reason: str) -> None:
-        """Log the end of a worker that the pool wanted."""
-        words = {"why": f": {end.detail}" if end.detail else ""}
-        extra = {"exit_code": end.exit_code, "signal": end.signal}
-        self.of_worker(
-            say.WORKER_ENDED,
-            handle,
-            words,
-            reason=reason,
-            uptime=round(end.uptime, 3),
-            **extra,
-        )
-
-    def killed_for_timeout(
-        self, handle: WorkerHandle, end: Crash, error: JobTimeoutError
+    def exited(
+        self,
+        handle: WorkerHandle,
+        end: Crash,
+        reason: str,
+        error: BaseException | None,
+        killed_for: int | None,
     ) -> None:
-        """Log that a worker was killed since a job had exceeded its time."""
-        words = {"late": _LATE[error.limit].format(error.seconds), "stack": error.stack}
-        self.of_worker(
-            say.KILLED_FOR_TIMEOUT,
-            handle,
-            words,
-            signal=end.signal,
-            uptime=round(end.uptime, 3),
-            job_id=error.job_id,
-            attempt=error.attempt,
-            function=error.function,
-            limit=str(error.limit),
-        )
+        """Log an end of a worker that the pool wanted.
 
-    def killed_for_cancellation(
-        self, handle: WorkerHandle, end: Crash, job_id: int
-    ) -> None:
-        """Log that a worker was killed since a cancelled job did not end."""
-        job = next((it for it in handle.cancelled if it.job_id == job_id), None)
-        self.of_worker(
-            say.KILLED_FOR_CANCELLATION,
-            handle,
-            signal=end.signal,
-            uptime=round(end.uptime, 3),
-            job_id=job_id,
-            attempt=0 if job is None else job.attempt,
-            function="?" if job is None else job.function,
-        )
-
-    def killed_late(self, handle: WorkerHandle, end: Crash) -> None:
-        """Log that a worker had not ended in time, with its stacks."""
-        words = {"stack": end.stack}
-        extra = {"signal": end.signal, "uptime": round(end.uptime, 3)}
-        self.of_worker(say.KILLED_LATE, handle, words, **extra)
+        Args:
+            handle: The worker.
+            end: Its end.
+            reason: Why the pool wanted it.
+            error: Why the job failed for which it was killed, if it has failed.
+            killed_for: The number of that job, if there was one.
+        """
+        extra: dict[str, object] = {
+            "signal": end.signal,
+            "uptime": round(end.uptime, 3),
+        }
+        if isinstance(error, JobTimeoutError):
+            message = say.KILLED_FOR_TIMEOUT
+            late = _LATE[error.limit].format(error.seconds)
+            words = {"late": late, "stack": error.stack}
+            extra |= {"job_id": error.job_id, "attempt": error.attempt}
+            extra |= {"function": error.function, "limit": str(error.limit)}
+        elif killed_for is not None:
+            message, words = say.KILLED_FOR_CANCELLATION, {}
+            job = next((it for it in handle.cancelled if it.job_id == killed_for), None)
+            attempt, function = (job.attempt, job.function) if job else (0, "?")
+            extra |= {"job_id": killed_for, "attempt": attempt, "function": function}
+        elif handle.late_stacks and not self._serves:  # a cluster says that itself
+            message, words = say.KILLED_LATE, {"stack": end.stack}
+        else:
+            message, words = say.WORKER_ENDED, {"why": end.detail and f": {end.detail}"}
+            extra |= {"reason": reason, "exit_code": end.exit_code}
+        self.of_worker(message, handle, words, **extra)
 
     def crashed(self, crash: Crash, stack: str, report: str) -> None:
         """Log a crash, now: the caller is no decision.
@@ -221,28 +192,22 @@ class LifeLog:
             stack = "" if stack == crash.stack else stack
         elif crash.kind is CrashKind.HUNG:
             stack = crash.stack
-        extra: dict[str, object] = {
-            "pool": self._pool,
-            "slot": crash.slot,
-            "generation": crash.generation,
-            "pid": crash.pid,
-            "kind": str(crash.kind),
-            "exit_code": crash.exit_code,
-            "signal": crash.signal,
-            "uptime": round(crash.uptime, 3),
-            "job_id": crash.job_id,
-            "attempt": crash.attempt,
-            "function": crash.function,
-            "next_step": str(crash.next_step),
-        }
-        say.WORKER_CRASHED.log(
-            _LOGGER,
-            extra,
-            trace=trace,
-            stack=stack or report,
-            title=self._title,
-            crash=crash,
-            then=crash.next_step_text,
+        words = {"crash": crash, "then": crash.next_step_text}
+        words |= {"trace": trace, "stack": stack or report}
+        self.now(
+            say.WORKER_CRASHED,
+            words,
+            slot=crash.slot,
+            generation=crash.generation,
+            pid=crash.pid,
+            kind=str(crash.kind),
+            exit_code=crash.exit_code,
+            signal=crash.signal,
+            uptime=round(crash.uptime, 3),
+            job_id=crash.job_id,
+            attempt=crash.attempt,
+            function=crash.function,
+            next_step=str(crash.next_step),
         )
 
     def of_worker(
@@ -253,13 +218,8 @@ class LifeLog:
         **extra: object,
     ) -> None:
         """Log a step of a worker; *words* are in the text alone, *extra* in the record too."""
-        if _LOGGER.isEnabledFor(message.level):
-            who = {
-                "slot": handle.slot,
-                "generation": handle.generation,
-                "pid": handle.pid,
-            }
-            self.soon(message, words, **who, **extra)
+        extra |= {"generation": handle.generation, "pid": handle.pid}
+        self.soon(message, words, slot=handle.slot, **extra)
 
     def soon(
         self, message: LogMessage, words: dict[str, Any] | None = None, **extra: object

@@ -14,19 +14,22 @@ import logging
 import os
 import select
 import sys
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterable
 from pathlib import PurePath
 from time import perf_counter
-from typing import Protocol, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 from asyncpool._core import log_messages as say
-from asyncpool._engine.channel import Channel
-from asyncpool._engine.options import OutputMode
 from asyncpool._wire import log_records
 from asyncpool._wire.log_records import LogEntry
 from asyncpool._wire.text import JOB_LOGGER, printable, printable_lines, printable_name
 from asyncpool.errors import ProtocolError
+
+if TYPE_CHECKING:
+    from asyncpool._engine.channel import Channel
+    from asyncpool._engine.options import OutputMode
+    from asyncpool._engine.worker import WorkerHandle
 
 _LOGGER = logging.getLogger("asyncpool")
 _LINES = logging.getLogger("asyncpool.worker")
@@ -140,7 +143,7 @@ class Output:
         self._tail = StderrTail()
         self._report: list[bytes] | None = None
         self._no_report = False
-        self._label, self._trusted = "worker", False
+        self._words: dict[str, Any] = {"label": "worker", "trusted": False}
         self._extra: dict[str, object] = {"stream": "stderr" if err else "stdout"}
         os.set_blocking(fd, False)
         loop.add_reader(fd, self._read_some)
@@ -155,19 +158,19 @@ class Output:
 
         A log in JSON takes a line of JSON as it is from a worker that is *trusted*.
         """
-        self._label, self._trusted = label, trusted
+        self._words = {"label": label, "trusted": trusted}
         self._extra = {**extra, **self._extra}
 
     def take_report(self) -> str:
         """Return what the interpreter has said of a fatal error, for one record of the crash."""
-        lines, self._report = self._report or (), None
+        lines, self._report = self._report or [], None
         return "\n".join(printable(text(line)) for line in lines)
 
     def release_report(self) -> None:
         """Log line by line what was kept for the record of a crash: there is no crash."""
-        lines, self._report = self._report or (), None
+        lines, self._report = self._report or [], None
         for line in lines:
-            self._emit(text(line))
+            self._emit(line)
 
     def close(self) -> None:
         """Read what is left from a worker that is gone, and close the pipe."""
@@ -209,18 +212,17 @@ class Output:
 
         A process that prints so much more, or goes on, has only printed these words.
         """
+        start = 0
         if self._report is None:
-            starts = (n for n, line in enumerate(lines) if line.startswith(FATAL))
-            start = next(starts, None)
+            found = (n for n, line in enumerate(lines) if line.startswith(FATAL))
+            start = next(found, len(lines))
             recorded = self._to_log() and _LOGGER.isEnabledFor(logging.WARNING)
-            if start is None or self._no_report or not recorded:
+            if start == len(lines) or self._no_report or not recorded:
                 return lines
-            self._report = lines[start:]
+            self._report = []
             self._loop.call_later(_REPORT_TIME, self._expire_report)
-            lines = lines[:start]
-        else:
-            self._report += lines
-            lines = []
+        self._report += lines[start:]
+        lines = lines[:start]
         if len(self._report) > _REPORT_LINES:
             lines += self._report
             self._report, self._no_report = None, True
@@ -245,12 +247,12 @@ class Output:
         else:
             self._loop.add_reader(self._fd, self._read_some)
 
-    def _emit_some(self) -> bool:
+    def _emit_some(self, most: int = _LINES_A_TURN) -> bool:
         """Pass some lines on; return whether there are more."""
-        for _ in range(min(_LINES_A_TURN, len(self._lines))):
+        for _ in range(min(most, len(self._lines))):
             if not self._can_emit():
                 break
-            self._emit(text(self._lines.popleft()))
+            self._emit(self._lines.popleft())
         return bool(self._lines)
 
     def _can_emit(self) -> bool:
@@ -271,29 +273,22 @@ class Output:
             self._rest = b""
         dropped = len(self._lines) - _LINES_AT_THE_END
         if dropped > 0 and self._can_emit():
-            self._emit(f"({dropped} lines are left out here)")
+            self._emit(b"(%d lines are left out here)" % dropped)
             for _ in range(dropped):
                 self._lines.popleft()
-        while self._lines and self._can_emit():
-            self._emit(text(self._lines.popleft()))
+        self._emit_some(len(self._lines))
 
-    def _emit(self, text: str) -> None:
+    def _emit(self, line: bytes) -> None:
+        shown = text(line)
         if self._to_log():
             message = say.ERROR_LINE if self._err else say.LINE
-            line = printable(text)
-            message.log(
-                _LINES,
-                self._extra,
-                label=self._label,
-                line=line,
-                trusted=self._trusted,
-            )
+            message.log(_LINES, self._extra, line=printable(shown), **self._words)
             return
         stream = self._stream()
         # The pool must survive if its service's own stdout is closed or full.
         with contextlib.suppress(OSError, ValueError, AttributeError):
             if stream is not None:
-                stream.write(f"{text}\n")
+                stream.write(f"{shown}\n")
                 stream.flush()
 
 
@@ -321,33 +316,25 @@ _AHEAD = 64
 _LAST_TURNS = 1.0
 
 
-class Author(Protocol):
-    """The worker, as far as this module needs to know it."""
-
-    slot: int
-    generation: int
-
-    @property
-    def pid(self) -> int | None:
-        """The pid of its process."""
-
-    def distrust(self, detail: str) -> None:
-        """Trust the worker no more, since it has done what *detail* says."""
-
-
 class WorkerLogs:
     """The records of all workers of a pool, in the order in which they came.
 
     Args:
         loop: The pool's loop.
         pool: Its name.
+
+    Attributes:
+        paused: The workers that have to wait, since they have sent too many.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, pool: str) -> None:
-        self.pool = pool
         self._loop = loop
-        self._waiting: deque[tuple[LogNotes, bytes]] = deque()
-        self._emptied: asyncio.Future[None] | None = None
+        self._pool = pool
+        self._waiting: deque[tuple[WorkerHandle, Channel, bytes]] = deque()
+        self._counts: Counter[WorkerHandle] = Counter()  # of those that wait
+        self._empty = asyncio.Event()
+        self._empty.set()
+        self.paused: set[WorkerHandle] = set()
 
     async def finish(self) -> None:
         """Wait until all records are passed on, if that does not take too long.
@@ -355,83 +342,61 @@ class WorkerLogs:
         Cancellation:
             Safe: the records are still passed on.
         """
-        if self._emptied is not None:
-            await asyncio.wait((self._emptied,), timeout=_LAST_TURNS)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_LAST_TURNS):
+                await self._empty.wait()
 
     def close(self) -> None:
         """Drop the records that are left."""
         left = len(self._waiting)
         self._waiting.clear()
         if left:
-            extra = {"pool": self.pool, "records": left}
-            say.RECORDS_DROPPED.log(_LOGGER, extra)
+            say.RECORDS_DROPPED.log(_LOGGER, {"pool": self._pool, "records": left})
 
-    def add(self, notes: LogNotes, payload: bytes) -> None:
-        """Pass a record on in one of the next turns of the loop."""
-        self._waiting.append((notes, payload))
-        if self._emptied is None:
-            self._emptied = self._loop.create_future()
+    def add(self, author: WorkerHandle, channel: Channel, payload: bytes) -> None:
+        """Take the payload of a ``RECORD`` frame, to pass it on in one of the next turns."""
+        self._waiting.append((author, channel, payload))
+        self._counts[author] += 1
+        if self._counts[author] == _AHEAD:
+            self.paused.add(author)
+            channel.pause()
+        if self._empty.is_set():
+            self._empty.clear()
             self._loop.call_soon(self._pass_on)
 
     def _pass_on(self) -> None:
         until = perf_counter() + _TURN
         try:
             while self._waiting:
-                notes, payload = self._waiting.popleft()
-                notes.pass_on(payload)
+                author, channel, payload = self._waiting.popleft()
+                self._counts[author] -= 1
+                if not self._counts[author]:
+                    del self._counts[author]
+                    if author in self.paused:
+                        self.paused.remove(author)
+                        channel.resume()
+                self._hand_over(author, payload)
                 if perf_counter() >= until:
                     break
         finally:
             if self._waiting:
                 self._loop.call_soon(self._pass_on)
-            elif self._emptied is not None:
-                self._emptied.set_result(None)
-                self._emptied = None
+            else:
+                self._empty.set()
 
-
-class LogNotes:
-    """The records of one worker.
-
-    Args:
-        worker_logs: Passes them on.
-        author: The worker.
-        channel: The channel that they come from.
-
-    Attributes:
-        paused: Whether the worker has to wait, since it has sent too many.
-    """
-
-    def __init__(
-        self, worker_logs: WorkerLogs, author: Author, channel: Channel
-    ) -> None:
-        self._worker_logs = worker_logs
-        self._author = author
-        self._channel = channel
-        self._waiting = 0
-        self.paused = False
-
-    def add(self, payload: bytes) -> None:
-        """Take the payload of a ``RECORD`` frame."""
-        self._worker_logs.add(self, payload)
-        self._waiting += 1
-        if self._waiting == _AHEAD:
-            self.paused = True
-            self._channel.pause()
-
-    def pass_on(self, payload: bytes) -> None:
+    def _hand_over(self, author: WorkerHandle, payload: bytes) -> None:
         """Give a record to its logger, and survive whatever its handlers do."""
-        self._waiting -= 1
-        if not self._waiting and self.paused:
-            self.paused = False
-            self._channel.resume()
         try:
             entry = LogEntry.unpack(payload)
         except ProtocolError as error:
-            self._author.distrust(str(error))
+            author.distrust(str(error))
             return
-        author = self._author
+        if entry.name == _LOGGER.name or entry.name.startswith(_OURS):
+            # What is under this name was said by the service.  A pool in a worker says it too,
+            # and so may a worker that lies.
+            entry = entry._replace(name=JOB_LOGGER)
         ours: dict[str, object] = {
-            "pool": self._worker_logs.pool,
+            "pool": self._pool,
             "slot": author.slot,
             "generation": author.generation,
             "pid": author.pid or entry.process,
@@ -440,7 +405,7 @@ class LogNotes:
         }
         # A handler or filter of the user's may raise anything.
         with contextlib.suppress(Exception, asyncio.CancelledError):
-            _hand_over(entry, ours)
+            _handle(entry, ours)
 
 
 def explicit_levels() -> tuple[tuple[tuple[str, int], ...], int]:
@@ -453,29 +418,30 @@ def explicit_levels() -> tuple[tuple[tuple[str, int], ...], int]:
     return tuple(levels), root.manager.disable
 
 
-def _hand_over(entry: LogEntry, ours: dict[str, object]) -> None:
-    if entry.name == _LOGGER.name or entry.name.startswith(_OURS):
-        # What is under this name was said by the service.  A pool in a worker says it too, and
-        # so may a worker that lies.
-        entry = entry._replace(name=JOB_LOGGER)
-    root = logging.getLogger()
-    found: object = root
-    if entry.name != root.name:
-        found = root.manager.loggerDict.get(entry.name)
-    if isinstance(found, logging.Logger):
-        if found.isEnabledFor(entry.level):
-            found.handle(_record_of(entry, ours))
-        return
+def _handle(entry: LogEntry, ours: dict[str, object]) -> None:
     # If there is no such logger, take the next one above it, which would get the record too.
     # None is created, since loggers stay for ever, and a worker may invent any number of names.
-    logger, name = root, entry.name
-    while logger is root and "." in name:
+    root: logging.Logger = logging.root
+    logger, name, manager = root, entry.name, logging.root.manager
+    while name and logger is root:
+        found = manager.loggerDict.get(name)
+        logger = found if isinstance(found, logging.Logger) else logger
         name = name.rpartition(".")[0]
-        above = root.manager.loggerDict.get(name)
-        logger = above if isinstance(above, logging.Logger) else root
-    least = max(logger.getEffectiveLevel(), root.manager.disable + 1)
-    if entry.level >= least:
-        logger.callHandlers(_record_of(entry, ours))
+    if entry.levelno < max(logger.getEffectiveLevel(), manager.disable + 1):
+        return
+    record = _record_of(entry, ours)
+    if logger.name == entry.name:
+        logger.handle(record)
+    else:  # its own filters are not for records of other loggers
+        logger.callHandlers(record)
+
+
+# How texts are shown that are not a part of one line.
+_SHOWN = {
+    "name": printable_name,
+    "exc_text": printable_lines,
+    "stack_info": printable_lines,
+}
 
 
 def _record_of(entry: LogEntry, ours: dict[str, object]) -> logging.LogRecord:
@@ -488,31 +454,30 @@ def _record_of(entry: LogEntry, ours: dict[str, object]) -> logging.LogRecord:
     message_id = vars(record).get("message_id")
     if message_id is not None and message_id not in log_records.IDS:
         vars(record)["extra_message_id"] = vars(record).pop("message_id")
-    path = PurePath(printable(entry.path))
-    age = record.created - entry.created
     # Nothing in it controls a terminal, begins a line in a name, or hides in its own.
+    shown = {
+        name: _SHOWN.get(name, printable)(getattr(entry, name))
+        for name in log_records.TEXTS
+    }
+    path = PurePath(shown["pathname"])
+    age = record.created - entry.created
     vars(record).update(
-        name=printable_name(entry.name),
-        levelno=entry.level,
-        levelname=printable(entry.level_name),
+        shown,
+        levelno=entry.levelno,
         msg=printable_lines(entry.message),
         args=None,
-        pathname=printable(entry.path),
         filename=path.name,
         module=path.stem,
-        lineno=entry.line,
-        funcName=printable(entry.function),
+        lineno=entry.lineno,
         created=entry.created,
         msecs=entry.created % 1 * 1000,
         relativeCreated=record.relativeCreated - age * 1000,
         process=entry.process,
-        processName=printable(entry.process_name),
         thread=entry.thread,
-        threadName=printable(entry.thread_name),
-        taskName=printable(entry.task_name) or None,
+        taskName=shown["taskName"] or None,
         exc_info=None,
-        exc_text=printable_lines(entry.trace) or None,
-        stack_info=printable_lines(entry.stack) or None,
+        exc_text=shown["exc_text"] or None,
+        stack_info=shown["stack_info"] or None,
         **ours,
     )
     return record

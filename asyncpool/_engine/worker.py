@@ -28,7 +28,7 @@ from asyncpool._engine.channel import Channel
 from asyncpool._engine.interpreter import LaunchError
 from asyncpool._engine.launcher import Process
 from asyncpool._engine.outbox import Outbox
-from asyncpool._engine.output import LogNotes, Output
+from asyncpool._engine.output import Output
 from asyncpool._engine.page import WorkerPage
 from asyncpool._wire.frames import Frame, FrameKind, header
 from asyncpool._wire.messages import (
@@ -154,7 +154,6 @@ class WorkerHandle:
         jobs: The job channel; ``None`` until it is open.
         control: The control channel; ``None`` until it is open.
         link: Reads and writes in place of the job channel if the worker serves.
-        logs: The log records of the worker; ``None`` until the channels are open.
         stdout: What the worker writes to its stdout.
         stderr: What it writes to its stderr.
         lacked_memory: Whether the kernel has killed it, or a child of it, since its own cgroup
@@ -198,7 +197,6 @@ class WorkerHandle:
         self.jobs: Channel | None = None
         self.control: Channel | None = None
         self.link: ServingLink | None = None
-        self.logs: LogNotes | None = None
         self.stdout: Output | None = None
         self.stderr: Output | None = None
         self.lacked_memory = self.said_hello = False
@@ -457,7 +455,6 @@ class WorkerHandle:
         )
         assert self.jobs is not None
         self.outbox.connect(self.jobs, control)
-        self.logs = LogNotes(self._pool.worker_logs, self, control)
         page = self.page.open()
         theirs.callback(os.close, page)
         output = self._config.worker_output
@@ -563,7 +560,7 @@ class WorkerHandle:
     @property
     def heard_at(self) -> float:
         """When it last gave a sign of life on its control channel, or was kept from giving one."""
-        if self.logs is not None and self.logs.paused:
+        if self in self._pool.worker_logs.paused:
             return self._loop.time()
         return self._heard_at
 
@@ -621,7 +618,8 @@ class WorkerHandle:
 
     def _on_control_frames(self, frames: list[Frame]) -> None:
         """Tell the pool what the worker says about itself, and what it answers."""
-        assert self.logs is not None
+        control, logs = self.control, self._pool.worker_logs
+        assert control is not None
         if self.broke_protocol:
             return
         has_heartbeats = False
@@ -633,7 +631,7 @@ class WorkerHandle:
                 has_heartbeats = True
                 continue
             if frame.kind is FrameKind.RECORD:
-                self.logs.add(frame.payload)
+                logs.add(self, control, frame.payload)
                 continue
             try:
                 self._on_control_frame(frame)

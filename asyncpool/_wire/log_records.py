@@ -1,8 +1,7 @@
 """Log records of asyncpool: their kinds, those of workers, and how a worker sends one.
 
-A kind has an id, a level, a text, and data beside it.
-The text and the data of a record come from the same values, so they cannot differ.  This module
-does not import ``logging``, which costs a worker 2 MB: whoever logs has a logger.
+A kind has a name, a level and a text; whoever logs it gives the data, from which the text is made
+too.  This module does not import ``logging``, which costs a worker 2 MB: whoever logs has a logger.
 
 Records of asyncpool's own code in a worker get its pool, slot, generation and pid on the way.
 The service believes a worker none of the other ids: what a job makes up rings no alert of theirs.
@@ -15,6 +14,7 @@ whatever it likes, and the pool does not trust what it sends.
 from __future__ import annotations
 
 import json
+import sys
 from functools import partial
 
 from asyncpool._wire.records import Record
@@ -30,20 +30,19 @@ if TYPE_CHECKING:
 DEBUG, INFO, WARNING, ERROR = 10, 20, 30, 40
 
 
-class LogMessage(Record):
+class LogMessage:
     """One kind of record; ``docs/log-records.md`` has a row for each.
 
     Attributes:
         level: Its level.
-        id: What a filter or an alert finds it by, as the attribute ``message_id``.
         text: Its text, with the names of values, as in ``"%(pool)s is closed"``.
-        keys: The names of the attributes that it has besides ``message_id``, in one string.
+        id: What a filter or an alert finds it by, as the attribute ``message_id``.
     """
 
-    level: int
-    id: str
-    text: str
-    keys: str = ""
+    def __init__(self, level: int, text: str) -> None:
+        self.level = level
+        self.text = text
+        self.id = ""
 
     def log(
         self,
@@ -69,19 +68,20 @@ class LogMessage(Record):
         """
         if not logger.isEnabledFor(self.level):
             return
-        path, line, function, _ = logger.findCaller(stacklevel=2)
+        # What the logger's findCaller() would find, 0.7 us sooner.
+        caller = sys._getframe(1)  # noqa: SLF001
         data = {**extra, **words}
         seen = None if error is None else (type(error), error, error.__traceback__)
         try:
             record = logger.makeRecord(
                 logger.name,
                 self.level,
-                path,
-                line,
+                caller.f_code.co_filename,
+                caller.f_lineno,
                 self.text,
                 (data,) if data else (),
                 seen,
-                function,
+                caller.f_code.co_name,
                 {"message_id": self.id, **extra},
                 stack or None,
             )
@@ -89,6 +89,20 @@ class LogMessage(Record):
             logger.handle(record)
         except Exception:  # noqa: BLE001, S110 - there is no other place to tell of it
             pass
+
+
+def give_ids(module: Mapping[str, object]) -> frozenset[str]:
+    """Give the messages of a module their ids, such as ``pool-closed`` to ``POOL_CLOSED``.
+
+    Alerts go by the ids, so whoever renames a message breaks somebody's alert.
+
+    Returns:
+        The ids.
+    """
+    messages = {name: it for name, it in module.items() if isinstance(it, LogMessage)}
+    for name, message in messages.items():
+        message.id = name.lower().replace("_", "-")
+    return frozenset(message.id for message in messages.values())
 
 
 debug = partial(LogMessage, DEBUG)
@@ -100,62 +114,43 @@ error = partial(LogMessage, ERROR)
 # Of a pool.
 
 JOB_BLOCKED_LOOP = warning(
-    "job-blocked-loop",
     "%(who)s ran for %(seconds).3g s by the clock %(where)s, and the event loop of its worker "
     "ran nothing else meanwhile: it computed, or blocked, or the worker had to wait for a "
-    "CPU%(hint)s",
-    "seconds",
+    "CPU%(hint)s"
 )
 
 # Of a server.
 
-RETIRE_CALLED = info("retire-called", "this worker retires: %(reason)s", "reason")
-REPLACEMENT_CALLED = info(
-    "replacement-called", "this worker asks for a replacement: %(reason)s", "reason"
-)
+RETIRE_CALLED = info("this worker retires: %(reason)s")
+REPLACEMENT_CALLED = info("this worker asks for a replacement: %(reason)s")
 CONNECTIONS_CUT_OFF = warning(
-    "connections-cut-off",
     "%(open)d of %(opened)d connections had not ended within the %(limit)s of %(seconds)g s, "
-    "and are cut off%(who)s",
-    "open opened limit seconds",
+    "and are cut off%(who)s"
 )
 SERVE_CANCELLED = warning(
-    "serve-cancelled",
     "what this worker serves had not ended within the %(limit)s of %(seconds)g s, and is "
-    "cancelled",
-    "limit seconds",
+    "cancelled"
 )
-VALUE_UNREADABLE = error(
-    "value-unreadable", "this worker cannot read %(what)s and drops it"
-)
-NOT_ACCEPTED = warning("not-accepted", "no connection can be accepted now: %(why)s")
+VALUE_UNREADABLE = error("this worker cannot read %(what)s and drops it")
+NOT_ACCEPTED = warning("no connection can be accepted now: %(why)s")
 NOT_HANDED_ON = warning(
-    "not-handed-on",
     "no connection can be handed on to other workers any more: %(why)s; each of them is "
-    "closed behind its next response, or after %(seconds)g s without a request",
-    "seconds",
+    "closed behind its next response, or after %(seconds)g s without a request"
 )
-CONNECTION_FAILED = debug("connection-failed", "a connection failed: %(why)s")
+CONNECTION_FAILED = debug("a connection failed: %(why)s")
 REQUEST_TIMED_OUT = warning(
-    "request-timed-out",
-    "%(method)s %(path)s%(who)s %(why)s, and is %(done)s, %(seconds).1f s after it came",
-    "method path seconds status",
+    "%(method)s %(path)s%(who)s %(why)s, and is %(done)s, %(seconds).1f s after it came"
 )
 WORKER_BUSY = warning(
-    "worker-busy",
-    "this worker takes no requests now: %(why)s; new connections go to others that can",
+    "this worker takes no requests now: %(why)s; new connections go to others that can"
 )
-WORKER_FREE = info(
-    "worker-free", "this worker takes requests again, after %(seconds).1f s", "seconds"
-)
+WORKER_FREE = info("this worker takes requests again, after %(seconds).1f s")
 LOOKS_LIKE_FACTORY = warning(
-    "looks-like-factory",
     "%(function)s takes no arguments, and is called to make the application; say --factory "
-    "if that is right",
-    "function",
+    "if that is right"
 )
 
-IDS = frozenset(it.id for it in list(globals().values()) if isinstance(it, LogMessage))
+IDS = give_ids(globals())
 
 
 # A socket of Linux takes an entry of this size as a whole or not at all.  So if
@@ -165,94 +160,102 @@ MAX_ENTRY = 32_768
 
 MAX_LEVEL = 1000
 
-_MAX_MESSAGE = 8192
-_MAX_TRACE = 12_288
-_MAX_STACK = 4096
-_MAX_NAME = 200
-_MAX_PATH = 500
+# In an entry of so many bytes no text is worth cutting, and to look at each costs 3 us.
+_SMALL = 4096
 
+# How many characters a larger one keeps of each text: the first ones, or the last ones where there
+# is a minus.  A message is cut too, but says how much of it is missing.
+TEXTS = {
+    "name": 200,
+    "levelname": 200,
+    "pathname": -500,
+    "funcName": 200,
+    "processName": 200,
+    "threadName": 200,
+    "taskName": 200,
+    "exc_text": -12_288,
+    "stack_info": -4096,
+}
+_MAX_MESSAGE = 8192
+
+# The limits of fields: how many there are, how long their names, how large their values.
 _MAX_FIELDS = 32
+_MAX_NAME = 200
 _MAX_TEXT = 1000
 _MAX_NUMBER = 1e18
 
 # How much is left of a longer text, so that there is room to say that it was cut.
 _CUT_TEXT = 900
 
-# How much is left of a text if the entry is too large even so, with six bytes for each
-# character.
-_SHORT = 1000
-
-# How many bytes the fields get at least, before long texts get them.
-_LEAST_FIELDS = 2048
-
-# The fewest characters of a text that are worth keeping, and the room for saying that
-# it was cut.
-_LEAST_TEXT = 20
-_NOTE = 60
-
-# The most bytes of one character, as an escape of JSON.
-_WIDEST = 6
+# Fields of an entry that is too large shrink to this part before its other texts shrink: a
+# traceback matters more.
+_FIELDS_FIRST = 1 / 10
 
 # The latest time, for handlers that make dates of it.
 _NEVER = 1e11
 
 
 class LogEntry(Record):
-    """One record of a logger.
+    """One record of a logger, with the names that ``logging`` has for its attributes.
 
     Attributes:
+        message: Its message, with the arguments in it.
         job: The job that it comes from; ``None`` if it comes from no job.
         attempt: The attempt; 0 if it comes from no job.
         fields: The values that were given as *extra*.
     """
 
     name: str
-    level: int
-    level_name: str
+    levelno: int
+    levelname: str
     message: str
-    path: str
-    line: int
-    function: str
+    pathname: str
+    lineno: int
+    funcName: str  # noqa: N815 - logging's name, as below
     created: float
     process: int
-    process_name: str
+    processName: str  # noqa: N815
     thread: int
-    thread_name: str
-    task_name: str
-    trace: str
-    stack: str
+    threadName: str  # noqa: N815
+    taskName: str  # noqa: N815
+    exc_text: str
+    stack_info: str
     job: int | None
     attempt: int
     fields: dict[str, Any]
 
     def pack(self) -> bytes:
         """Return the payload of a ``RECORD`` frame."""
-        entry = self._replace(
-            name=self.name[:_MAX_NAME],
-            level=max(0, min(self.level, MAX_LEVEL)),
-            level_name=self.level_name[:_MAX_NAME],
-            message=_cut(self.message, _MAX_MESSAGE),
-            path=self.path[-_MAX_PATH:],
-            function=self.function[:_MAX_NAME],
-            process_name=self.process_name[:_MAX_NAME],
-            thread_name=self.thread_name[:_MAX_NAME],
-            task_name=self.task_name[:_MAX_NAME],
-            trace=self.trace[-_MAX_TRACE:],
-            stack=self.stack[-_MAX_STACK:],
-        )
-        data = _dump(entry)
-        if len(data) <= MAX_ENTRY:
+        data = _dump(self)
+        if len(data) <= _SMALL and 0 <= self.levelno <= MAX_LEVEL:  # nearly always
             return data
-        bare = entry._replace(fields={})
-        size = len(_dump(bare))
-        if size > MAX_ENTRY - _LEAST_FIELDS:
-            bare = bare._replace(
-                message=_cut(self.message, _SHORT),
-                trace=entry.trace[-_SHORT:],
-                stack=entry.stack[-_SHORT:],
-            )
-            size = len(_dump(bare))
-        return _dump(bare._replace(fields=_fitting(self.fields, MAX_ENTRY - size)))
+        share = 1.0
+        while len(data := _dump(self._within(share))) > MAX_ENTRY:
+            # Somewhat less than the part that fits, since not all of an entry shrinks.
+            share *= 0.95 * MAX_ENTRY / len(data)
+        return data
+
+    def _within(self, share: float) -> LogEntry:
+        """Return the entry with its fields cut to this share of the longest that there may be.
+
+        Short fields stay as they are, so the room that they leave is for the long ones.
+        """
+        longest, share = int(_MAX_TEXT * share), min(1.0, share / _FIELDS_FIRST)
+        fields = {
+            name: _cut(value, longest) if isinstance(value, str) else value
+            for name, value in self.fields.items()
+            if len(name) <= _MAX_NAME * share
+        }
+        texts: dict[str, Any] = {}
+        for name, limit in TEXTS.items():
+            text, most = getattr(self, name), int(limit * share)
+            texts[name] = text[most:] if most < 0 else text[:most]
+        return self._replace(
+            levelno=max(0, min(self.levelno, MAX_LEVEL)),
+            message=_cut(self.message, int(_MAX_MESSAGE * share), _MAX_MESSAGE),
+            fields=fields,
+            **texts,
+        )
 
     @classmethod
     def unpack(cls, payload: bytes) -> LogEntry:
@@ -264,7 +267,7 @@ class LogEntry(Record):
         try:
             entry = cls(*json.loads(payload))
             _check(entry, len(payload))
-        except (ValueError, TypeError, OverflowError, RecursionError) as error:
+        except (ValueError, TypeError, RecursionError) as error:
             raise ProtocolError("a record of a logger cannot be read") from error
         return entry
 
@@ -282,30 +285,6 @@ def plain_fields(fields: Iterable[tuple[str, object]]) -> dict[str, Any]:
         if len(name) <= _MAX_NAME:
             found[name] = value if _is_plain(value) else _text_of(value)
     return found
-
-
-def _fitting(fields: dict[str, Any], room: int) -> dict[str, Any]:
-    """Return those of *fields* that fit into *room* bytes: small ones before large ones.
-
-    The room that the smaller fields leave is shared equally among the larger ones.  A
-    text that is longer than its share is cut, and any other such value is left out.
-    """
-    sizes = {name: len(_dump({name: value})) for name, value in fields.items()}
-    kept: dict[str, Any] = {}
-    for done, name in enumerate(sorted(sizes, key=lambda name: sizes[name])):
-        share = room // (len(fields) - done)
-        value, size = fields[name], sizes[name]
-        if size > share:
-            if not isinstance(value, str):
-                continue
-            most = (share - len(_dump({name: ""})) - _NOTE) // _WIDEST
-            if most < _LEAST_TEXT:
-                continue
-            value = _cut(value, min(most, _CUT_TEXT))
-            size = len(_dump({name: value}))
-        kept[name] = value
-        room -= size
-    return {name: kept[name] for name in fields if name in kept}
 
 
 def _is_plain(value: object) -> bool:
@@ -327,34 +306,34 @@ def _text_of(value: object) -> str:
         text = repr(value) if isinstance(value, bytes) else str(value)
     except Exception as error:  # noqa: BLE001 - it is the application's code
         text = f"a {type(value).__name__} without a text: {type(error).__name__}"
-    return text if len(text) <= _MAX_TEXT else _cut(text, _CUT_TEXT)
+    return _cut(text, _MAX_TEXT)
 
 
-def _cut(text: str, size: int) -> str:
-    if len(text) <= size:
+def _cut(text: str, most: int, left: int = _CUT_TEXT) -> str:
+    """Return a text of more than *most* characters with no more than *left* of them."""
+    if len(text) <= most:
         return text
-    return f"{text[:size]}... ({len(text) - size} characters are left out here)"
+    left = min(most, left)
+    return f"{text[:left]}... ({len(text) - left} characters are left out here)"
 
 
-def _dump(entry: LogEntry | dict[str, Any]) -> bytes:
+def _dump(entry: LogEntry) -> bytes:
     # A character that UTF-8 cannot encode becomes an escape, which JSON has as well.
     return json.dumps(entry, ensure_ascii=False).encode(errors="backslashreplace")
 
 
 def _check(entry: LogEntry, size: int) -> None:
-    expected = (
-        (str, entry.name, entry.level_name, entry.message, entry.path, entry.function),
-        (str, entry.process_name, entry.thread_name, entry.task_name),
-        (str, entry.trace, entry.stack),
-        (int, entry.level, entry.line, entry.process, entry.thread, entry.attempt),
-        (int, 0 if entry.job is None else entry.job),
-        (float, float(entry.created)),
-        (dict, entry.fields),
-    )
-    for cls, *values in expected:
-        if not all(isinstance(value, cls) for value in values):
-            raise TypeError("a field is of the wrong type")
-    if not 0 <= entry.level <= MAX_LEVEL or not 0 <= entry.created < _NEVER:
+    texts = [entry.message, *(getattr(entry, name) for name in TEXTS)]
+    numbers = [entry.levelno, entry.lineno, entry.process, entry.thread, entry.attempt]
+    if entry.job is not None:
+        numbers.append(entry.job)
+    if not (
+        all(isinstance(text, str) for text in texts)
+        and all(isinstance(number, int) for number in numbers)
+        and isinstance(entry.fields, dict)
+    ):
+        raise TypeError("a field is of the wrong type")
+    if not 0 <= entry.levelno <= MAX_LEVEL or not 0 <= entry.created < _NEVER:
         raise ValueError("a field is out of range")
     if size > MAX_ENTRY or plain_fields(entry.fields.items()) != entry.fields:
         raise ValueError("there is more than there may be")

@@ -9,7 +9,7 @@ import logging
 import sys
 from functools import partial
 
-from asyncpool._wire.log_records import LogEntry, plain_fields
+from asyncpool._wire.log_records import TEXTS, LogEntry, plain_fields
 from asyncpool._wire.text import JOB_LOGGER
 from asyncpool._worker.api import running
 
@@ -79,28 +79,21 @@ class RecordHandler(logging.Handler):
     def _entry_of(self, record: logging.LogRecord) -> LogEntry:
         if record.exc_info and not record.exc_text:
             record.exc_text = _FORMATTER.formatException(record.exc_info)
-        extra = [pair for pair in vars(record).items() if pair[0] not in _USUAL]
-        fields = plain_fields(extra)
+        given = vars(record)
+        fields = plain_fields(it for it in given.items() if it[0] not in _USUAL)
         job, attempt = self._job_of(record, fields)
+        texts: dict[str, Any] = {name: str(given.get(name) or "") for name in TEXTS}
         return LogEntry(
-            name=str(record.name),
-            level=record.levelno,
-            level_name=str(record.levelname),
+            levelno=record.levelno,
             message=record.getMessage(),
-            path=str(record.pathname),
-            line=record.lineno,
-            function=str(record.funcName or ""),
+            lineno=record.lineno,
             created=record.created,
             process=record.process or 0,
-            process_name=str(record.processName or ""),
             thread=record.thread or 0,
-            thread_name=str(record.threadName or ""),
-            task_name=str(getattr(record, "taskName", None) or ""),
-            trace=str(record.exc_text or ""),
-            stack=_FORMATTER.formatStack(record.stack_info or ""),
             job=job,
             attempt=attempt,
             fields=fields,
+            **texts,
         )
 
     def _job_of(

@@ -42,7 +42,7 @@ from tests.helpers import serves
 from tests.helpers.gate import short_folder
 from tests.helpers.inside import config_of
 from tests.helpers.locked_folder import assert_waits, locked
-from tests.helpers.log_table import log_again
+from tests.helpers.log_table import ROWS, log_again
 from tests.helpers.patience import patience
 
 PLAN = ServingPlan(
@@ -345,7 +345,7 @@ def crash(**file_changes: Any) -> Crash:
     crash = Crash(**{**known, **file_changes})
     WORKER_CRASHED.log(
         logging.getLogger("asyncpool"),
-        dict.fromkeys(WORKER_CRASHED.keys.split()),
+        dict.fromkeys(ROWS["worker-crashed"].keys),
         title="app",
         crash=crash,
         then=crash.next_step_text,

@@ -10,17 +10,21 @@ import pytest
 from hypothesis import given, strategies as st
 
 import asyncpool
+from asyncpool._cluster import log_messages as cluster_messages
+from asyncpool._core import log_messages
 from asyncpool._engine.output import StderrTail
 from asyncpool._wire import log_records
-from asyncpool._wire.log_records import INFO, LogMessage
+from asyncpool._wire.log_records import INFO, LogMessage, give_ids
+from tests.helpers.log_table import ROWS
 
-SOLD = LogMessage(INFO, "sold", "%(pool)s has sold %(count)d %(what)s", "pool count")
+ALL_SOLD = LogMessage(INFO, "%(pool)s has sold %(count)d %(what)s")
+give_ids(globals())
 LOGGER = logging.getLogger("tests.log_message")
 
 
 def test_text_and_data_are_of_the_same_values(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, LOGGER.name)
-    SOLD.log(LOGGER, {"pool": "shop", "count": 3}, what="cakes")
+    ALL_SOLD.log(LOGGER, {"pool": "shop", "count": 3}, what="cakes")
     [record] = caplog.records
     assert record.getMessage() == "shop has sold 3 cakes"
     assert (record.levelno, record.funcName) == (
@@ -28,19 +32,26 @@ def test_text_and_data_are_of_the_same_values(caplog: pytest.LogCaptureFixture) 
         "test_text_and_data_are_of_the_same_values",
     )
     data = vars(record)
-    assert (data["message_id"], data["pool"], data["count"]) == ("sold", "shop", 3)
+    assert (data["message_id"], data["pool"], data["count"]) == ("all-sold", "shop", 3)
     assert "what" not in data
 
 
 def test_what_it_shows_beside_the_text(caplog: pytest.LogCaptureFixture) -> None:
     error = ArithmeticError("of a test")
     for shown in ({"error": error}, {"trace": "a trace"}, {"stack": "a stack"}):
-        LogMessage(logging.ERROR, "bad", "bad").log(LOGGER, {}, **shown)
+        LogMessage(logging.ERROR, "bad").log(LOGGER, {}, **shown)
     first, second, third = caplog.records
     assert first.exc_info is not None
     assert first.exc_info[1] is error
     assert second.exc_text == "a trace"
     assert third.stack_info == "a stack"
+
+
+def test_the_table_has_each_message_and_its_level() -> None:
+    modules = cluster_messages, log_messages, log_records
+    every = [it for module in modules for it in vars(module).values()]
+    found = {it.id: it.level for it in every if isinstance(it, LogMessage)}
+    assert found == {name: getattr(logging, row.level) for name, row in ROWS.items()}
 
 
 PACKAGE = Path(asyncpool.__file__).parent
@@ -60,9 +71,7 @@ def test_workers_say_these_and_no_others() -> None:
         names = set(re.findall(r"\bsay\.([A-Z_]+)\.log\(", text))
         inside = not IN_WORKERS.isdisjoint({path, *path.parents})
         (said if inside else elsewhere).update(names)
-    known = {
-        name for name, it in vars(log_records).items() if isinstance(it, LogMessage)
-    }
+    known = {it.replace("-", "_").upper() for it in log_records.IDS}
     assert said == known
     assert elsewhere.isdisjoint(known)
 

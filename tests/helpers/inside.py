@@ -191,8 +191,8 @@ def sessions_of(pool: Pool) -> list[int]:
 def listeners_of(pool: Pool) -> list[object]:
     """Return what is told of the events of *pool*, or of its jobs."""
     hub = pool._life.hub
-    several = [*hub._listeners, *hub._job_listeners, *hub._end_listeners, *hub.tracers]
-    return [*several, *hub._streams, *hub._job_streams]
+    told = [one for each in hub._hubs for one in (*each._listeners, *each._streams)]
+    return [*told, *hub.tracers]
 
 
 class _Changing(dict[int, "PoolJob[Any]"]):
@@ -803,26 +803,18 @@ def waiting_jobs(pool: SharedPool) -> int:
 
 def log_entry(**changes: Any) -> LogEntry:
     """Return a record as a worker sends it."""
-    from asyncpool._wire.log_records import LogEntry
+    from asyncpool._wire.log_records import TEXTS, LogEntry
 
-    entry = LogEntry(
-        name="shop",
-        level=20,
-        level_name="INFO",
+    texts: dict[str, Any] = dict.fromkeys(TEXTS, "") | {"levelname": "INFO"}
+    return LogEntry(
+        levelno=20,
         message="sold",
-        path="/shop.py",
-        line=7,
-        function="sell",
+        lineno=7,
         created=1000.5,
         process=1,
-        process_name="MainProcess",
         thread=2,
-        thread_name="MainThread",
-        task_name="",
-        trace="",
-        stack="",
         job=3,
         attempt=1,
         fields={"price": 4.5},
-    )
-    return entry._replace(**changes)
+        **texts,
+    )._replace(**changes)

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
-__all__ = ["log_again", "provoked"]
+__all__ = ["ROWS", "log_again", "provoked"]
 
 TABLE = Path(__file__).parents[2] / "docs" / "log-records.md"
 

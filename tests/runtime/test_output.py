@@ -14,9 +14,8 @@ from typing import Any, cast
 
 import pytest
 
-from asyncpool._engine.channel import Channel
 from asyncpool._engine.options import OutputMode
-from asyncpool._engine.output import _TURN, LogNotes, Output, WorkerLogs
+from asyncpool._engine.output import _TURN, Output, WorkerLogs
 from tests.helpers.inside import log_entry
 from tests.helpers.logs import Kept, handled_by
 from tests.helpers.loops import BOTH_LOOPS
@@ -178,7 +177,7 @@ class Worker:
     def __init__(self, worker_logs: WorkerLogs) -> None:
         self.accused: list[str] = []
         self.calls: list[str] = []
-        self.notes = LogNotes(worker_logs, self, cast("Channel", self))
+        self.logs, self.as_both = worker_logs, cast("Any", self)
 
     def distrust(self, detail: str) -> None:
         self.accused.append(detail)
@@ -189,8 +188,11 @@ class Worker:
     def resume(self) -> None:
         self.calls.append("resume")
 
+    def send(self, payload: bytes) -> None:
+        self.logs.add(self.as_both, self.as_both, payload)
+
     def say(self, message: str, **changes: Any) -> None:
-        self.notes.add(ENTRY._replace(message=message, **changes).pack())
+        self.send(ENTRY._replace(message=message, **changes).pack())
 
 
 ENTRY = log_entry(name="tests.worker_logs", fields={})
@@ -223,7 +225,7 @@ async def test_records_are_handled_in_their_order_and_accuse_their_author_alone(
     with handled_by(kept):
         one.say("a")
         other.say("b")
-        other.notes.add(b"nonsense")
+        other.send(b"nonsense")
         one.say("c")
         now = logging.makeLogRecord({})
         assert kept.messages == [], "not at once"
@@ -251,6 +253,16 @@ async def test_the_loop_has_its_turn_between_records_that_take_long() -> None:
     assert seen[0] <= 1
     assert all(later - before <= 1 for before, later in pairwise(seen))
     assert seen[-1] == 5
+
+
+async def test_a_worker_that_is_too_far_ahead_waits() -> None:
+    one, other = Worker(logs := worker_logs()), Worker(logs)
+    for _ in range(64):
+        one.say("again")
+    other.say("once")
+    assert (one.calls, other.calls) == (["pause"], [])
+    await finish(logs)
+    assert (one.calls, other.calls) == (["pause", "resume"], [])
 
 
 @pytest.mark.logs("records-dropped")

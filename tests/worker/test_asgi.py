@@ -154,7 +154,7 @@ def test_what_cannot_move_for_want_of_descriptors_is_counted(
         frame = master.worker.heard(master.worker.control)
         assert frame is not None
         entry = LogEntry.unpack(frame.payload)
-        given = {"levelno": entry.level, "levelname": entry.level_name, **entry.fields}
+        given = {"levelno": entry.levelno, "levelname": entry.levelname, **entry.fields}
         record = {"name": "asyncpool", "msg": entry.message, **given}
         logging.getLogger("asyncpool").handle(logging.makeLogRecord(record))
         assert entry.message.startswith(
