@@ -48,12 +48,33 @@ class Handover:
     def __init__(
         self, initializer: Callable[..., object], initargs: tuple[Any, ...]
     ) -> None:
-        self.fds: list[int] = []
         # Kept alive, since a named semaphore loses its name when its object goes.
         self._objects: object = initargs
+        spawning, before = _Spawning(), get_spawning_popen()
+        set_spawning_popen(cast(Any, spawning))
+        try:
+            self.payload = dumps_call((initializer, initargs), spawning.reducers)
+        except Exception as error:  # noqa: BLE001 - an object's own methods
+            name, culprit = "the initializer with its arguments", error
+            names = ["initializer", *(f"initargs[{i}]" for i in range(len(initargs)))]
+            for part, value in zip(names, (initializer, *initargs), strict=True):
+                try:
+                    dumps_call(value, spawning.reducers)
+                except Exception as own:  # noqa: BLE001
+                    name, culprit = part, own
+                    break
+            raise _not_picklable(name, culprit) from culprit
+        finally:
+            set_spawning_popen(before)
+        if len(self.payload) > MAX_INITIALIZER:
+            raise ValueError(
+                f"initializer and initargs have {len(self.payload)} bytes when pickled, and "
+                f"{MAX_INITIALIZER} is the most, since every new worker gets them: have "
+                "the initializer load large objects itself, for example from a file"
+            )
+        self.fds: list[int] = []
         self._close = weakref.finalize(self, _close_all, self.fds)
-        self.payload, theirs = _pack(initializer, initargs)
-        for fd in theirs:
+        for fd in spawning.fds:  # those belong to its objects
             self.fds.append(os.dup(fd))
 
     def close(self) -> None:
@@ -74,11 +95,7 @@ def packed_hook(around: Callable[..., object] | str) -> tuple[str, bytes]:
     try:
         payload = dumps_call(around)
     except Exception as error:
-        raise JobNotPicklableError(
-            f"around cannot be pickled: {describe(error)}",
-            direction="arguments",
-            name="around",
-        ) from error
+        raise _not_picklable("around", error) from error
     if len(payload) > MAX_HOOK:
         raise ValueError(
             f"around has {len(payload)} bytes when pickled, and {MAX_HOOK} is the most: "
@@ -129,47 +146,9 @@ class _Spawning:
         return _semaphores.semaphore_at, what
 
 
-def _pack(
-    initializer: Callable[..., object], initargs: tuple[Any, ...]
-) -> tuple[bytes, list[int]]:
-    """Pickle a call; return the descriptors that go with it, which belong to its objects."""
-    spawning, before = _Spawning(), get_spawning_popen()
-    set_spawning_popen(cast(Any, spawning))
-    try:
-        payload = dumps_call((initializer, initargs), spawning.reducers)
-    except Exception as error:  # noqa: BLE001 - an object's own methods
-        name, culprit = _culprit(initializer, initargs, spawning, error)
-        raise JobNotPicklableError(
-            f"{name} cannot be pickled: {describe(culprit)}",
-            direction="arguments",
-            name=name,
-        ) from culprit
-    finally:
-        set_spawning_popen(before)
-    if len(payload) > MAX_INITIALIZER:
-        raise ValueError(
-            f"initializer and initargs have {len(payload)} bytes when pickled, and "
-            f"{MAX_INITIALIZER} is the most, since every new worker gets them: have "
-            "the initializer load large objects itself, for example from a file"
-        )
-    return payload, spawning.fds
-
-
-def _culprit(
-    initializer: Callable[..., object],
-    initargs: tuple[Any, ...],
-    spawning: _Spawning,
-    error: Exception,
-) -> tuple[str, Exception]:
-    """Return the name of the part that cannot be pickled, and the error of that part."""
-    parts: dict[str, object] = {"initializer": initializer}
-    parts |= {f"initargs[{index}]": value for index, value in enumerate(initargs)}
-    for name, value in parts.items():
-        try:
-            dumps_call(value, spawning.reducers)
-        except Exception as own:  # noqa: BLE001
-            return name, own
-    return "the initializer with its arguments", error
+def _not_picklable(name: str, error: Exception) -> JobNotPicklableError:
+    text = f"{name} cannot be pickled: {describe(error)}"
+    return JobNotPicklableError(text, direction="arguments", name=name)
 
 
 def _close_all(fds: Iterable[int]) -> None:

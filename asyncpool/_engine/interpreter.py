@@ -16,9 +16,9 @@ import re
 import shlex
 import signal
 import socket
-import stat
 import subprocess
 import sys
+from functools import lru_cache
 from pathlib import Path
 from types import ModuleType
 
@@ -87,6 +87,7 @@ class NewLauncher:
 
     Attributes:
         popen: The process.
+        greeted: Whether it has shown that it is a launcher.
         patience: Seconds that it has to show that; ``None`` for as long as a worker has to
             become ready.
 
@@ -96,25 +97,25 @@ class NewLauncher:
     """
 
     def __init__(self, file: int, channel: int, config: LauncherConfig) -> None:
-        executable, self._frozen = program()
         fds = [file, channel]
         variables = {**(os.environ if config.env is None else dict(config.env))}
         variables[MARK] = str(channel)
+        _, self._frozen = program()
         if self._frozen:
-            shown = frozen(executable)
+            shown = config.command
             command = command_line(shown, "launcher", (file, channel))
             fds.append(int(command[-1].partition("=")[2]))
             # By these it knows that the files of the program are unpacked already.
             variables |= {k: v for k, v in os.environ.items() if k.startswith("_PYI_")}
         else:
-            shown = _interpreter(executable)
-            code = _GREET % _kind(greeting()) + _BOOTSTRAP
-            command = [*shown, code, _ROOT, "launcher", str(file), str(channel)]
+            shown, (code, root) = config.command[:-2], config.command[-2:]
+            greets = *shown, _GREET % _kind(greeting()) + code, root
+            command = command_line(greets, "launcher", (file, channel))
         self._shown = f"{shlex.join(shown)} ..."
-        is_python = re.match("python|pypy", Path(executable).name)
+        is_python = re.match("python|pypy", Path(shown[0]).name)
         self._may_be_any = self._frozen or not is_python
         self.patience = None if self._frozen or is_python else _PATIENCE
-        self._heard = b""
+        self.greeted, self._heard = False, b""
         folder = config.folder[0]
         try:
             self.popen = subprocess.Popen(  # noqa: S603 - our own interpreter
@@ -136,19 +137,22 @@ class NewLauncher:
             for pipe in fds[2:]:
                 os.close(pipe)
 
-    def hear(self, data: bytes) -> bytes | None:
-        """Return what comes after its first line; ``None`` if that is not yet there.
+    def hear(self, data: bytes) -> bytes:
+        """Return what of *data* comes after its first line.
 
         Raises:
             LaunchError: If it is no launcher; the text says what it is.
         """
+        if self.greeted:
+            return data
         self._heard += data
         line, end, rest = self._heard.partition(b"\n")
         if not end and len(line) < _LONGEST:
-            return None
+            return b""
         said, due = _kind(line), _kind(greeting())
         # Some frozen programs unpack their library anew for each process.
         if said == due or (self._frozen and said[0] == due[0]):
+            self.greeted = True
             return rest
         if line == REFUSAL.strip():
             what = "it runs the program again, which has started a pool in turn"
@@ -169,19 +173,14 @@ class NewLauncher:
             # of memory.
             status = self.popen.poll()
             final = self._may_be_any if status is None else status != -signal.SIGKILL
-        if self._frozen:
-            way_out = (
-                "call multiprocessing.freeze_support() as the first thing under "
-                "`if __name__ == '__main__':`"
-            )
-        else:
-            way_out = (
-                "name a Python of this version by multiprocessing.set_executable()"
-            )
-        text = (
-            f"{self._shown} does not become the launcher of workers: {what}; {way_out}"
+        way_out = (
+            "call multiprocessing.freeze_support() as the first thing under "
+            "`if __name__ == '__main__':`"
+            if self._frozen
+            else "name a Python of this version by multiprocessing.set_executable()"
         )
-        return LaunchError(printable_lines(text), final=final)
+        text = f"{self._shown} does not become the launcher of workers: {what}"
+        return LaunchError(printable_lines(f"{text}; {way_out}"), final=final)
 
 
 def worker_command() -> tuple[str, ...]:
@@ -189,7 +188,11 @@ def worker_command() -> tuple[str, ...]:
     executable, is_frozen = program()
     if is_frozen:
         return frozen(executable)
-    return (*_interpreter(executable), _BOOTSTRAP, _ROOT)
+    # The flags of this interpreter, as multiprocessing passes them on.  No directory comes in
+    # front of the path, since any file in it could pose as a module.
+    flags = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined] # noqa: SLF001
+    safe = [] if "-P" in flags else ["-P"]
+    return (executable, *flags, *safe, "-c", _BOOTSTRAP, _ROOT)
 
 
 def program() -> tuple[str, bool]:
@@ -211,13 +214,6 @@ def program() -> tuple[str, bool]:
             if os.access(beside := f"{prefix}/bin/{name}", os.X_OK):
                 return beside, False
     return sys.executable, is_frozen
-
-
-def _interpreter(executable: str) -> tuple[str, ...]:
-    # The flags of this interpreter, as multiprocessing passes them on.  No directory comes in
-    # front of the path, since any file in it could pose as a module.
-    flags = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined] # noqa: SLF001
-    return (executable, *flags, *([] if "-P" in flags else ["-P"]), "-c")
 
 
 def _kind(line: bytes) -> list[str]:
@@ -242,35 +238,38 @@ _PLAIN = (
 )
 
 
-class _Seen:
-    """The ``__main__`` that ``main_script`` has looked at last."""
-
-    main: ModuleType | None = None
-    script: Script | None = None
-
-
 def main_script() -> tuple[str, str, tuple[str, ...]] | None:
     """Return the script that workers import: its module's name, file and arguments.
 
     ``None`` if what is defined in ``__main__`` travels by value.
     """
-    main = sys.modules["__main__"]
-    if _Seen.main is not main:
-        script = recognise(
-            *_file_of(main),
-            module=getattr(getattr(main, "__spec__", None), "name", ""),
-            interactive=hasattr(sys, "ps1")
-            or bool(sys.flags.interactive)
-            or hasattr(sys, "frozen"),
-            imported=main.__name__ == THERE,
-        )
-        scripts.know(script)
-        _Seen.main, _Seen.script = main, script
-        if script is not None:
-            # Workers import the script under that name, so pickles from them need it here.
-            sys.modules[THERE] = main
-    found = _Seen.script
+    found = _script_of(sys.modules["__main__"])
     return None if found is None else (found.module, found.path, tuple(sys.argv))
+
+
+@lru_cache(1)
+def _script_of(main: ModuleType) -> Script | None:
+    """Return the script that *main* is, and have this process know it, once for each ``__main__``."""
+    path, source, file = "", b"", getattr(main, "__file__", None)
+    if isinstance(file, str):
+        with contextlib.suppress(OSError):  # it is inside an archive, for example
+            found = Path(file).absolute()
+            if found.is_file():
+                path, source = str(found), found.read_bytes()
+    script = recognise(
+        path,
+        source,
+        module=getattr(getattr(main, "__spec__", None), "name", ""),
+        interactive=hasattr(sys, "ps1")
+        or bool(sys.flags.interactive)
+        or hasattr(sys, "frozen"),
+        imported=main.__name__ == THERE,
+    )
+    scripts.know(script)
+    if script is not None:
+        # Workers import the script under that name, so pickles from them need it here.
+        sys.modules[THERE] = main
+    return script
 
 
 def check_not_imported(what: str) -> None:
@@ -295,17 +294,6 @@ def check_not_imported(what: str) -> None:
             f"a {what} is started while a worker imports the script {path}: put what "
             "starts it under `if __name__ == '__main__':`"
         )
-
-
-def _file_of(main: ModuleType) -> tuple[str, bytes]:
-    """Return its path and its content; nothing if it has no file of its own."""
-    file: object = getattr(main, "__file__", None)
-    if isinstance(file, str):
-        with contextlib.suppress(OSError):  # it is inside an archive, for example
-            found = Path(file).absolute()
-            if stat.S_ISREG(found.stat().st_mode):
-                return str(found), found.read_bytes()
-    return "", b""
 
 
 def recognise(
@@ -365,7 +353,14 @@ class _Names:
     def _read(self, node: ast.AST, names: set[str]) -> None:
         match node:
             case ast.If():
-                self._read_if(node, names)
+                there = _truth(node.test, THERE)
+                self.guarded = self.guarded or _truth(node.test, HERE) is not there
+                self._read(node.test, names)
+                for branch, dead in ((node.body, False), (node.orelse, True)):
+                    for statement in branch:
+                        self._read(
+                            statement, self.elsewhere if there is dead else names
+                        )
                 return
             case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.ClassDef():
                 names.add(node.name)
@@ -384,15 +379,6 @@ class _Names:
                 pass
         for child in ast.iter_child_nodes(node):
             self._read(child, names)
-
-    def _read_if(self, node: ast.If, names: set[str]) -> None:
-        there = _truth(node.test, THERE)
-        self.guarded = self.guarded or _truth(node.test, HERE) is not there
-        self._read(node.test, names)
-        for statement in node.body:
-            self._read(statement, self.elsewhere if there is False else names)
-        for statement in node.orelse:
-            self._read(statement, self.elsewhere if there is True else names)
 
 
 def _truth(test: ast.expr, name: str) -> bool | None:

@@ -22,16 +22,18 @@ import contextlib
 import json
 import logging
 import os
-import resource
+import re
 import signal
 import socket
-import subprocess
-from collections.abc import Callable, Collection
+from collections import deque
+from collections.abc import Collection
+from functools import lru_cache
 from io import FileIO
 from typing import TYPE_CHECKING, Any
 from weakref import WeakValueDictionary
 
 from asyncpool._core import log_messages as say
+from asyncpool._engine import machine
 from asyncpool._engine.interpreter import (
     LaunchError,
     NewLauncher,
@@ -39,36 +41,21 @@ from asyncpool._engine.interpreter import (
     worker_command,
 )
 from asyncpool._engine.loop import Alarm, fail_quietly, shielded
-from asyncpool._engine.machine import (
-    folder_at,
-    is_refusal,
-    module_path,
-    status_of_zombie,
-    tell_once,
-    umask_and_ignored,
-    usable_cores,
-    working_folder,
-)
 from asyncpool._wire import scripts
 from asyncpool._wire.frames import Frame, FrameDecoder, FrameKind, header
 from asyncpool._wire.messages import (
-    Failure,
-    LauncherConfig,
-    Variables,
-    are_whole,
-    pack_environment,
-    tidy,
-    unpack_exit,
-    unpack_pid,
-)
-from asyncpool._wire.posix import STACKS, receive_fds, signal_name, socket_pair
-from asyncpool._wire.starting import (
     BEFORE_IMPORTS,
     SCRIPT,
+    Failure,
+    LauncherConfig,
     Thread,
+    Variables,
+    are_whole,
     cannot_succeed,
-    share,
+    outside,
+    tidy,
 )
+from asyncpool._wire.posix import STACKS, receive_fds, signal_name, socket_pair
 from asyncpool._wire.text import printable_lines
 from asyncpool.errors import ProtocolError
 
@@ -92,13 +79,7 @@ _LOOKS = 30
 _NEXT_LOOK = 0.01
 
 # The signals that an import brings upon itself; SIGKILL often comes for lack of memory.
-_FAULTS = {
-    signal.SIGSEGV,
-    signal.SIGABRT,
-    signal.SIGILL,
-    signal.SIGBUS,
-    signal.SIGFPE,
-}
+_FAULTS = {signal.SIGSEGV, signal.SIGABRT, signal.SIGILL, signal.SIGBUS, signal.SIGFPE}
 
 # More requests than this at once would fill the launcher's socket.
 _MOST_REQUESTS = 16
@@ -108,16 +89,14 @@ _LOGGER = logging.getLogger("asyncpool")
 
 # What workers do not share is said once.
 _told: set[tuple[bool, str, str]] = set()
+_CURE = (
+    "have them started again after a fork (os.register_at_fork), or by the initializer"
+)
 
 # The references are weak: if a loop is dropped with its pools, their launchers go with it.
 _processes: WeakValueDictionary[tuple[object, ...], LauncherProcess] = (
     WeakValueDictionary()
 )
-
-# Modules with threads that a fork loses, for launchers that inherit the same: the next one need
-# not find that out.
-_known: dict[tuple[object, ...], set[str]] = {}
-_MOST_KNOWN = 64
 
 # Seconds in which a script may be over, so that the pool need not prepare for later workers.
 _SHORT_LIFE = 1.0
@@ -156,24 +135,21 @@ class Launcher:
         # If the pool has not sent anything of the script yet, it may never do so.
         imports = imports and fork
         script = main_script() if imports and scripts.is_in_use() else None
-        command = worker_command()
-        path = working_folder()
-        folder = path, folder_at(path)
-        self._config = LauncherConfig(
-            module_path(), fork, preload, command, script, folder=folder
-        )
+        namespaces, env = None, None
         if confinement is not None:
             first = imports and confinement.script_first
-            self._config = self._config._replace(
-                namespaces=confinement.plan.namespaces,
-                env=confinement.plan.env,
-                script=confinement.script if first else None,
-            )
+            script = confinement.script if first else None
+            namespaces, env = confinement.plan.namespaces, confinement.plan.env
         elif variables:
-            both = {**os.environ, **dict(variables)}
-            self._config = self._config._replace(env=tuple(both.items()))
+            env = tuple({**os.environ, **dict(variables)}.items())
+        path, command = machine.working_folder(), worker_command()
+        modules, folder = machine.module_path(), (path, machine.folder_at(path))
+        self._config = LauncherConfig(
+            modules, fork, preload, command, script, namespaces, env, folder
+        )
         self._process: LauncherProcess | None = None
-        self._others: list[LauncherProcess] = []
+        # With earlier ones, which have workers to look after.
+        self._used: list[LauncherProcess] = []
         self._later: asyncio.TimerHandle | None = None
         if imports and script is None and confinement is None:
             scripts.listen(self._on_use)
@@ -198,12 +174,10 @@ class Launcher:
         Cancellation:
             Safe: a worker that was on its way ends when its channels close.
         """
-        folder = self._config.folder
-        if (leads := folder_at(folder[0])) not in {None, folder[1]}:  # to a new release
-            self._config = self._config._replace(folder=(folder[0], leads))
-            if self._process is not None:
-                self._others.append(self._process)  # it has workers to look after
-                self._process = None
+        path, led = self._config.folder
+        if (leads := machine.folder_at(path)) not in {None, led}:  # to a new release
+            self._config = self._config._replace(folder=(path, leads))
+            self._process = None
         try:
             return await self._present().launch(fds, variables)
         except LaunchError as error:
@@ -213,16 +187,9 @@ class Launcher:
 
     def begin(self) -> None:
         """Start the launcher's process: this one has imports of its own to do meanwhile."""
-        with contextlib.suppress(
-            LaunchError, OSError
-        ):  # launch() tries again, and tells
+        # launch() tries again, and tells.
+        with contextlib.suppress(LaunchError, OSError):
             self._present()
-
-    def _present(self) -> LauncherProcess:
-        if self._process is None or self._process.lost:
-            self._process = self._find(self._config)
-            self._config = self._process.config
-        return self._process
 
     async def on_start_timeout(self, error: LaunchError) -> LaunchError:
         """Kill the launcher, since a start took too long; but not one that serves other pools.
@@ -248,30 +215,40 @@ class Launcher:
         scripts.forget(self._on_use)
         if self._later is not None:
             self._later.cancel()
-        process, self._process = self._process, None
-        if process is not None:
-            self._others.append(process)
-        while self._others:
-            process = self._others.pop()
+        self._process = None
+        while self._used:
+            process = self._used.pop()
             process.users -= 1
             if process.users and not process.lost:
                 await process.sweep()
             else:
                 await process.close()
 
+    def _present(self) -> LauncherProcess:
+        if self._process is None or self._process.lost:
+            self._process = self._find(self._config)
+            self._config = self._process.config
+        return self._process
+
     def _find(self, config: LauncherConfig) -> LauncherProcess:
-        inherited = _inheritance()
-        sandboxed = config.namespaces is not None
-        if len(_known) >= _MOST_KNOWN:
-            _known.clear()
+        """Return the process for *config*, without what it must leave to the workers."""
+        inheritance = machine.inherited()
         # In a sandbox workers share what has threads, too; but not a script that fails.
-        known = _known.setdefault((sandboxed, config.env, inherited), set())
-        config = _without(config, known)
-        key = (id(self._loop), config, inherited)
+        known = _left_to_workers(config.namespaces is None, config.env, inheritance)
+        config = config._replace(
+            preload=tuple(name for name in config.preload if name not in known),
+            script=None if SCRIPT in known else config.script,
+        )
+        if BEFORE_IMPORTS in known:
+            config = config._replace(fork=False, preload=(), script=None)
+        key = (id(self._loop), config, inheritance)
         process = _processes.get(key)
         if process is None or process.lost or not process.users:
             process = _processes[key] = LauncherProcess(self._loop, config, known)
-        process.users += 1
+        self._used = [it for it in self._used if not it.gone.done()]
+        if process not in self._used:
+            self._used.append(process)
+            process.users += 1
         return process
 
     def _on_use(self) -> None:
@@ -294,58 +271,27 @@ class Launcher:
         """
         if not self._config.fork:  # what would be imported first has threads
             return
-        config = self._config._replace(script=main_script())
         try:
-            coming = self._find(config)
+            coming = self._find(self._config._replace(script=main_script()))
         except (LaunchError, OSError):
             # Descriptors or processes may be scarce just now.  Until then each worker imports it.
             self._later = self._loop.call_later(_AGAIN, self._prepare)
-            return
-        if coming is self._process:  # the script is left to the workers
-            coming.users -= 1
-            return
-        self._others.append(coming)
-        coming.ready.add_done_callback(lambda _: self._change(coming))
+        else:
+            coming.ready.add_done_callback(lambda _: self._change(coming))
 
     def _change(self, coming: LauncherProcess) -> None:
-        before = self._process
-        if coming.ready.exception() is not None:
-            coming.abort()
-        elif before is not None and not before.lost:
-            self._others.remove(coming)
-            self._others.append(before)
+        # It may have failed, or this pool may have closed meanwhile.
+        if coming.ready.exception() is None and self._process is not None:
             self._process, self._config = coming, coming.config
 
 
-def _without(config: LauncherConfig, left: Collection[str]) -> LauncherConfig:
-    """Return *config* for workers that import these modules themselves."""
-    if BEFORE_IMPORTS in left:
-        return config._replace(fork=False, preload=(), script=None)
-    return config._replace(
-        preload=tuple(name for name in config.preload if name not in left),
-        script=None if SCRIPT in left else config.script,
-    )
+@lru_cache(64)
+def _left_to_workers(*_inherited: object) -> set[str]:
+    """Return what launchers that inherit the same have to leave to their workers, see ``_share()``.
 
-
-def _inheritance() -> tuple[object, ...]:
-    """Return all that a child process inherits from this one, and its own children too."""
-    limits = [name for name in dir(resource) if name.startswith("RLIMIT_")]
-    return (
-        tuple(os.environ.items()),
-        (os.getuid(), os.geteuid(), os.getgid(), os.getegid(), *os.getgroups()),
-        umask_and_ignored(),
-        _unless_refused(os.getpriority, os.PRIO_PROCESS, 0),
-        frozenset(usable_cores()),
-        *(_unless_refused(resource.getrlimit, getattr(resource, it)) for it in limits),
-    )
-
-
-def _unless_refused(ask: Callable[..., object], *about: int) -> object:
-    """Return an answer, or nothing if a sandbox refuses it; then all pools have the same."""
-    try:
-        return ask(*about)
-    except OSError:
-        return None
+    The launcher that finds it out adds it, so that the next one need not.
+    """
+    return set()
 
 
 class LauncherProcess:
@@ -374,29 +320,28 @@ class LauncherProcess:
         self, loop: asyncio.AbstractEventLoop, config: LauncherConfig, known: set[str]
     ) -> None:
         self._loop = loop
+        self.config = config
+        self._known = known
         self.users, self.shared = 0, ""
         self.ready: asyncio.Future[None] = loop.create_future()
         self.gone: asyncio.Future[None] = loop.create_future()
-        self.lost = self._ends = self._died = False
-        self._room = asyncio.Semaphore(_MOST_REQUESTS)
+        self.lost = self._ends = False
         self.asked_at: float | None = loop.time()
-        self._requests: dict[int, asyncio.Future[Any]] = {}
-        self._next_request = 0
+        self._room = asyncio.Semaphore(_MOST_REQUESTS)
+        # What it was asked for and has not answered.  It answers one request after the other.
+        self._asked: deque[asyncio.Future[Any]] = deque()
         self._processes: dict[int, Process] = {}
-        self.config = config
-        self._known = known
         self._decoder = FrameDecoder(max_payload=_MAX_REPORT)
-        self._stacks: bytes | None = None  # what it has written of them
         packed = config.pack()
         self._report_start = len(packed)
         self._socket, theirs = socket_pair()
         with contextlib.ExitStack() as undo, theirs:
             undo.callback(self._socket.close)
-            # Behind its configuration it writes what it imports, and its stacks if it dies of that.
+            # Behind its configuration it writes what it imports, and its stacks.
             self._report = undo.enter_context(_memory_file(packed))
             fds = self._report.fileno(), theirs.fileno()
             try:
-                new = NewLauncher(*fds, config)
+                self._new = NewLauncher(*fds, config)
             except OSError as error:
                 text, final = str(error), cannot_succeed(error, fixed=True)
                 raise LaunchError(
@@ -404,12 +349,13 @@ class LauncherProcess:
                 ) from error
             undo.pop_all()
         self.ready.add_done_callback(lambda _: self._report.close())
-        self._new: NewLauncher | None = new
-        self._popen = new.popen
-        self._patience: asyncio.TimerHandle | None = None
-        if new.patience is not None:
-            what = f"it has said nothing for {new.patience} s"
-            self._patience = loop.call_later(new.patience, self._died_early, what)
+        self._popen, patience = self._new.popen, self._new.patience
+        silent = f"it has said nothing for {patience} s"
+        self._impatience = Alarm(
+            loop, lambda _: self.abort(self._new.fault(self._end() or silent))
+        )
+        if patience is not None:
+            self._impatience.set_in(patience)
         self._socket.setblocking(False)
         loop.add_reader(self._socket.fileno(), self._read_some)
 
@@ -417,16 +363,15 @@ class LauncherProcess:
         """Start a worker on *fds*; see :meth:`Launcher.launch`."""
         async with self._room:
             await shielded(self.ready)
-            answer = self._ask(FrameKind.LAUNCH, pack_environment(variables), fds)
+            payload = json.dumps(variables).encode()
+            answer: asyncio.Future[Process] = self._ask(FrameKind.LAUNCH, payload, fds)
             if self.asked_at is None:
                 self.asked_at = self._loop.time()
             try:
-                process: Process = await answer
+                return await shielded(answer)
             except asyncio.CancelledError:
-                if answer.done() and not (answer.cancelled() or answer.exception()):
-                    self._disown(answer.result())  # both in one turn of the loop
+                answer.add_done_callback(_disown)
                 raise
-            return process
 
     async def sweep(self) -> None:
         """Wait until nothing is left of dead or unwanted workers."""
@@ -434,7 +379,7 @@ class LauncherProcess:
         with contextlib.suppress(LaunchError, TimeoutError):
             async with asyncio.timeout(_END_GRACE):
                 while not self.lost and self.ready.done():
-                    await asyncio.shield(self._ask(FrameKind.SWEEP))
+                    await shielded(self._ask(FrameKind.SWEEP))
                     if not any(it.unwanted for it in self._processes.values()):
                         break
 
@@ -442,9 +387,7 @@ class LauncherProcess:
         self, kind: FrameKind, payload: bytes = b"", fds: Collection[int] = ()
     ) -> asyncio.Future[Any]:
         """Send a request; return what becomes of it."""
-        self._next_request += 1
-        number = self._next_request
-        data = header(kind, len(payload), number) + payload
+        data = header(kind, len(payload)) + payload
         try:
             # The rest cannot wait: other requests may follow.
             if socket.send_fds(self._socket, [data], [*fds]) < len(data):
@@ -453,14 +396,16 @@ class LauncherProcess:
             failure = LaunchError(f"the launcher does not listen: {error}")
             self.abort(failure)
             raise failure from error
-        answer = self._requests[number] = self._loop.create_future()
-        answer.add_done_callback(lambda _: self._requests.pop(number, None))
+        answer = self._loop.create_future()
+        self._asked.append(answer)
         return answer
 
     def abort(self, error: LaunchError | None = None) -> None:
         """Kill the process; whoever waits for it gets *error*."""
+        self._ends = True
         self._popen.kill()
-        self._lose(error or LaunchError("the launcher was killed"))
+        self._fail(error or LaunchError("the launcher was killed"))
+        self._lose()
 
     async def abort_late(self) -> LaunchError:
         """Kill the process, which has not answered in time; return what it does instead.
@@ -468,25 +413,26 @@ class LauncherProcess:
         Cancellation:
             Kills it.
         """
-        error = LaunchError("the launcher did not answer within start_timeout")
         try:
-            if self._new is not None:
-                error = self._new.fault("it does not answer within start_timeout")
-            elif not (self.ready.done() or self.lost):
-                self._stacks = self._stacks or b""
-                self._popen.send_signal(STACKS)
-                for _ in range(_LOOKS):
-                    before = self._stacks
-                    await asyncio.sleep(_NEXT_LOOK)
-                    if are_whole(self._stacks, before):
-                        break
-                error = LaunchError(
-                    "the launcher did not import within start_timeout what workers share",
-                    trace=tidy(self._stacks.decode(errors="replace")),
-                )
+            if not self._new.greeted:
+                return self._new.fault("it does not answer within start_timeout")
+            if self.ready.done() or self.lost:
+                return LaunchError("the launcher did not answer within start_timeout")
+            stacks = b""
+            self._popen.send_signal(STACKS)
+            for _ in range(_LOOKS):
+                await asyncio.sleep(_NEXT_LOOK)
+                if self.ready.done():
+                    break
+                before, stacks = stacks, self._written()[1]
+                if are_whole(stacks, before):
+                    break
+            return LaunchError(
+                "the launcher did not import within start_timeout what workers share",
+                trace=tidy(stacks.decode(errors="replace")),
+            )
         finally:
             self.abort()
-        return error
 
     async def close(self) -> None:
         """End the process and wait until it has ended."""
@@ -508,76 +454,49 @@ class LauncherProcess:
 
     def _read_some(self) -> None:
         try:
-            data, fds, truncated = receive_fds(self._socket, 65536, 2)
+            data, fds, _ = receive_fds(self._socket, 65536, 1)
         except (BlockingIOError, InterruptedError):
             return
         except OSError:
-            data, fds, truncated = b"", [], False
+            data, fds = b"", []
         if not data:
-            self._at_end()
-        elif self._stacks is not None:
-            self._stacks += data
-        else:
-            try:
-                if truncated:  # some descriptors are lost, and nobody knows which
-                    _close_all(fds)
-                self._take(data, fds)
-            except LaunchError as error:
-                self.abort(error)
-            except ProtocolError as error:
-                self.abort(LaunchError(str(error)))
-            _close_all(fds)  # those that no frame has taken
-
-    def _at_end(self) -> None:
-        asked = self._ends or self._stacks is not None
-        if asked or self.ready.done():
-            self._died = not asked
-            self._lose(LaunchError("the launcher's process ended"))
+            self._lose()
             return
-        # The kernel closes the channel first, and a moment later the process has a status.
-        self._loop.remove_reader(self._socket.fileno())
-        self._when_ended(lambda: self._died_early("it has closed its channel"))
-
-    def _take(self, data: bytes, fds: list[int]) -> None:
-        if self._new is not None:
-            rest = self._new.hear(data)
-            if rest is None:
-                return
-            data, self._new = rest, None
-            if self._patience is not None:
-                self._patience.cancel()
-        self.asked_at = None
-        for frame in self._decoder.feed(data):
-            self._hear(frame, fds)
+        try:
+            data = self._new.hear(data)
+            if self._new.greeted:
+                self._impatience.cancel()
+            for frame in self._decoder.feed(data):
+                self._hear(frame, fds)
+        except LaunchError as error:
+            self.abort(error)
+        except ProtocolError as error:
+            self.abort(LaunchError(str(error)))
+        for fd in fds:  # that no frame has taken
+            os.close(fd)
 
     def _hear(self, frame: Frame, fds: list[int]) -> None:
-        answer = self._requests.get(frame.job)
+        self.asked_at = None
         match frame.kind:
             case FrameKind.HELLO:
                 lost, shared = json.loads(frame.payload)
                 self.shared = printable_lines(shared)
                 if lost:
                     self._share([Thread(*row) for row in lost])
-                if not self.ready.done():
-                    self.ready.set_result(None)
-            case FrameKind.SWEPT if answer is not None and not answer.done():
-                answer.set_result(None)
-            case FrameKind.LAUNCHED:
-                pid, held = unpack_pid(frame.payload)
+                self.ready.set_result(None)
+            case FrameKind.SWEPT if self._asked:
+                self._asked.popleft().set_result(None)
+            case FrameKind.LAUNCHED if self._asked:
+                pid, held = json.loads(frame.payload)
                 # A read ends behind the bytes that a descriptor came with.  So if this frame
                 # brings a descriptor, it is the only one here.
                 process = Process(self._loop, pid, fds.pop() if held and fds else None)
                 self._processes[pid] = process
-                if answer is not None and not answer.done():
-                    answer.set_result(process)
-                else:
-                    self._disown(process)
+                self._asked.popleft().set_result(process)
             case FrameKind.EXITED:
-                pid, status, cpu = unpack_exit(frame.payload)
+                pid, status, cpu = json.loads(frame.payload)
                 if (ended := self._processes.pop(pid, None)) is not None:
                     ended.ended(status, cpu=cpu / 1e6)
-                    if ended.unwanted:
-                        ended.close()
             case FrameKind.FAILED:
                 failure = Failure.unpack(frame.payload)
                 error = LaunchError(
@@ -589,54 +508,75 @@ class LauncherProcess:
                 if error.again:
                     # Workers import the script themselves then, and say why it fails.
                     self._known.add(SCRIPT)
-                if failure.stage in {"preload", "script"}:
+                if failure.stage != "fork":
                     raise error
-                if answer is not None:
-                    fail_quietly(answer, error)
+                fail_quietly(self._asked.popleft(), error)
             case _:
                 raise ProtocolError(f"the launcher sent {frame.kind.name}")
 
     def _share(self, lost: list[Thread]) -> None:
-        """Decide what becomes of a launcher in which a fork would lose threads.
+        """Decide what workers share with this launcher, in which a fork would lose threads.
+
+        A fork copies the memory of the launcher, but only the thread that forks.  So what has
+        threads there is one of three things:
+
+        * *Whole after a fork.*  Its library ends the threads before each fork (OpenBLAS, Datadog's
+          tracer) or starts them again in the copy (OpenTelemetry's exporters, debugpy).  A trial
+          fork shows that.  Or the copy can do without them: allocators only tidy up in theirs.
+          Workers share it, and *lost* does not have its threads.
+        * *Not whole.*  A pool of threads, or an exporter that knows nothing of forks.  In a copy, a
+          job that needs it would wait for ever.  So another launcher leaves that module to the
+          workers, which import it after the fork; and if the threads are older than all imports,
+          each worker is an interpreter of its own, in which they start as in any program.
+        * *Not whole, in a sandbox.*  There a worker cannot import it: the sandbox holds for one
+          thread only.  So a worker has the module without its native threads.  A thread of Python's
+          is code of the module that would be missing there, so that is refused.
 
         Raises:
-            LaunchError: If it is of no use.
+            LaunchError: If this launcher is of no use.
         """
         sandboxed = self.config.namespaces is not None
-        sharing = share(lost, sandboxed=sandboxed)
-        modules = ", ".join(dict.fromkeys(thread.origin for thread in lost))
-        threads = ", ".join(thread.name for thread in lost)
-        if sharing.text and (sandboxed, modules, threads) not in _told:
-            _told.add((sandboxed, modules, threads))
-            extra = {"modules": modules, "threads": threads}
-            say.NOT_SHARED.log(_LOGGER, extra, text=sharing.text)
-        self._known.update(sharing.left)
-        if sharing.refused or sharing.left:
-            again = not sharing.refused
-            raise LaunchError(sharing.refused, final=True, again=again)
-
-    def _disown(self, process: Process) -> None:
-        """End a worker whose caller has left: it has closed the channels, but this is sooner."""
-        if self._processes.get(process.pid) is not process:  # it has ended
-            process.close()
-            return
-        process.unwanted = True
-        process.signal(signal.SIGKILL)
-
-    def _died_early(self, what: str) -> None:
-        """Give up a process that was never ready; say *what* it does if it has not ended."""
-        if self.lost:
-            return
-        ended = _end_of(self._popen) or what
-        self.abort(self._death(ended) if self._new is None else self._new.fault(ended))
+        names = ", ".join(dict.fromkeys(thread.name for thread in lost))
+        origins = {thread.origin: thread.seconds for thread in lost}
+        modules = ", ".join(
+            "the script" if it == SCRIPT else it for it in origins if it
+        )
+        needed = [it for it in lost if it.origin != BEFORE_IMPORTS and not it.native]
+        if sandboxed and needed:
+            raise LaunchError(outside(needed), final=True)
+        if sandboxed:
+            text = (
+                f"workers in the sandbox have {modules} without its threads ({names}): a job that "
+                "needs those waits for ever, so give jobs a timeout"
+            )
+        elif BEFORE_IMPORTS in origins:
+            text = (
+                "each worker is an interpreter of its own and shares no import, since threads that "
+                f"are older than any import ({names}) would be missing in a fork: they come from a "
+                f"sitecustomize, a .pth file or what runs the program; {_CURE}"
+            )
+        else:
+            text = (
+                f"each worker imports {modules} itself, since threads that come with it ({names}) "
+                f"would be missing in a fork: each start takes some {sum(origins.values()):.2g} s "
+                f"longer, and workers share none of that memory; {_CURE}"
+            )
+        told = sandboxed, modules, names
+        if told not in _told and (modules or not sandboxed):
+            _told.add(told)
+            extra = {
+                "modules": ", ".join(origins),
+                "threads": ", ".join(thread.name for thread in lost),
+            }
+            say.NOT_SHARED.log(_LOGGER, extra, text=text)
+        if not sandboxed:
+            self._known.update(origins)
+            raise LaunchError("another launcher shares less", again=True)
 
     def _death(self, ended: str) -> LaunchError:
         """Return the error of a process that imported what workers share, and has *ended* so."""
-        written = os.pread(self._report.fileno(), _MAX_REPORT, self._report_start)
-        names, fatal, stacks = written.decode(errors="replace").partition(
-            "Fatal Python"
-        )
-        module = names.rpartition("\0")[2].strip()
+        module, written = self._written()
+        _, fatal, stacks = written.decode(errors="replace").partition("Fatal Python")
         what = "the script" if module == SCRIPT else module
         step = f" while it imported {what}" if module else ""
         # Python also lists the extension modules.
@@ -651,41 +591,69 @@ class LauncherProcess:
             final=bool(module) and again,
         )
 
-    def _lose(self, error: LaunchError) -> None:
-        if self.lost:
+    def _written(self) -> tuple[str, bytes]:
+        """Return which module it imports, if any, and what it has written beside such notes."""
+        written = os.pread(self._report.fileno(), _MAX_REPORT, self._report_start)
+        *_, module = [b"", *re.findall(rb"\0(.*)\n", written)]
+        return module.decode(errors="replace"), re.sub(rb"\0.*\n", b"", written)
+
+    def _lose(self) -> None:
+        """Ask the process for nothing more."""
+        if not self.lost:
+            self.lost = True
+            self._impatience.cancel()
+            self._loop.remove_reader(self._socket.fileno())
+            self._socket.close()
+            self._bury()
+
+    def _bury(self, wait: float = _FIRST_LOOK) -> None:
+        """Tell everybody, as soon as the process has ended, or if it has not for seconds.
+
+        It ends at once, as its channel does, unless it is no launcher, or sleeps in the kernel.
+        And if another library has reaped it already, it has ended too.
+        """
+        # The kernel closes the channel first, and a moment later the process has a status.
+        if self._popen.poll() is None and wait < _LAST_LOOK:
+            self._loop.call_later(wait, self._bury, 2 * wait)
             return
-        self.lost = True
-        if self._patience is not None:
-            self._patience.cancel()
-        self._loop.remove_reader(self._socket.fileno())
-        self._socket.close()
-        for waiting in (self.ready, *self._requests.values()):
-            fail_quietly(waiting, error)
+        self._popen.kill()
+        ended = self._end()
+        if not self.ready.done():
+            ended = ended or "it has closed its channel"
+            early = self._death if self._new.greeted else self._new.fault
+            self._fail(early(ended))
+        elif not self._ends:
+            # Nobody knows the status that another library has taken; it looks like 0.
+            reason = (self._popen.poll() and ended) or "its process has ended"
+            extra = {"pid": self._popen.pid, "reason": reason}
+            say.LAUNCHER_LOST.log(_LOGGER, extra)
+        self._fail(LaunchError("the launcher's process ended"))
         for process in self._processes.values():
             process.launcher_gone()
-            if process.unwanted:
-                process.close()
         self._processes.clear()
-        # Its channel ends when the launcher does.  So it ends at once, unless it sleeps in the
-        # kernel.  And if another library has reaped it already, it has ended too.
-        self._when_ended(self._is_gone)
-
-    def _when_ended(self, act: Callable[[], None], wait: float = _FIRST_LOOK) -> None:
-        """Call *act* when the process has ended, or has not for seconds."""
-        if self._popen.poll() is None and wait < _LAST_LOOK:
-            self._loop.call_later(wait, self._when_ended, act, 2 * wait)
-        else:
-            act()
-
-    def _is_gone(self) -> None:
-        if self._died:
-            reason = self._popen.poll() and _end_of(self._popen)
-            extra = {
-                "pid": self._popen.pid,
-                "reason": reason or "its process has ended",
-            }
-            say.LAUNCHER_LOST.log(_LOGGER, extra)
         self.gone.set_result(None)
+
+    def _fail(self, error: LaunchError) -> None:
+        for waiting in (self.ready, *self._asked):
+            fail_quietly(waiting, error)
+
+    def _end(self) -> str:
+        """Return how the process has ended; empty if it has not."""
+        status = self._popen.poll()
+        if status is None:
+            return ""
+        if status < 0:
+            return f"signal {signal_name(-status).removeprefix('signal ')} ended it"
+        return f"it ended with exit status {status}"
+
+
+def _disown(answer: asyncio.Future[Process]) -> None:
+    """End a worker whose caller has left: it has closed the channels, but this is sooner."""
+    if answer.exception() is None:
+        process = answer.result()
+        process.unwanted = True
+        process.signal(signal.SIGKILL)
+        process.close()
 
 
 class Process:
@@ -770,10 +738,11 @@ class Process:
             try:
                 signal.pidfd_send_signal(self._pidfd, number)
             except OSError as error:
-                if not is_refusal(error):
+                if not machine.is_refusal(error):
                     raise
                 # The number is still that of this process: the launcher has not reaped it.
-                tell_once("pidfd_send_signal", error, "workers are signalled by number")
+                instead = "workers are signalled by number"
+                machine.tell_once("pidfd_send_signal", error, instead)
             else:
                 return
         os.kill(self.pid, number)
@@ -787,7 +756,7 @@ class Process:
 
     def _ended_unreported(self) -> None:
         # Without a launcher the system collects the process, sooner or later than this.
-        status = status_of_zombie(self.pid) if self._has_launcher else None
+        status = machine.status_of_zombie(self.pid) if self._has_launcher else None
         # The launcher would have killed the rest of the group.  The kernel has hardly given
         # the number to another process by now.
         with contextlib.suppress(OSError):
@@ -802,22 +771,6 @@ def _memory_file(content: bytes) -> FileIO:
     except (AttributeError, OSError):  # no Linux, or a sandbox
         import tempfile  # noqa: PLC0415 - it takes some ms
 
-        with tempfile.TemporaryFile(buffering=0) as temporary:
-            file = FileIO(os.dup(temporary.fileno()), "rb+")
+        file = tempfile.TemporaryFile(buffering=0)  # noqa: SIM115
     file.write(content)
     return file
-
-
-def _end_of(popen: subprocess.Popen[bytes]) -> str:
-    """Return how a process has ended; empty if it has not."""
-    status = popen.poll()
-    if status is None:
-        return ""
-    if status < 0:
-        return f"signal {signal_name(-status).removeprefix('signal ')} ended it"
-    return f"it ended with exit status {status}"
-
-
-def _close_all(fds: list[int]) -> None:
-    while fds:
-        os.close(fds.pop())

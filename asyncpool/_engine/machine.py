@@ -11,7 +11,7 @@ import os
 import resource
 import socket
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
@@ -265,14 +265,30 @@ def folder_at(path: str) -> tuple[int, int] | None:
     return found.st_dev, found.st_ino
 
 
-def umask_and_ignored() -> tuple[str, ...]:
-    """Return this process's umask and the signals that it ignores, as far as Linux tells.
+def inherited() -> tuple[object, ...]:
+    """Return all that a child process inherits from this one, and its own children too.
 
-    ``os.umask()`` cannot ask without setting another umask for a moment, in which another
-    thread may create a file.
+    With the umask, and the signals that it ignores, as far as Linux tells: ``os.umask()`` cannot
+    ask without setting another umask for a moment, in which another thread may create a file.
     """
-    lines = _read(Path("/proc/self/status")).splitlines()
-    return tuple(line for line in lines if line.startswith(("Umask:", "SigIgn:")))
+    status = _read(Path("/proc/self/status")).splitlines()
+    limits = [name for name in dir(resource) if name.startswith("RLIMIT_")]
+    return (
+        tuple(os.environ.items()),
+        (os.getuid(), os.geteuid(), os.getgid(), os.getegid(), *os.getgroups()),
+        tuple(line for line in status if line.startswith(("Umask:", "SigIgn:"))),
+        _unless_refused(os.getpriority, os.PRIO_PROCESS, 0),
+        frozenset(usable_cores()),
+        *(_unless_refused(resource.getrlimit, getattr(resource, it)) for it in limits),
+    )
+
+
+def _unless_refused(ask: Callable[..., object], *about: int) -> object:
+    """Return an answer, or nothing if a sandbox refuses it; then all pools have the same."""
+    try:
+        return ask(*about)
+    except OSError:
+        return None
 
 
 def is_stopped(pid: int) -> bool:
@@ -305,8 +321,15 @@ def _stat(pid: int) -> list[str]:
 def usable_cpus() -> int:
     """Return how many CPUs this process may use, by affinity and by cgroup quota."""
     cpus = len(usable_cores()) or os.cpu_count() or 1
-    quota = _quota(_CGROUPS)
-    return max(1, cpus if quota is None else min(cpus, math.ceil(quota)))
+    for file in _cgroup_files("cpu", "cpu.max", "cpu.cfs_quota_us"):
+        beside = _read(
+            file.with_name("cpu.cfs_period_us")
+        )  # version 2 has both in one file
+        # No quota is "max", and -1 in version 1.
+        with contextlib.suppress(ValueError, ZeroDivisionError):
+            quota, period = map(int, f"{_read(file)} {beside}".split())
+            cpus = min(cpus, math.ceil(quota / period)) if quota > 0 else cpus
+    return max(1, cpus)
 
 
 def usable_cores() -> set[int]:
@@ -317,26 +340,20 @@ def usable_cores() -> set[int]:
         return set()
 
 
-def _quota(root: Path) -> float | None:
-    """Return the smallest CPU quota of the cgroups that this process is in."""
-    quotas: list[float] = []
-    for folder, second in _cgroups(root, "cpu"):
-        with contextlib.suppress(ValueError, ZeroDivisionError):
-            quotas.append(_quota_v2(folder) if second else _quota_v1(folder))
-    return min(quotas, default=None)
+def _cgroup_files(controller: str, second: str, first: str) -> Iterator[Path]:
+    """Yield a file of each of this process's cgroups, and after it of those that contain it.
 
-
-def _cgroups(root: Path, controller: str) -> Iterator[tuple[Path, bool]]:
-    """Yield the folders of this process's cgroups, and whether they are of version 2.
-
-    After each cgroup come the cgroups that contain it.
+    Args:
+        controller: Which cgroups.
+        second: The name of the file in a cgroup of version 2.
+        first: Its name in one of version 1.
     """
     for line in _read(Path("/proc/self/cgroup")).splitlines():
         _, controllers, path = line.split(":", 2)
         if not controllers:
-            base = root
+            base, name = _CGROUPS, second
         elif controller in controllers.split(","):
-            base = root / controller
+            base, name = _CGROUPS / controller, first
         else:
             continue
         # In a container the path is often that of the host, and not visible here.
@@ -344,19 +361,7 @@ def _cgroups(root: Path, controller: str) -> Iterator[tuple[Path, bool]]:
         for folder in (place, *place.parents):
             if not folder.is_relative_to(base):
                 break
-            yield folder, not controllers
-
-
-def _quota_v2(folder: Path) -> float:
-    quota, period = _read(folder / "cpu.max").split()
-    return int(quota) / int(period)  # raises ValueError for "max", which means no quota
-
-
-def _quota_v1(folder: Path) -> float:
-    quota = int(_read(folder / "cpu.cfs_quota_us"))
-    if quota <= 0:
-        raise ValueError("no quota")
-    return quota / int(_read(folder / "cpu.cfs_period_us"))
+            yield folder / name
 
 
 class OomKills:
@@ -369,10 +374,7 @@ class OomKills:
     """
 
     def __init__(self) -> None:
-        files = [
-            folder / ("memory.events" if second else "memory.oom_control")
-            for folder, second in _cgroups(_CGROUPS, "memory")
-        ]
+        files = _cgroup_files("memory", "memory.events", "memory.oom_control")
         counts = (file for file in (*files, Path("/proc/vmstat")) if _count(file) >= 0)
         self._file = next(counts, None)
 
@@ -388,12 +390,9 @@ def _count(file: Path) -> int:
 
 def memory_limit() -> int | None:
     """Return the smallest memory limit of this process's cgroups in bytes, if there is one."""
-    limits: list[int] = []
-    for folder, second in _cgroups(_CGROUPS, "memory"):
-        file = folder / ("memory.max" if second else "memory.limit_in_bytes")
-        with contextlib.suppress(ValueError):  # raised for "max", which means no limit
-            limits.append(int(_read(file)))
-    # Version 1 shows "no limit" as a number of bytes that no machine has.
+    files = _cgroup_files("memory", "memory.max", "memory.limit_in_bytes")
+    limits = [int(text) for text in map(_read, files) if text.strip().isdecimal()]
+    # No limit is "max" in version 2, and in version 1 a number of bytes that no machine has.
     return min((limit for limit in limits if limit < _NO_LIMIT), default=None)
 
 

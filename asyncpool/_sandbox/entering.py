@@ -29,7 +29,7 @@ from asyncpool._sandbox.plan import (
     UNUSED_USERS,
     WRITE,
 )
-from asyncpool._wire.starting import outside
+from asyncpool._wire.messages import outside
 
 TYPE_CHECKING = False  # see _wire/records.py
 if TYPE_CHECKING:

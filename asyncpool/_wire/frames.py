@@ -60,10 +60,12 @@ class FrameKind(enum.IntEnum):
     CONFIG = 1  # pool: how to begin
     HELLO = 2  # worker, launcher: ready
     FAILED = 3  # worker, launcher: something outside any job went wrong
-    # The launcher's channel; *job* is the number of the request.
-    LAUNCH = 4  # pool: start a worker on the descriptors that come with this
-    LAUNCHED = 5  # launcher: it has this pid
-    EXITED = 6  # launcher: it ended, with this status
+    # The launcher's channel.  What they say is JSON, and requests are answered in their order.
+    LAUNCH = 4  # pool: start a worker on these descriptors, with these variables
+    LAUNCHED = 5  # launcher: it has this pid, and whether a pidfd comes with this
+    EXITED = (
+        6  # launcher: it ended, with this pid, status, and microseconds of CPU time
+    )
     # Job channels.
     JOB = 7  # pool: run this; *number* is the function's, or 0 if that comes along
     VALUE = 8  # worker: what the job returned; *number* is how long it took, in us

@@ -1,4 +1,4 @@
-"""What the payloads of control frames mean, and what both sides know of functions and stacks.
+"""What the payloads of control frames mean, and what both sides know of functions, stacks and starts.
 
 ``faulthandler`` writes stacks in C, thread by thread.  The main thread is last, and the
 innermost call of each thread is first.  If the job waits in an event loop, the stack of
@@ -161,8 +161,6 @@ MAX_CONFIG = MAX_INITIALIZER + MAX_BROADCASTS + (1 << 20)
 # The most bytes of the hook around jobs.
 MAX_HOOK = 1 << 19
 
-_PID = struct.Struct("!q?")
-_EXIT = struct.Struct("!qqQ")
 _MOMENT = struct.Struct("!d")
 
 
@@ -204,6 +202,65 @@ class Failure(Record):
             raise ProtocolError("a report of a failure cannot be read") from error
         stage, summary, text = (str(it)[:MAX_TEXT] for it in (stage, summary, text))
         return cls(stage, summary, text, final is True)
+
+
+# The classes of errors that say what is the case, and not that something lacks at the moment.
+_FINDINGS = (FileNotFoundError, NotADirectoryError, PermissionError)
+
+
+def cannot_succeed(error: BaseException, *, fixed: bool) -> bool:
+    """Return whether a start that *error* ends would end so again.
+
+    Args:
+        error: What was raised.
+        fixed: Whether that was at a step which does the same each time: an import, a check, a limit.
+            What an initializer does may depend on anything.
+    """
+    reason: BaseException | None = error
+    seen: set[int] = set()
+    while reason is not None and id(reason) not in seen:
+        seen.add(id(reason))  # `raise error from error` makes a ring
+        if isinstance(reason, MemoryError):
+            return False
+        # Such as that of ctypes: there is no such library.
+        bare = type(reason) is OSError and reason.errno is None
+        if isinstance(reason, OSError) and not (bare or isinstance(reason, _FINDINGS)):
+            return False  # a connection, a limit of the machine, a time that was over
+        reason = reason.__cause__ or reason.__context__
+    return fixed or isinstance(error, ImportError | NameError | SyntaxError)
+
+
+# Where threads come from that are none of a module's: what runs before any import, and the script.
+BEFORE_IMPORTS = ""
+SCRIPT = "__main__"
+
+
+class Thread(Record):
+    """A thread beside the main one.
+
+    ``LauncherProcess._share()`` in ``_engine/launcher.py`` decides what follows from it.
+
+    Attributes:
+        name: Its name.
+        native: Whether :mod:`threading` knows nothing of it.
+        origin: The module with whose import it came; see :data:`BEFORE_IMPORTS`.
+        seconds: How long that import took.
+    """
+
+    name: str
+    native: bool
+    origin: str = BEFORE_IMPORTS
+    seconds: float = 0.0
+
+
+def outside(threads: Iterable[Thread]) -> str:
+    """Return why a worker with these threads cannot enter a sandbox."""
+    who = {BEFORE_IMPORTS: "older than any import", SCRIPT: "of the script"}
+    names = [f"{it.name} ({who.get(it.origin, f'of {it.origin}')})" for it in threads]
+    return (
+        f"preload left threads behind, which would be outside of the sandbox: "
+        f"{', '.join(names)}; start them in the initializer, or name another preload"
+    )
 
 
 class WorkerConfig(Record):
@@ -338,59 +395,13 @@ class LauncherConfig(Record):
     folder: tuple[str, tuple[int, int] | None] = ("", None)
 
     def pack(self) -> bytes:
-        """Return the payload of a ``CONFIG`` frame to the launcher."""
+        """Return what the launcher's file begins with."""
         return pickle.dumps(tuple(self))
 
     @classmethod
     def unpack(cls, payload: bytes) -> LauncherConfig:
-        """Read the payload of a ``CONFIG`` frame; it must come from the pool."""
+        """Read the beginning of such a file; it must come from the pool."""
         return cls(*pickle.loads(payload))  # noqa: S301 - the pool is trusted
-
-
-def pack_environment(variables: Variables) -> bytes:
-    """Return the payload of a ``LAUNCH`` frame."""
-    return json.dumps(variables).encode() if variables else b""
-
-
-def unpack_environment(payload: bytes) -> dict[str, str]:
-    """Read the payload of a ``LAUNCH`` frame; it must come from the pool."""
-    return dict(json.loads(payload)) if payload else {}
-
-
-def pack_pid(pid: int, *, held: bool) -> bytes:
-    """Return the payload of a ``LAUNCHED`` frame; if *held*, with a pidfd."""
-    return _PID.pack(pid, held)
-
-
-def unpack_pid(payload: bytes) -> tuple[int, bool]:
-    """Read the payload of such a frame: the pid, and whether a pidfd came with it.
-
-    Raises:
-        ProtocolError: If it is no such payload.
-    """
-    pid, held = _unpack(_PID, payload)
-    return int(pid), bool(held)
-
-
-def pack_exit(pid: int, status: int, cpu: int) -> bytes:
-    """Return the payload of an ``EXITED`` frame.
-
-    Args:
-        pid: The process.
-        status: Its exit status, or the negative number of a signal.
-        cpu: The microseconds of CPU time that it has used.
-    """
-    return _EXIT.pack(pid, status, cpu)
-
-
-def unpack_exit(payload: bytes) -> tuple[int, int, int]:
-    """Read the payload of an ``EXITED`` frame: the arguments of :func:`pack_exit`.
-
-    Raises:
-        ProtocolError: If it is no such payload.
-    """
-    pid, status, cpu = _unpack(_EXIT, payload)
-    return int(pid), int(status), int(cpu)
 
 
 def pack_numbers(numbers: Collection[int]) -> bytes:
@@ -418,13 +429,6 @@ def unpack_moment(payload: bytes) -> float:
     """Read the payload of a ``FENCE`` frame; it must come from the pool."""
     (moment,) = _MOMENT.unpack(payload)
     return float(moment)
-
-
-def _unpack(layout: struct.Struct, payload: bytes) -> tuple[int, ...]:
-    try:
-        return layout.unpack(payload)
-    except struct.error as error:
-        raise ProtocolError("a report about a process cannot be read") from error
 
 
 # The context of jobs.

@@ -22,6 +22,7 @@ from asyncpool._wire.messages import (
     MAX_CONFIG,
     Failure,
     Identity,
+    cannot_succeed,
     pack_numbers,
     unpack_moment,
     unpack_numbers,
@@ -29,7 +30,6 @@ from asyncpool._wire.messages import (
 from asyncpool._wire.pickling import format_error, text_of
 from asyncpool._wire.posix import HANDED, memory_at_most, private_memory, receive_fds
 from asyncpool._wire.profile import ProfileRequest
-from asyncpool._wire.starting import cannot_succeed
 
 # Nothing is imported later, when it is needed: beside a job that computes, each of the hundred
 # system calls of an import may cost this thread 20 ms until it has the GIL again, and it is late

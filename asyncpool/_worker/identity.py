@@ -28,7 +28,7 @@ TYPE_CHECKING = False  # see _wire/records.py
 if TYPE_CHECKING:
     from collections.abc import Callable
     from importlib.abc import Loader
-    from typing import Any, NoReturn
+    from typing import Any
 
     from asyncpool._wire.messages import Identity
 
@@ -107,8 +107,15 @@ class _Script(ModuleType):
             if not _Import.begun:
                 _Import.begun = True
                 _run(self)
-            if _Import.failure is not None:
-                _refuse(self, _Import.failure)
+            failure = _Import.failure
+            if failure is not None:
+                what = f"{type(failure).__name__}: {failure}"
+                raise ImportError(
+                    f"importing the script {self.__file__} in a worker failed: {what}; put what "
+                    "starts things under `if __name__ == '__main__':`",
+                    name="__main__",
+                    path=self.__file__,
+                ) from failure
 
 
 def _run(script: _Script) -> None:
@@ -124,16 +131,6 @@ def _run(script: _Script) -> None:
             _Import.begun = False
             raise
         _Import.failure = error
-
-
-def _refuse(script: _Script, failure: BaseException) -> NoReturn:
-    what = f"{type(failure).__name__}: {failure}"
-    raise ImportError(
-        f"importing the script {script.__file__} in a worker failed: {what}; put what "
-        "starts things under `if __name__ == '__main__':`",
-        name="__main__",
-        path=script.__file__,
-    ) from failure
 
 
 _TRACKER = "multiprocessing.resource_tracker"
@@ -204,10 +201,14 @@ def _sentinel(pid: int) -> int:
 class ImportWatch:
     """An entry of ``sys.meta_path`` that sees when a module is imported.
 
+    It stands for the module's loader until that has loaded the module.
+
     Args:
         name: The module.
         loaded: Called once, when the module is imported: at once, if it already is.
     """
+
+    _loader: Loader
 
     def __init__(self, name: str, loaded: Callable[[], None]) -> None:
         self._name = name
@@ -230,28 +231,19 @@ class ImportWatch:
             if finder is not self:
                 spec = finder.find_spec(name, *details)
                 if spec is not None and spec.loader is not None:
-                    spec.loader = _Watched(spec.loader, self._arrive)  # type: ignore[assignment]
+                    self._loader, spec.loader = spec.loader, self  # type: ignore[assignment]
                     return spec
         return None
 
-    def _arrive(self) -> None:
-        self.end()
-        self._loaded()
-
-
-class _Watched:
-    """A loader that reports when it has loaded its module, and then removes itself."""
-
-    def __init__(self, loader: Loader, loaded: Callable[[], None]) -> None:
-        self._loader = loader
-        self._loaded = loaded
-
     def create_module(self, spec: ModuleSpec) -> ModuleType | None:
+        """Create the module as its loader does."""
         return self._loader.create_module(spec)
 
     def exec_module(self, module: ModuleType) -> None:
+        """Load the module, and be its loader no more."""
         module.__loader__ = self._loader
         if module.__spec__ is not None:
             module.__spec__.loader = self._loader
         self._loader.exec_module(module)
+        self.end()
         self._loaded()

@@ -3,7 +3,7 @@
 Pools of one event loop share a launcher if they preload the same modules.  It imports once what
 all workers need, so a worker costs a millisecond.  It never runs user code, except preloaded
 modules and a script that it imports.  It has one thread, so it can fork, or only threads that a
-fork does not lose (``_wire/starting.py``).  With
+fork does not lose (``_engine/launcher.py``).  With
 ``launcher="spawn"`` a fresh interpreter replaces each fork, and everything else is the same.
 
 When its channel or its parent ends, it kills all workers and all of their descendants, even
@@ -41,15 +41,8 @@ import time
 import traceback
 
 from asyncpool._wire.frames import Frame, FrameDecoder, FrameKind, header
-from asyncpool._wire.messages import (
-    Failure,
-    LauncherConfig,
-    pack_exit,
-    pack_pid,
-    unpack_environment,
-)
+from asyncpool._wire.messages import SCRIPT, Failure, LauncherConfig, cannot_succeed
 from asyncpool._wire.posix import MARK, STACKS, command_line, receive_fds, socket_of
-from asyncpool._wire.starting import SCRIPT, cannot_succeed
 from asyncpool._worker.identity import install_script, load_script
 from asyncpool._worker.loop import work
 from asyncpool._worker.process import Preloading, forking, load_titles, prctl, show
@@ -57,8 +50,8 @@ from asyncpool._worker.process import Preloading, forking, load_titles, prctl, s
 TYPE_CHECKING = False  # see _wire/records.py
 if TYPE_CHECKING:
     import signal as _signal
-    from collections.abc import Callable, Iterator, Mapping
-    from typing import NoReturn
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from typing import Any, NoReturn
 else:
     import _signal  # the C part of signal, see _worker/__init__.py
 
@@ -86,27 +79,25 @@ def main(file: int, channel_fd: int) -> NoReturn:
 
     Args:
         file: It begins with the configuration.  What this process imports, and its stacks if it
-            dies of that, come after it.
+            dies of that or takes too long, come after it.
         channel_fd: The channel.
     """
-    reaper = Reaper()
-    show("pool-launcher", "launcher")
+    reaper, status = Reaper(), 0
+    worker: tuple[Any, ...] | None = None
     # Keep the socket to the end: collecting an open one would cause a warning.
     channel = socket_of(channel_fd)
     try:
         LauncherProcess(channel, file, reaper).run()
     except _Forked as forked:
         worker = forked.args
-    except (OSError, SystemExit):  # the pool's process is gone, or this one must go
-        reaper.end_all()
-        os._exit(0)
+    except (OSError, SystemExit):
+        pass  # the pool's process is gone, or this one must go
     except BaseException:
         traceback.print_exc()
+        status = 1
+    if worker is None:
         reaper.end_all()
-        os._exit(1)
-    else:
-        reaper.end_all()
-        os._exit(0)
+        os._exit(status)
     # After everything of the launcher is freed, which takes up to 0.9 ms.
     work(*_become_worker(*worker))
 
@@ -130,7 +121,15 @@ class LauncherProcess:
 
     def run(self) -> None:
         """Import what workers share, answer requests and report ends, until the pool is gone."""
-        self._arrange_signals()
+        os.set_blocking(self._wake_in, False)
+        signal.set_wakeup_fd(self._wake_in, warn_on_full_buffer=False)
+        signal.signal(signal.SIGCHLD, lambda _number, _frame: None)
+        # Out of the main loop, and into the clean-up.
+        signal.signal(signal.SIGTERM, self._on_sigterm)
+        for number in (signal.SIGINT, signal.SIGHUP):
+            signal.signal(number, signal.SIG_IGN)
+        # The service may block signals in the thread that started the pool.
+        signal.pthread_sigmask(signal.SIG_SETMASK, ())
         adopt_orphans()
         # The end of the channel says the same, unless somebody has forked the pool's process:
         # then the fork keeps the channel open.  It is the end of the thread that started this.
@@ -144,26 +143,13 @@ class LauncherProcess:
                 for fd, _ in poll.poll():
                     if fd == self._wake_out:
                         os.read(self._wake_out, 4096)
-                        for ended in self._reaper.reap():
-                            self._report_end(*ended)
+                        self._report(self._reaper.reap())
                     elif not self._answer():
                         return
         finally:
             # A SIGTERM may come with the end of the channel, and must not break off
             # the clean-up.
             self._serving = False
-
-    def _arrange_signals(self) -> None:
-        for fd in (self._wake_out, self._wake_in):
-            os.set_blocking(fd, False)
-        signal.set_wakeup_fd(self._wake_in, warn_on_full_buffer=False)
-        signal.signal(signal.SIGCHLD, lambda _number, _frame: None)
-        # Out of the main loop, and into the clean-up.
-        signal.signal(signal.SIGTERM, self._on_sigterm)
-        for number in (signal.SIGINT, signal.SIGHUP):
-            signal.signal(number, signal.SIG_IGN)
-        # The service may block signals in the thread that started the pool.
-        signal.pthread_sigmask(signal.SIG_SETMASK, ())
 
     def _on_sigterm(self, *_: object) -> None:
         # A service manager sends SIGTERM to all processes of the service.  The launcher
@@ -179,8 +165,8 @@ class LauncherProcess:
         load_titles()
         show("pool-launcher", "launcher")
         faulthandler.enable(self._file)
-        # If this takes too long, the pool asks where it is, and reads nothing else any more.
-        faulthandler.register(STACKS, self._channel)
+        # The pool asks where this is, if it takes too long.
+        faulthandler.register(STACKS, self._file)
         preloading = Preloading()
         for name in config.preload:
             try:
@@ -211,9 +197,9 @@ class LauncherProcess:
         self._note("")
         with contextlib.suppress(RuntimeError, OSError):  # there may be no stderr
             faulthandler.enable()
-        os.close(self._file)
         faulthandler.unregister(STACKS)
         signal.signal(STACKS, signal.SIG_IGN)  # in a worker too, until it has a handler
+        os.close(self._file)
         shared = ""
         if config.fork and config.namespaces is None:
             # It is missing where this is no Linux.
@@ -232,33 +218,32 @@ class LauncherProcess:
         os.write(self._file, f"\0{name}\n".encode())
 
     def _answer(self) -> bool:
-        data, fds, truncated = receive_fds(self._channel, 65536, FDS_PER_WORKER)
+        data, fds, _ = receive_fds(self._channel, 65536, FDS_PER_WORKER)
         for frame in self._decoder.feed(data):
             if frame.kind is FrameKind.SWEEP:
-                self._reaper.sweep(self._report_end)
-                self._send(FrameKind.SWEPT, job=frame.job)
+                self._report(self._reaper.sweep())
+                self._send(FrameKind.SWEPT)
             else:
                 # The kernel ends a read after bytes that came with descriptors, so
                 # these descriptors belong to this request.
-                self._launch(frame, fds, truncated=truncated)
+                self._launch(frame, fds)
                 fds = []
         return bool(data)
 
-    def _launch(self, frame: Frame, fds: list[int], *, truncated: bool) -> None:
+    def _launch(self, frame: Frame, fds: list[int]) -> None:
         try:
-            if truncated or len(fds) != FDS_PER_WORKER:
+            if len(fds) != FDS_PER_WORKER:  # the kernel drops those that find no room
                 raise OSError("the launcher may open no more descriptors")  # noqa: TRY301 - as if it may not fork
-            pid = self._fork(fds, unpack_environment(frame.payload))
+            pid = self._fork(fds, dict(json.loads(frame.payload)))
             # Open the pidfd here: this process is the parent, so the pid cannot be reused yet.
             handles: list[int] = []
             with contextlib.suppress(AttributeError, OSError):
                 handles.append(os.pidfd_open(pid))
-            payload = pack_pid(pid, held=bool(handles))
-            self._send(FrameKind.LAUNCHED, payload, frame.job, handles)
+            payload = json.dumps((pid, bool(handles))).encode()
+            self._send(FrameKind.LAUNCHED, payload, handles)
             fds += handles
         except OSError as error:
-            failure = Failure("fork", str(error))
-            self._send(FrameKind.FAILED, failure.pack(), frame.job)
+            self._send(FrameKind.FAILED, Failure("fork", str(error)).pack())
         for fd in fds:
             os.close(fd)
 
@@ -297,17 +282,14 @@ class LauncherProcess:
             traceback.print_exc()
             os._exit(1)
 
-    def _report_end(self, pid: int, status: int, cpu: int) -> None:
-        self._send(FrameKind.EXITED, pack_exit(pid, status, cpu))
+    def _report(self, ended: Iterable[tuple[int, int, int]]) -> None:
+        for end in ended:
+            self._send(FrameKind.EXITED, json.dumps(end).encode())
 
     def _send(
-        self,
-        kind: FrameKind,
-        payload: bytes = b"",
-        job: int = 0,
-        fds: list[int] | None = None,
+        self, kind: FrameKind, payload: bytes = b"", fds: Sequence[int] = ()
     ) -> None:
-        data = header(kind, len(payload), job) + payload
+        data = header(kind, len(payload)) + payload
         if fds:
             # Alone with its first byte in a read of the other side's.
             sent = socket.send_fds(self._channel, [data], fds)
@@ -327,7 +309,13 @@ def _become_worker(
         for fd in {null, out, err} - {0, 1, 2}:
             os.close(fd)
         if not config.fork:
-            _exec(config, variables, channels)
+            for fd in channels:
+                os.set_inheritable(fd, True)
+            os.execvpe(  # noqa: S606 - no shell is wanted
+                config.command[0],
+                command_line(config.command, "worker", tuple(channels)),
+                {**os.environ, **variables, MARK: str(channels[0])},
+            )
         sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
         numpy_random = sys.modules.get("numpy.random")
         if numpy_random is not None:
@@ -336,18 +324,6 @@ def _become_worker(
         traceback.print_exc()
         os._exit(1)
     return channels
-
-
-def _exec(
-    config: LauncherConfig, variables: Mapping[str, str], fds: list[int]
-) -> NoReturn:
-    for fd in fds:
-        os.set_inheritable(fd, True)
-    os.execvpe(  # noqa: S606 - no shell is wanted
-        config.command[0],
-        command_line(config.command, "worker", tuple(fds)),
-        {**os.environ, **variables, MARK: str(fds[0])},
-    )
 
 
 class Reaper:
@@ -384,7 +360,7 @@ class Reaper:
         try:
             while pid := _next_zombie() if can_look else -1:
                 if pid in self._workers:
-                    _kill_group(pid)
+                    _kill((pid,), os.killpg)
                 pid, status, usage = os.wait4(pid, os.WNOHANG)
                 if not pid:
                     break
@@ -393,7 +369,7 @@ class Reaper:
                     continue
                 ended = True
                 if not can_look:
-                    _kill_group(pid)
+                    _kill((pid,), os.killpg)
                 cpu = int((usage.ru_utime + usage.ru_stime) * 1e6)
                 yield pid, os.waitstatus_to_exitcode(status), cpu
         except ChildProcessError:
@@ -401,31 +377,24 @@ class Reaper:
             self._workers.clear()
         _kill(self._left_behind(unmarked=ended))
 
-    def sweep(self, report: Callable[[int, int, int], None]) -> None:
+    def sweep(self) -> Iterator[tuple[int, int, int]]:
         """Kill the processes that dead workers have left behind, and wait for their end.
 
-        Args:
-            report: Called with each worker that ends meanwhile, as :meth:`reap` yields it.
+        Yields:
+            Each worker that ends meanwhile, as :meth:`reap` does.
         """
-        self._clear(lambda: self._left_behind(unmarked=True), report)
+        return self._clear(lambda: self._left_behind(unmarked=True))
 
     def end_all(self) -> None:
         """Kill all workers, all adopted processes and their descendants, and wait."""
-        for pid in self._workers:
-            _kill_group(pid)
-        self._clear(
-            lambda: children() | self._workers.keys(), lambda _pid, _end, _cpu: None
-        )
+        _kill(self._workers, os.killpg)
+        for _ in self._clear(lambda: children() | self._workers.keys()):
+            pass
 
-    def _clear(
-        self,
-        left: Callable[[], set[int]],
-        report: Callable[[int, int, int], None],
-    ) -> None:
+    def _clear(self, left: Callable[[], set[int]]) -> Iterator[tuple[int, int, int]]:
         give_up_at = time.monotonic() + _PATIENCE
         while time.monotonic() < give_up_at:
-            for ended in self.reap():
-                report(*ended)
+            yield from self.reap()
             if not (pids := left()):
                 return
             _kill(pids)
@@ -488,15 +457,10 @@ def _can_mark(mark: int) -> bool:
     return False
 
 
-def _kill(pids: set[int]) -> None:
+def _kill(pids: Iterable[int], send: Callable[[int, int], object] = os.kill) -> None:
     for pid in pids:
         with contextlib.suppress(OSError):
-            os.kill(pid, signal.SIGKILL)
-
-
-def _kill_group(worker: int) -> None:
-    with contextlib.suppress(OSError):
-        os.killpg(worker, signal.SIGKILL)
+            send(pid, signal.SIGKILL)
 
 
 def adopt_orphans() -> None:
@@ -510,26 +474,22 @@ def adopt_orphans() -> None:
 
 def children() -> set[int]:
     """Return the pids of this process's children, zombies included; none if unknown."""
-    pid = os.getpid()
-    try:
-        with open(f"{_PROC}/{pid}/task/{pid}/children") as listing:  # noqa: PTH123
-            return {int(child) for child in listing.read().split()}
-    except OSError:  # as in gVisor, and in a kernel without CONFIG_PROC_CHILDREN
-        return _whose_parent_is(pid)
-
-
-def _whose_parent_is(parent: int) -> set[int]:
-    try:
-        pids = [int(name) for name in os.listdir(_PROC) if name.isdigit()]  # noqa: PTH208
-    except OSError:
-        return set()
-    return {pid for pid in pids if _parent(pid) == parent}
-
-
-def _parent(pid: int) -> int:
-    try:
-        with open(f"{_PROC}/{pid}/stat", "rb") as stat:  # noqa: PTH123
+    own = os.getpid()
+    with (
+        contextlib.suppress(OSError),  # as in gVisor, and without CONFIG_PROC_CHILDREN
+        open(f"{_PROC}/{own}/task/{own}/children") as listing,  # noqa: PTH123
+    ):
+        return {int(child) for child in listing.read().split()}
+    found: set[int] = set()
+    with contextlib.suppress(OSError):
+        for pid in filter(str.isdigit, os.listdir(_PROC)):  # noqa: PTH208
             # After the process's name, which may contain anything, come its state and its parent.
-            return int(stat.read().rpartition(b") ")[2].split()[1])
-    except (OSError, IndexError, ValueError):  # the process is gone by now
-        return 0
+            with (
+                contextlib.suppress(
+                    OSError, IndexError, ValueError
+                ),  # it is gone by now
+                open(f"{_PROC}/{pid}/stat", "rb") as stat,  # noqa: PTH123
+            ):
+                if int(stat.read().rpartition(b") ")[2].split()[1]) == own:
+                    found.add(int(pid))
+    return found

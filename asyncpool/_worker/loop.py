@@ -13,11 +13,10 @@ from types import CoroutineType
 
 from asyncpool._wire import page
 from asyncpool._wire.frames import FrameKind
-from asyncpool._wire.messages import WorkerConfig
+from asyncpool._wire.messages import SCRIPT, WorkerConfig
 from asyncpool._wire.page import STACKS_SIZE
 from asyncpool._wire.pickling import PICKLE_WORKER, WorkerSerializer
 from asyncpool._wire.posix import HANDED, socket_of
-from asyncpool._wire.starting import SCRIPT
 from asyncpool._worker.api import HeartbeatWriter, become_worker
 from asyncpool._worker.channel import SMALL, LargeBuffers, Segments
 from asyncpool._worker.chunks import run_chunk

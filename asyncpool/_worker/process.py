@@ -15,17 +15,16 @@ import signal
 import sys
 import time
 from _thread import allocate_lock, start_new_thread
+from collections import Counter
 
+from asyncpool._wire.messages import BEFORE_IMPORTS, KernelLimit, Thread, Variables
 from asyncpool._wire.posix import MARK, greeting
-from asyncpool._wire.starting import BEFORE_IMPORTS, QUIET, Thread, lost_at_fork
 from asyncpool._wire.text import printable
 
 TYPE_CHECKING = False  # see _wire/records.py
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Iterable
+    from collections.abc import Callable, Container, Generator, Iterable, Mapping
     from typing import NoReturn
-
-    from asyncpool._wire.messages import KernelLimit, Variables
 
 _PR_SET_NAME = 15
 _LONGEST_NAME = 15  # bytes
@@ -36,6 +35,20 @@ _LAST_LOOK = 1.0
 
 # Seconds for what a library does in the copy of a process, right after the fork.
 _COPY_GRACE = 5.0
+
+# Threads that the copy of a process can do without: jemalloc has handlers for forks, and then
+# returns memory in the threads that use it; polars deletes temporary files in its one, and begins
+# its pool of threads when it is first needed.
+_HARMLESS = frozenset({"jemalloc_bg_thd", "polars-ooc-clea"})
+
+# What keeps libraries from starting threads at their import: Arrow's jemalloc, that of libraries in
+# Rust, and ONNX Runtime, whose telemetry also keeps files open.  In a sandbox that a fresh
+# interpreter enters, any thread is one too many.
+_QUIET = {
+    "ORT_DISABLE_TELEMETRY": "1",
+    "JE_ARROW_MALLOC_CONF": "background_thread:false",
+    "_RJEM_MALLOC_CONF": "background_thread:false",
+}
 
 
 def main() -> NoReturn:
@@ -172,7 +185,7 @@ def start_thread(run: Callable[[], object]) -> None:
 class Preloading:
     """Knows which threads came with which import; those that are there already with none.
 
-    What follows from that is in ``_wire/starting.py``.
+    What follows from that is in ``_engine/launcher.py``.
     """
 
     def __init__(self) -> None:
@@ -183,7 +196,7 @@ class Preloading:
     @contextlib.contextmanager
     def step(self, origin: str) -> Generator[None]:
         """Import *origin* in this context."""
-        for name, value in QUIET.items():
+        for name, value in _QUIET.items():
             os.environ.setdefault(name, value)
         began = time.monotonic()
         yield
@@ -201,7 +214,7 @@ class Preloading:
         copy, wait = _fork_in_vain(), _FIRST_LOOK
         while True:
             after = self._look()
-            left = lost_at_fork(before, after, copy) if whole else after
+            left = _lost(before, after, copy) if whole else after
             # The kernel does not let go at once of a thread that somebody has joined.  But one
             # that sleeps has not ended.
             if wait > _LAST_LOOK or all(map(_sleeps, left)):
@@ -217,6 +230,27 @@ class Preloading:
             )
             for number, (name, native) in _threads().items()
         }
+
+
+def _lost(
+    before: Mapping[int, Thread], after: Container[int], copy: Iterable[str]
+) -> dict[int, Thread]:
+    """Return the threads that a copy of this process would need and does not have.
+
+    Args:
+        before: The threads before a trial fork, by number.
+        after: The numbers of the threads after it.
+        copy: The names of the threads in the copy.
+    """
+    digits = "0123456789"  # many libraries number their threads
+    again, lost = Counter(name.rstrip(digits) for name in copy), {}
+    for number, thread in before.items():
+        if number in after and thread.name not in _HARMLESS:
+            kind = thread.name.rstrip(digits)
+            if not again[kind]:
+                lost[number] = thread
+            again[kind] -= again[kind] > 0
+    return lost
 
 
 def _fork_in_vain() -> list[str]:

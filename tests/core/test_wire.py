@@ -31,11 +31,7 @@ from asyncpool._wire.messages import (
     Failure,
     JobContext,
     are_whole,
-    pack_exit,
-    pack_pid,
     tidy,
-    unpack_exit,
-    unpack_pid,
     with_details,
     with_trace,
     with_variables,
@@ -61,7 +57,6 @@ from tests.helpers.inside import log_entry
 
 # Surrogates without a partner included: a worker may say, and a job log, anything.
 texts = st.text(st.characters(), max_size=200)
-numbers = st.integers(-(2**63), 2**63 - 1)
 
 
 @given(texts, texts, texts)
@@ -104,14 +99,6 @@ def test_what_is_no_failure_is_a_protocol_error(payload: bytes) -> None:
 @given(data=st.binary(max_size=100))
 def test_any_bytes_are_a_message_or_an_offence(decoder: int, data: bytes) -> None:
     targets.run(bytes([decoder]) + data)
-
-
-@given(pid=numbers, status=numbers, cpu=st.integers(0, 2**64 - 1), held=st.booleans())
-def test_pids_and_exits_come_back_as_they_were(
-    pid: int, status: int, cpu: int, *, held: bool
-) -> None:
-    assert unpack_pid(pack_pid(pid, held=held)) == (pid, held)
-    assert unpack_exit(pack_exit(pid, status, cpu)) == (pid, status, cpu)
 
 
 # Contexts of jobs.

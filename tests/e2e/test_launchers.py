@@ -171,6 +171,19 @@ async def test_a_module_that_cannot_be_preloaded_is_named(
         assert text in crash.stack.splitlines()[-1]
 
 
+async def test_an_import_that_takes_too_long_is_shown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "ap_slow.py").write_text("import time\ntime.sleep(600)")
+    monkeypatch.syspath_prepend(tmp_path)
+    once = RestartPolicy(max_failed_starts=1)
+    pool = Pool(1, preload=["ap_slow"], start_timeout=2, restart_policy=once)
+    async with patience():
+        with pytest.raises(PoolBrokenError, match="did not import within") as caught:
+            await pool.start()
+    assert 'ap_slow.py", line 2 in <module>' in caught.value.crashes[0].stack
+
+
 @pytest.mark.logs("launcher-lost")
 @both_launchers
 async def test_running_workers_outlive_a_launcher_that_is_killed(

@@ -24,13 +24,7 @@ from asyncpool._wire.frames import (
     header,
 )
 from asyncpool._wire.log_records import LogEntry
-from asyncpool._wire.messages import (
-    Failure,
-    pack_numbers,
-    unpack_exit,
-    unpack_numbers,
-    unpack_pid,
-)
+from asyncpool._wire.messages import Failure, pack_numbers, unpack_numbers
 from asyncpool._wire.page import (
     CHUNK_SIZE,
     LOG_HEAD,
@@ -92,9 +86,8 @@ def numbers(data: bytes) -> None:
 
 
 def reports(data: bytes) -> None:
-    for unpack in (unpack_exit, unpack_pid, Failure.unpack):
-        with suppress(ProtocolError):
-            unpack(data)
+    with suppress(ProtocolError):
+        Failure.unpack(data)
 
 
 def log_records(data: bytes) -> None:

@@ -667,7 +667,8 @@ def live_in_cgroup(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
     """Have this machine count the kills for lack of memory in *folder*."""
     from asyncpool._engine import machine
 
-    monkeypatch.setattr(machine, "_cgroups", lambda *_: [(folder, True)])
+    files = [folder / "memory.events"]
+    monkeypatch.setattr(machine, "_cgroup_files", lambda *_: files)
 
 
 def shorten_where(monkeypatch: pytest.MonkeyPatch) -> None:
