@@ -310,8 +310,7 @@ class Broadcaster:
             super(Job, call).cancel()  # not Job's, which would tell the pool
 
     def _run_in(self, slot: int, run: _Run) -> None:
-        _, _, payload, options, serializer = run.broadcast
-        call = self._engine.traffic.send_pinned(slot, payload, options, serializer)
+        call = self._engine.traffic.send_pinned(slot, run.broadcast)
         run.calls[slot] = call
         call.add_done_callback(functools.partial(self._on_done, slot, run))
 
@@ -510,64 +509,62 @@ class Sessions:
 
     def call(
         self,
-        session_worker: SessionWorker,
+        worker: SessionWorker,
         function: Callable[..., Any],
         args: tuple[Any, ...],
         kwargs: Mapping[str, Any],
         options: JobOptions,
     ) -> PoolJob[Any]:
         """Have the worker of a session run a call after the session's other calls."""
-        if session_worker.gone:
+        if worker.gone:
             # Whatever keeps the pool from taking any call comes first.
-            self._engine.admission.check_open(session_worker.hold)
-            raise session_worker.error()
-        options = session_worker.options_of_call(options)
+            self._engine.admission.check_open(worker.hold)
+            raise worker.error()
+        options = worker.options_of_call(options)
         job = self._engine.traffic.submit(function, args, kwargs, options)
-        session_worker.add(job)
+        worker.add(job)
         return job
 
     # How sessions end.
 
     def worker_crashed(self, crash: Crash) -> None:
         """Keep *crash*, which says how the worker of a session has died."""
-        for session_worker in self._session_workers.values():
-            if (session_worker.slot, session_worker.pid) == (crash.slot, crash.pid):
-                session_worker.crash = crash
+        for worker in self._session_workers.values():
+            if (worker.slot, worker.pid) == (crash.slot, crash.pid):
+                worker.crash = crash
 
     def end(self, session: int, calls: tuple[int, ...]) -> None:
         """End *session*, whose worker is gone, and fail *calls*."""
-        session_worker = self._session_workers.get(session)
-        if session_worker is None:
+        worker = self._session_workers.get(session)
+        if worker is None:
             return  # its calls were cancelled with it
-        session_worker.gone = True
+        worker.gone = True
         if calls:
             # Later, since the error of the running call is their cause, and must be known first.
             loop = self._engine.loop
-            loop.call_soon(loop.call_soon, self._fail, session_worker, calls)
+            loop.call_soon(loop.call_soon, self._fail, worker, calls)
 
-    def _fail(self, session_worker: SessionWorker, calls: tuple[int, ...]) -> None:
+    def _fail(self, worker: SessionWorker, calls: tuple[int, ...]) -> None:
         for number in calls:
             job = self._engine.registry.jobs.get(number)
             if job is not None:
-                self._engine.registry.fail(job, session_worker.error())
+                self._engine.registry.fail(job, worker.error())
 
-    async def leave(
-        self, session_worker: SessionWorker, *, fresh: bool, failed: bool
-    ) -> None:
+    async def leave(self, worker: SessionWorker, *, fresh: bool, failed: bool) -> None:
         """End a session when its calls are done; at once if it has *failed*.
 
         Cancellation:
             Ends it at once.
         """
         try:
-            await session_worker.finish(failed=failed)
+            await worker.finish(failed=failed)
         finally:
-            self._end(session_worker, fresh=fresh)
-            session_worker.hold.release()
+            self._end(worker, fresh=fresh)
+            worker.hold.release()
 
-    def _end(self, session_worker: SessionWorker, *, fresh: bool) -> None:
-        self._session_workers.pop(session_worker.session, None)
+    def _end(self, worker: SessionWorker, *, fresh: bool) -> None:
+        self._session_workers.pop(worker.session, None)
         core = self._engine.core
         if not core.closing.over:
             with self._engine.turn as now:
-                core.end_session(session_worker.session, now, fresh=fresh)
+                core.end_session(worker.session, now, fresh=fresh)
