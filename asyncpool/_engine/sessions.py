@@ -24,12 +24,12 @@ import itertools
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import nullcontext
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from asyncpool._core.job_options import AttemptPolicy, JobOptions, SessionTraits
 from asyncpool._core.slots import COMING
-from asyncpool._dataclass import replace
+from asyncpool._dataclass import dataclass, replace
 from asyncpool._engine.admission import SessionHold
 from asyncpool._engine.job import Job, PoolJob
 from asyncpool._engine.large import Call, too_large, unpicklable
@@ -180,7 +180,7 @@ async def make_broadcast(
     return Broadcast(number, name, packing.result(), options, serializer)
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True)
 class _Run:
     """One broadcast that is not over.
 
@@ -350,7 +350,7 @@ class Broadcaster:
             run.over.set_result(dict(sorted(run.results.items())))
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True)
 class SessionWorker:
     """The worker of one session.
 
