@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import functools
 import logging
 import math
@@ -12,22 +13,12 @@ from types import TracebackType
 from typing import Any, Generic, Self, TypeVar
 
 from asyncpool._core import log_messages as say
-from asyncpool._core.deadlines import earliest
-from asyncpool._core.leases import (
-    GIVE_UP,
-    LeaseLedger,
-    Lost,
-    Missed,
-    RenewalResult,
-    Slower,
-    longest_gap,
-)
+from asyncpool._core.leases import GIVE_UP, LeaseLedger, longest_gap
 from asyncpool._core.policies import NUMBER, SECONDS, check_type, or_none
 from asyncpool._engine.hub import EventHub, EventStream
 from asyncpool._engine.job import Holder
-from asyncpool._engine.loop import check_home, outlast
+from asyncpool._engine.loop import Alarm, check_home, outlast
 from asyncpool._engine.machine import check_callable, check_int
-from asyncpool.errors import LeaseLostError, ThrottledError
 from asyncpool.events import (
     LeaseEvent,
     LeaseLapsed,
@@ -35,7 +26,6 @@ from asyncpool.events import (
     LeaseMissed,
     LeaseSaturated,
     LeaseStats,
-    LeaseThrottled,
 )
 
 __all__ = ["LeaseKeeper"]
@@ -54,10 +44,6 @@ _MIN_OVERLAP, _MAX_OVERLAP = 4, 32
 # system is down, that concerns every lease.  There is an event for each.
 _QUIET = 10.0
 
-# Loops round their timers to milliseconds, and uvloop may round down.  A wait that is shorter
-# than that would return at once, again and again until the time has come.
-_GRAIN = 0.001
-
 L = TypeVar("L", bound=Hashable)
 
 
@@ -75,30 +61,25 @@ def _check_renewals(
         TypeError: If one is of the wrong type.
     """
     check_int("max_retries", max_retries, at_least=0)
-    check_type("max_rate", max_rate, NUMBER)
-    check_type("interval", interval, SECONDS)
-    check_type("timeout", timeout, or_none(SECONDS))
-    check_type("ttl", ttl, or_none(SECONDS))
+    for name, value, kind in (
+        ("max_rate", max_rate, NUMBER),
+        ("interval", interval, SECONDS),
+        ("timeout", timeout, or_none(SECONDS)),
+        ("ttl", ttl, or_none(SECONDS)),
+    ):
+        check_type(name, value, kind)
+        if value is not None and not 0 < value < math.inf:
+            raise ValueError(f"{name} must be > 0 and finite, not {value}")
     if timeout is None:
         timeout = interval / (2 * (1 + max_retries))
-    for name, value in (
-        ("max_rate", max_rate),
-        ("interval", interval),
-        ("timeout", timeout),
-    ):
-        if not 0 < value < math.inf:
-            raise ValueError(f"{name} must be > 0 and finite, not {value}")
-    if ttl is not None:
-        if not 0 < ttl < math.inf:
-            raise ValueError(f"ttl must be > 0 and finite, not {ttl}")
-        gap, most = longest_gap(interval, max_retries, timeout), GIVE_UP * ttl
-        if gap > most:
-            raise ValueError(
-                f"an interval of {interval:g} s and {max_retries} retries, of {timeout:g} s each, can "
-                f"take {gap:g} s until a lease is extended, and it is given up after {most:g} s, "
-                f"nine tenths of ttl={ttl:g}: choose a shorter interval, a shorter timeout, or "
-                "fewer retries"
-            )
+    gap = longest_gap(interval, max_retries, timeout)
+    if ttl is not None and gap > (most := GIVE_UP * ttl):
+        raise ValueError(
+            f"an interval of {interval:g} s and {max_retries} retries, of {timeout:g} s each, can "
+            f"take {gap:g} s until a lease is extended, and it is given up after {most:g} s, "
+            f"nine tenths of ttl={ttl:g}: choose a shorter interval, a shorter timeout, or "
+            "fewer retries"
+        )
     # Rounding must not matter: 0.1 renewals/s for 30 s are three.
     if max_rate * interval + 1e-9 < 1:
         raise ValueError(
@@ -210,13 +191,9 @@ class LeaseKeeper(Generic[L]):
         self._renew = renew
         self._holds: dict[L, _Hold] = {}
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._task: asyncio.Task[None] | None = None
-        # Wakes that task at some time, if it sleeps.
-        self._alarm: asyncio.Future[None] | None = None
-        self._alarm_at: float | None = None
+        self._alarm: Alarm | None = None  # for the next look, while the keeper runs
+        self._renewals: set[asyncio.Task[None]] = set()
         self._hub: EventHub[LeaseEvent] = EventHub()
-        self._results = dict.fromkeys(RenewalResult, 0)
-        self._missed = self._lapsed = 0
         self._quiet_until, self._unsaid = 0.0, 0
 
     def add(self, lease: L, *, on_lost: Callable[[L], object] | None = None) -> None:
@@ -293,22 +270,7 @@ class LeaseKeeper(Generic[L]):
 
     def stats(self) -> LeaseStats:
         """Return the figures of the keeper: how it stands, and what happened since its start."""
-        # The end of the keeper has cancelled the renewals that the ledger still counts.
-        in_progress = self._ledger.in_progress if self._task is not None else 0
-        return LeaseStats(
-            leases=len(self._holds),
-            capacity=self._ledger.capacity,
-            saturated=self._ledger.saturated,
-            in_progress=in_progress,
-            renewals=in_progress + sum(self._results.values()),
-            renewed=self._results[RenewalResult.EXTENDED],
-            throttled=self._results[RenewalResult.THROTTLED],
-            failed=self._results[RenewalResult.FAILED],
-            lost=self._results[RenewalResult.LOST],
-            missed=self._missed,
-            lapsed=self._lapsed,
-            dropped_events=self._hub.dropped,
-        )
+        return self._ledger.stats(len(self._renewals), self._hub.dropped)
 
     async def __aenter__(self) -> Self:
         """Start.
@@ -319,7 +281,10 @@ class LeaseKeeper(Generic[L]):
         if self._loop is not None:
             raise RuntimeError("a lease keeper can be used only once")
         self._loop = asyncio.get_running_loop()
-        self._task = self._loop.create_task(self._run(), name="asyncpool lease keeper")
+        # Renewals are made in the context of whoever has started the keeper, and not of whoever
+        # happens to have added a lease, or ended a job, before.
+        context = contextvars.copy_context()
+        self._alarm = Alarm(self._loop, lambda now: context.run(self._look, now))
         return self
 
     async def __aexit__(
@@ -337,8 +302,6 @@ class LeaseKeeper(Generic[L]):
             Leaves nothing running: this returns when the last renewal has ended.
         """
         check_home(self._loop, _KEEPER)
-        task, self._task = self._task, None
-        assert task is not None
         open_jobs = sum(
             hold.job is not None and not hold.over() for hold in self._holds.values()
         )
@@ -346,126 +309,87 @@ class LeaseKeeper(Generic[L]):
             say.KEEPER_ENDS_EARLY.log(_LOGGER, {"jobs": open_jobs})
         for lease in list(self._holds):
             self.remove(lease)
-        task.cancel()
+        assert self._alarm is not None
+        self._alarm.cancel()
+        self._alarm = None
+        for task in self._renewals:
+            task.cancel()
         try:
-            await _ended(task)
+            await outlast(asyncio.gather(*self._renewals, return_exceptions=True))
         finally:
             self._hub.end()
 
     def __repr__(self) -> str:
-        state = "running" if self._task is not None else "not running"
+        state = "running" if self._alarm is not None else "not running"
         ledger = self._ledger
         return f"<LeaseKeeper {state}: {len(ledger)} leases of {ledger.capacity}>"
 
-    async def _run(self) -> None:
-        """Send renewals for ever.
-
-        Cancellation:
-            Ends it: it cancels the renewals in progress, and waits for them.
-        """
-        ledger, loop = self._ledger, asyncio.get_running_loop()
-        async with asyncio.TaskGroup() as renewals:
-            while True:
-                # Before any renewal: a lease that has lapsed must not be extended any more.  And
-                # before the ends of workers are looked at, in case the loop has been blocked: a
-                # job that has ended meanwhile then gets no other attempt.
-                for lapsed, gap in ledger.lapsed(loop.time()):
-                    self._lapsed += 1
-                    why = f"has lapsed: not extended for {gap:.3g} s"
-                    self._give_up(lapsed, LeaseLapsed(lapsed, gap), why)
-                if (news := ledger.news(loop.time())) is not None:
-                    self._hub.publish(news)
-                    too_many = isinstance(news, LeaseSaturated)
-                    message = say.LEASES_SATURATED if too_many else say.LEASES_RELIEVED
-                    extra = {"leases": news.leases, "capacity": news.capacity}
-                    message.log(_LOGGER, extra, news=news)
-                while (lease := ledger.begin_renewal(loop.time())) is not None:
-                    renewals.create_task(
-                        self._renewal(lease), name="asyncpool lease renewal"
-                    )
-                await self._sleep(self._next_look())
+    def _look(self, now: float) -> None:
+        """Do what is to be done by *now*."""
+        # Before any renewal: a lease that has lapsed must not be extended any more.  And
+        # before the ends of workers are looked at, in case the loop has been blocked: a
+        # job that has ended meanwhile then gets no other attempt.
+        for lapsed, gap in self._ledger.lapsed(now):
+            why = f"has lapsed: not extended for {gap:.3g} s"
+            self._give_up(lapsed, LeaseLapsed(lapsed, gap), why)
+        if (news := self._ledger.news(now)) is not None:
+            self._hub.publish(news)
+            too_many = isinstance(news, LeaseSaturated)
+            message = say.LEASES_SATURATED if too_many else say.LEASES_RELIEVED
+            extra = {"leases": news.leases, "capacity": news.capacity}
+            message.log(_LOGGER, extra, news=news)
+        while (lease := self._ledger.begin_renewal(now)) is not None:
+            task = asyncio.create_task(
+                self._renewal(lease), name="asyncpool lease renewal"
+            )
+            self._renewals.add(task)
+            task.add_done_callback(self._renewals.discard)
+        self._reconsider()
 
     def _reconsider(self) -> None:
-        """Look at the ledger again: it has changed, and may want something sooner."""
-        due = self._next_look()
-        if due is not None and (self._alarm_at is None or due < self._alarm_at):
-            self._wake()
-
-    def _next_look(self) -> float | None:
-        ledger = self._ledger
-        return earliest(ledger.next_due(), ledger.next_lapse(), ledger.next_news())
-
-    async def _sleep(self, until: float | None) -> None:
-        loop = asyncio.get_running_loop()
-        self._alarm, self._alarm_at = loop.create_future(), until
-        timer = None
-        if until is not None:
-            timer = loop.call_at(max(until, loop.time() + _GRAIN), self._wake)
-        try:
-            await self._alarm
-        finally:
-            self._alarm = None
-            if timer is not None:
-                timer.cancel()
-
-    def _wake(self) -> None:
-        if self._alarm is not None and not self._alarm.done():
-            self._alarm.set_result(None)
+        """Look at the ledger again in time: it has changed, and may want something sooner."""
+        due = self._ledger.next_look()
+        if self._alarm is not None and due is not None:
+            self._alarm.set_by(due)
 
     async def _renewal(self, lease: L) -> None:
-        problem: Exception | asyncio.CancelledError | None = None
-        retry_after = 0.0
+        loop = asyncio.get_running_loop()
         # This task begins a turn after it was created.  The lease may be given up meanwhile.
-        if self._ledger.withdraw(lease, asyncio.get_running_loop().time()):
+        if self._ledger.withdraw(lease, loop.time()):
             self._reconsider()
             return
+        problem: Exception | asyncio.CancelledError | None = None
         try:
             async with asyncio.timeout(self._timeout):
                 await self._renew(lease)
-            result = RenewalResult.EXTENDED
-        except LeaseLostError as error:
-            result, problem = RenewalResult.LOST, error
-        except ThrottledError as error:
-            result, problem = RenewalResult.THROTTLED, error
-            retry_after = error.retry_after
-        except asyncio.CancelledError as error:
+        except (Exception, asyncio.CancelledError) as error:
             # This task is cancelled at the end of the keeper, and never before.  If that is
             # not why, something else was cancelled that *renew* awaits: an error like others.
             task = asyncio.current_task()
             if task is None or task.cancelling():
                 raise
-            result, problem = RenewalResult.FAILED, error
-        except Exception as error:  # noqa: BLE001 - it is the user's
-            result, problem = RenewalResult.FAILED, error
-        now = asyncio.get_running_loop().time()
-        decision = self._ledger.end_renewal(lease, result, now, retry_after=retry_after)
-        self._results[result] += 1
-        if result is RenewalResult.EXTENDED:
+            problem = error
+        now = loop.time()
+        event = self._ledger.end_renewal(lease, problem, now)
+        if problem is None:
             self._tell_holder(lease)
-        match decision:
-            case Lost():
-                self._give_up(lease, LeaseLost(lease), "is gone")
-            case Slower(pause):
-                self._hub.publish(LeaseThrottled(lease, pause))
-            case Missed(gap):
-                self._missed += 1
-                self._hub.publish(LeaseMissed(lease, gap, problem))
-                self._log_missed(lease, gap, problem, now)
-            case None:
-                pass
+        if isinstance(event, LeaseLost):
+            self._give_up(lease, event, "is gone")
+        elif event is not None:
+            self._hub.publish(event)
+            if isinstance(event, LeaseMissed):
+                self._log_missed(event, now)
         self._reconsider()
 
-    def _log_missed(
-        self, lease: L, gap: float, problem: BaseException | None, now: float
-    ) -> None:
-        """Log now and then that a lease was not extended for *gap* seconds."""
+    def _log_missed(self, missed: LeaseMissed, now: float) -> None:
+        """Log now and then that a lease was not extended for too long."""
         if now < self._quiet_until:
             self._unsaid += 1
             return
-        why = f": {problem!r}" if problem is not None else ""
+        why = f": {missed.error!r}" if missed.error is not None else ""
         others = f"; so were {self._unsaid} others before" if self._unsaid else ""
-        extra = {"lease": _named(lease), "seconds": gap}
-        say.LEASE_MISSED.log(_LOGGER, extra, of=lease, why=why, others=others)
+        extra = {"lease": _named(missed.lease), "seconds": missed.gap}
+        say.LEASE_MISSED.log(_LOGGER, extra, of=missed.lease, why=why, others=others)
         self._quiet_until, self._unsaid = now + _QUIET, 0
 
     def _give_up(self, lease: L, event: LeaseLapsed | LeaseLost, why: str) -> None:
@@ -485,7 +409,7 @@ class LeaseKeeper(Generic[L]):
                 say.ON_LOST_FAILED.log(_LOGGER, extra, error=error)
 
     def _take(self, lease: L, hold: _Hold) -> None:
-        if self._task is None or self._task.done():
+        if self._alarm is None:
             raise RuntimeError("the lease keeper is not running: use 'async with'")
         check_home(self._loop, _KEEPER)
         loop = asyncio.get_running_loop()
@@ -514,12 +438,3 @@ class LeaseKeeper(Generic[L]):
         # Another job may have taken the lease over by now.
         if hold is not None and hold.job is job:
             self.remove(lease)
-
-
-async def _ended(task: asyncio.Task[None]) -> None:
-    """Wait for the end of a task, even if the waiting task is cancelled."""
-    try:
-        await outlast(task)
-    finally:
-        if not task.cancelled():
-            task.result()

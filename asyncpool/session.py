@@ -27,7 +27,6 @@ R = TypeVar("R")
 class _State:
     session_worker: SessionWorker | None = None
     entered: bool = False
-    left: bool = False
 
 
 class WorkerSession:
@@ -125,7 +124,8 @@ class WorkerSession:
         Cancellation:
             As in the pool.  If the pool has to kill the worker for it, the session loses it.
         """
-        return self._submit(fn, args, kwargs, self._options)
+        check_called("submit", fn)
+        return self._call(fn, args, kwargs, self._options)
 
     @overload
     def stream(
@@ -152,7 +152,11 @@ class WorkerSession:
         Cancellation:
             As in the pool.  The errors of :meth:`submit` are raised with the first item.
         """
-        return self._stream(fn, args, kwargs, self._options)
+        check_called("stream", fn)
+        options = replace(self._options, via="stream")
+        return Stream(
+            self._running_supervisor(), partial(self._call, fn, args, kwargs, options)
+        )
 
     async def __aenter__(self) -> Self:
         """Wait for a worker, first come, first served; see :meth:`asyncpool.Pool.worker`.
@@ -195,12 +199,9 @@ class WorkerSession:
         """
         supervisor = self._running_supervisor()
         supervisor.check_home()
-        try:
-            await supervisor.sessions.leave(
-                self._session_worker, fresh=self._fresh, failed=error is not None
-            )
-        finally:
-            self._state.left = True
+        await supervisor.sessions.leave(
+            self._session_worker, fresh=self._fresh, failed=error is not None
+        )
 
     @property
     def _session_worker(self) -> SessionWorker:
@@ -208,39 +209,26 @@ class WorkerSession:
             raise RuntimeError("the session has no worker: use 'async with'")
         return self._state.session_worker
 
-    def _submit(
+    def _call(
         self,
         fn: Callable[..., Any],
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
         options: JobOptions,
     ) -> Job[Any]:
-        check_called("submit", fn)
-        session_worker = self._session_worker
-        if self._state.left:
+        worker = self._session_worker
+        if worker.left:
             raise RuntimeError("the session is over: its context was left")
         return self._running_supervisor().sessions.call(
-            session_worker, fn, args, kwargs, options
-        )
-
-    def _stream(
-        self,
-        fn: Callable[..., Any],
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        options: JobOptions,
-    ) -> Stream[Any]:
-        check_called("stream", fn)
-        options = replace(options, via="stream")
-        return Stream(
-            self._running_supervisor(), partial(self._submit, fn, args, kwargs, options)
+            worker, fn, args, kwargs, options
         )
 
     def __repr__(self) -> str:
-        if self._state.session_worker is None:
+        worker = self._state.session_worker
+        if worker is None:
             return "<WorkerSession, not begun>"
-        over = ", over" if self._state.left else ""
-        return f"<WorkerSession: worker {self.pid} in slot {self.slot}{over}>"
+        over = ", over" if worker.left else ""
+        return f"<WorkerSession: worker {worker.pid} in slot {worker.slot}{over}>"
 
 
 def _checked(options: JobOptions) -> JobOptions:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Sequence
+from contextvars import ContextVar
 
 import anyio
 import pytest
@@ -90,9 +91,9 @@ def test_no_beat_begins_after_a_lease_was_removed(*, again: bool) -> None:
         async with LeaseKeeper(outside.extend, interval=10.0) as keeper:
             await reach(1)
             keeper.add("a")
-            await asyncio.sleep(
-                0
-            )  # its renewal is decided, and begins in the next turn
+            for _ in range(2):
+                await asyncio.sleep(0)
+            # Its renewal is decided, and begins in the next turn.
             assert keeper.stats().in_progress == 1
             keeper.remove("a")
             if again:
@@ -100,6 +101,22 @@ def test_no_beat_begins_after_a_lease_was_removed(*, again: bool) -> None:
             await reach(9)
             assert outside.log == (["a2"] if again else [])
             assert keeper.stats().renewals == len(outside.log)
+
+    run(main())
+
+
+def test_renewals_are_made_in_the_context_of_whoever_has_started_the_keeper() -> None:
+    whose, seen = ContextVar("whose", default="keeper"), list[str]()
+
+    async def extend(lease: str) -> None:
+        seen.append(f"{lease} {whose.get()}")
+
+    async def main() -> None:
+        async with LeaseKeeper(extend, interval=10.0) as keeper:
+            whose.set("user")
+            keeper.add("a")
+            await reach(15)
+        assert seen == ["a keeper"] * 2
 
     run(main())
 

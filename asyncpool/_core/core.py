@@ -236,10 +236,8 @@ class Core:
 
     def _feed(self, slot: Slot, now: float) -> None:
         """Give the worker of *slot* what it should run next."""
-        if slot.session is not None:
+        if slot.session is not None or slot.pinned:
             self.sessions.go_on(slot)
-        elif slot.pinned:
-            self.sessions.begin_pinned(slot)
         elif self.dispatcher.wanted and self.sessions.take(slot):
             self.sessions.update_buckets()
             self._feed_spare(now)

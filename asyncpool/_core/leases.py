@@ -1,8 +1,8 @@
 """Decide which lease gets the next renewal, and which leases are given up.
 
 A lease that is held in an outside system lapses unless it is extended in time.  So each lease
-has one turn in each *interval*.  The ledger's queues say which lease has the next turn, and
-``RenewalPace`` when its renewal may begin.
+has one turn in each *interval*.  The ledger's queues say which lease has the next turn, and its
+ticks when that renewal may begin.
 
 If it is known how long a lease lasts after an extension, its *ttl*, the ledger also says
 which leases have to be given up (:meth:`LeaseLedger.lapsed`): early enough for their jobs
@@ -11,7 +11,6 @@ to end before somebody else can have them.
 
 from __future__ import annotations
 
-import enum
 import math
 from collections import OrderedDict
 from collections.abc import Hashable, Iterator
@@ -19,9 +18,17 @@ from dataclasses import dataclass
 from typing import Generic, TypeAlias, TypeVar
 
 from asyncpool._core.deadlines import Deadlines, earliest
-from asyncpool.events import LeaseRelieved, LeaseSaturated
+from asyncpool.errors import LeaseLostError, ThrottledError
+from asyncpool.events import (
+    LeaseLost,
+    LeaseMissed,
+    LeaseRelieved,
+    LeaseSaturated,
+    LeaseStats,
+    LeaseThrottled,
+)
 
-# Decide when the next renewal of a lease may begin, and how many may be in progress.
+# The ticks: when the next renewal may begin.
 #
 # The outside system takes only so many renewals a second.  So there is one renewal per
 # *tick*, and a tick every ``1 / rate`` seconds.  From 40 a second on, a tick is for all the
@@ -67,124 +74,6 @@ def longest_gap(interval: float, max_retries: int, timeout: float) -> float:
     return interval + pauses + (2 + max_retries) * timeout
 
 
-class RenewalResult(enum.Enum):
-    """How a renewal ended."""
-
-    EXTENDED = enum.auto()
-    THROTTLED = enum.auto()
-    FAILED = enum.auto()
-    LOST = enum.auto()
-
-
-class RenewalPace:
-    """The ticks of one keeper: when the next renewal may begin.
-
-    Args:
-        max_rate: The most renewals a second.
-        interval: Seconds in which each lease has a turn.
-        overlap: How many renewals may be in progress at a time.
-        max_overlap: How many at the most, if they take so long that *max_rate* asks for more.
-        now: Current time.
-
-    Attributes:
-        next_tick: When the next tick is.
-    """
-
-    def __init__(
-        self,
-        *,
-        max_rate: float,
-        interval: float,
-        overlap: int,
-        max_overlap: int,
-        now: float,
-    ) -> None:
-        self._max_rate, self._interval = max_rate, interval
-        self._overlap, self._max_overlap = overlap, max_overlap
-        # The mean of how long renewals take; the latest one counts most.
-        self._latency: float | None = None
-        # The next tick is a full one, for so many renewals: with 40 a second it is two,
-        # whatever floats make of that.  All but the last of them may come before it.
-        self._at_a_tick = max(1, int(max_rate * min(TICK, interval / 4) + 1e-9))
-        self.next_tick = now
-        self._not_before = now  # because of a renewal that was throttled
-        self._streak = 0  # pauses in a row, without a success between them
-        self._slowed = float("-inf")  # when the latest of them began
-
-    @property
-    def rate(self) -> float:
-        """The most renewals a second: *max_rate*, or fewer if they take too long for that."""
-        in_progress = self._max_rate * (self._latency or 0.0)
-        if not in_progress:
-            return self._max_rate
-        return self._max_rate * min(1.0, self._max_overlap / in_progress)
-
-    @property
-    def capacity(self) -> int:
-        """How many renewals an interval has."""
-        # With 0.1 a second and 30 s it is three, whatever floats make of that.
-        return int(self.rate * self._interval + 1e-9)
-
-    @property
-    def max_in_progress(self) -> int:
-        """How many renewals may be in progress at a time."""
-        # As many as begin while one is in progress.
-        wanted = math.ceil(self._max_rate * (self._latency or 0.0))
-        return min(max(self._overlap, wanted), self._max_overlap)
-
-    def may_begin(self, now: float) -> bool:
-        """Tell whether a renewal may begin now."""
-        early = (self._at_a_tick - 1) / self._max_rate + 1e-9
-        return now >= max(self.next_tick - early, self._not_before)
-
-    def begin(self, now: float) -> None:
-        """Count a renewal that begins now."""
-        self.next_tick = max(self.next_tick, now - SLACK) + 1 / self._max_rate
-
-    def skip_to(self, now: float) -> None:
-        """Drop the ticks before *now*: no lease waited, so none of them is late."""
-        self.next_tick = max(self.next_tick, now)
-
-    def end(
-        self, begun: float, now: float, result: RenewalResult, retry_after: float
-    ) -> float:
-        """Learn from a renewal how fast the outside system is.
-
-        Args:
-            begun: When the renewal began.
-            now: Current time.
-            result: How it ended.
-            retry_after: The pause that the outside system has asked for, in seconds.
-
-        Returns:
-            For how many seconds no renewal begins.
-        """
-        seconds = now - begun
-        mean = seconds if self._latency is None else self._latency
-        self._latency = mean + (seconds - mean) * _WEIGHT
-        # Of the renewals that were in progress together only the first one counts, for
-        # slower or for faster: they all tell of the same moment.
-        is_news = begun > self._slowed
-        if result is not RenewalResult.THROTTLED:
-            if is_news and result is RenewalResult.EXTENDED:
-                self._streak = 0
-            return 0.0
-        if is_news:
-            self._streak += 1
-            self._slowed = now
-        return self._pause(now, retry_after)
-
-    def _pause(self, now: float, retry_after: float) -> float:
-        # Each pause doubles the time, at most 2**30 times, which is more than any cap.
-        pause = min(
-            2.0 ** min(self._streak, 30) / self._max_rate, self._interval * _MAX_PAUSE
-        )
-        pause = max(pause, 1 / self._max_rate, min(retry_after, self._interval))
-        self._not_before = max(self._not_before, now + pause)
-        self.next_tick = max(self.next_tick, self._not_before)
-        return pause
-
-
 # The queues of leases: which one has the next turn.
 #
 # * ``main`` holds the leases that wait for their turn of this interval, ``backup`` the ones that
@@ -211,6 +100,9 @@ class RenewalPace:
 # are further apart, the same for all.
 # A plain deque without the dues would not do: with many short jobs, the leases that come
 # would take the ticks that the old ones need.
+
+# How a renewal ends, as LeaseStats counts it.
+_ANSWERS = ("renewed", "throttled", "failed", "lost")
 
 # Earlier than any time.  A lease that is due then is at the front, before all others.
 NEVER = _AT_ONCE = float("-inf")
@@ -261,31 +153,6 @@ _TOO_LONG = 1.1
 GIVE_UP = 0.9
 
 
-@dataclass(frozen=True, slots=True)
-class Slower:
-    """Decision: no renewal of any lease begins for *pause* seconds."""
-
-    pause: float
-
-
-@dataclass(frozen=True, slots=True)
-class Missed:
-    """Decision: the lease was not extended for *gap* seconds.
-
-    That is too long, or the last attempt of its turn has failed.
-    """
-
-    gap: float
-
-
-@dataclass(frozen=True, slots=True)
-class Lost:
-    """Decision: the outside system says that the lease is gone, and the ledger forgets it."""
-
-
-RenewalDecision = Slower | Missed | Lost | None
-
-
 class LeaseLedger(Generic[L]):
     """Every lease, in the order of the turns, and when the next renewal may be.
 
@@ -315,16 +182,19 @@ class LeaseLedger(Generic[L]):
         now: float,
         ttl: float | None = None,
     ) -> None:
-        self.interval = interval
-        self._max_retries = max_retries
-        self._pace = RenewalPace(
-            max_rate=max_rate,
-            interval=interval,
-            overlap=overlap,
-            max_overlap=max_overlap,
-            now=now,
-        )
-        self._ttl = ttl
+        self._max_rate, self._interval = max_rate, interval
+        self._max_retries, self._ttl = max_retries, ttl
+        self._overlap, self._max_overlap = overlap, max_overlap
+        # The mean of how long renewals take, in which the latest one counts most; 0 if unknown.
+        self._latency = 0.0
+        self._next_tick = now
+        # The next tick is a full one, for so many renewals: with 40 a second it is two, whatever
+        # floats make of that.  All but the last of them may come before it.
+        at_a_tick = max(1, int(max_rate * min(TICK, interval / 4) + 1e-9))
+        self._early = (at_a_tick - 1) / max_rate + 1e-9
+        self._not_before = now  # because of a renewal that was throttled
+        self._streak = 0  # pauses in a row, without a success between them
+        self._slowed = NEVER  # when the latest of them began
         self._lapses = Deadlines()  # when leases lapse, by the numbers of their records
         self._pauses = Deadlines()  # when to repeat renewals that failed, likewise
         self._by_number: dict[int, LeaseRecord[L]] = {}
@@ -340,27 +210,36 @@ class LeaseLedger(Generic[L]):
         self._ends = now + interval
         # The number of leases that was told last, or 0, and when.
         self._told, self._told_at = 0, NEVER
+        self._counts = dict.fromkeys((*_ANSWERS, "missed", "lapsed"), 0)
 
     def __len__(self) -> int:
         return len(self._records)
 
-    def __contains__(self, lease: L) -> bool:
-        return lease in self._records
-
     @property
-    def in_progress(self) -> int:
-        """How many renewals are in progress."""
-        return len(self._in_progress)
+    def rate(self) -> float:
+        """The most renewals a second: *max_rate*, or fewer if they take too long for that."""
+        if not self._latency:
+            return self._max_rate
+        return min(self._max_rate, self._max_overlap / self._latency)
 
     @property
     def capacity(self) -> int:
         """How many renewals an interval has."""
-        return self._pace.capacity
+        # With 0.1 a second and 30 s it is three, whatever floats make of that.
+        return int(self.rate * self._interval + 1e-9)
 
-    @property
-    def saturated(self) -> bool:
-        """Whether there are more leases than an interval has renewals."""
-        return len(self._records) > self.capacity
+    def stats(self, in_progress: int, dropped_events: int) -> LeaseStats:
+        """Return the figures of the keeper, which knows these two."""
+        answered = sum(self._counts[how] for how in _ANSWERS)
+        return LeaseStats(
+            leases=len(self._records),
+            capacity=self.capacity,
+            saturated=bool(self._excess),
+            in_progress=in_progress,
+            renewals=in_progress + answered,
+            dropped_events=dropped_events,
+            **self._counts,
+        )
 
     def news(self, now: float) -> LeaseSaturated | LeaseRelieved | None:
         """Return the news about the number of leases, once.
@@ -368,25 +247,20 @@ class LeaseLedger(Generic[L]):
         There is news as soon as there are too many leases.  After that there is news if the number
         has changed an interval later.
         """
-        leases, capacity = len(self._records), self.capacity
-        excess = leases if leases > capacity else 0
-        if excess == self._told or now < self._told_at + self.interval:
+        due = self.next_news()
+        if due is None or now < due:
             return None
-        self._told, self._told_at = excess, now
-        if not excess:
+        self._told, self._told_at = self._excess, now
+        leases, capacity, rate = len(self._records), self.capacity, self.rate
+        if not self._told:
             return LeaseRelieved(leases=leases, capacity=capacity)
         return LeaseSaturated(
             leases=leases,
             capacity=capacity,
-            interval=self.interval,
-            rate=self._pace.rate,
-            worst_gap=leases / self._pace.rate,
+            interval=self._interval,
+            rate=rate,
+            worst_gap=leases / rate,
         )
-
-    def next_news(self) -> float | None:
-        """Return when to ask for news again, if nothing else happens before."""
-        excess = len(self._records) if self.saturated else 0
-        return None if excess == self._told else self._told_at + self.interval
 
     def add(self, lease: L, now: float) -> None:
         """Take a lease that is not here; its first renewal is within an interval from now."""
@@ -426,23 +300,28 @@ class LeaseLedger(Generic[L]):
             record = self._by_number.get(number)
             if record is not None:  # else the caller has discarded it meanwhile
                 self.discard(record.lease)
+                self._counts["lapsed"] += 1
                 yield record.lease, now - record.extended
 
-    def next_lapse(self) -> float | None:
-        """Return when to ask for lapsed ones, if nothing else happens before."""
-        return self._lapses.next()
+    def next_look(self) -> float | None:
+        """Return when to ask for lapsed leases, news and renewals, if nothing happens before."""
+        return earliest(self.next_due(), self._lapses.next(), self.next_news())
+
+    def next_news(self) -> float | None:
+        """Return when to ask for news again, if nothing else happens before."""
+        return None if self._excess == self._told else self._told_at + self._interval
 
     def next_due(self) -> float | None:
         """Return when to ask for the next renewals, if nothing else happens before.
 
         ``None`` if there will be none: no lease waits, or too many renewals are in progress.
         """
-        if len(self._in_progress) >= self._pace.max_in_progress:
+        if self._is_full:
             return None
         if self._any_waits:
-            return self._pace.next_tick
+            return self._next_tick
         due = earliest(self._pauses.next(), self._ends if self._backup else None)
-        return None if due is None else max(self._pace.next_tick, due)
+        return None if due is None else max(self._next_tick, due)
 
     def begin_renewal(self, now: float) -> L | None:
         """Begin a renewal if one is due, and return its lease.
@@ -450,21 +329,23 @@ class LeaseLedger(Generic[L]):
         The caller reports the end of every such renewal to :meth:`end_renewal`, once, unless
         :meth:`withdraw` took it back.
         """
-        self._end_pauses(now)
+        for number in self._pauses.pop(now):
+            record = self._by_number[number]
+            self._rouse(record.due)
+            self._repeats[record.lease] = record
         if now >= self._ends:
             self._end_interval(now)
-        is_full = len(self._in_progress) >= self._pace.max_in_progress
-        if is_full or not self._pace.may_begin(now):
+        if self._is_full or now < max(self._next_tick - self._early, self._not_before):
             return None
         queue = self._next_queue()
         if not queue:
             return None
         self._repeated = queue is self._repeats
-        _, record = queue.popitem(last=False)
+        lease, record = queue.popitem(last=False)
         record.begun = now
-        self._in_progress[record.lease] = record
-        self._pace.begin(now)
-        return record.lease
+        self._in_progress[lease] = record
+        self._next_tick = max(self._next_tick, now - SLACK) + 1 / self._max_rate
+        return lease
 
     def withdraw(self, lease: L, now: float) -> bool:
         """Take a renewal back that was not sent yet, if its lease is not here any more.
@@ -472,45 +353,67 @@ class LeaseLedger(Generic[L]):
         Returns:
             Whether it was taken back; then it has no result.
         """
-        current = self._records.get(lease)
-        if current is self._in_progress[lease]:
+        record = self._in_progress[lease]
+        if self._records.get(lease) is record:
             return False
-        del self._in_progress[lease]
-        if current is not None:  # it came again meanwhile
-            self._join_front(current, now)
+        self._land(record, now)
         return True
 
     def end_renewal(
-        self, lease: L, result: RenewalResult, now: float, *, retry_after: float = 0.0
-    ) -> RenewalDecision:
-        """Note how the renewal of *lease* ended, and return what follows.
+        self, lease: L, problem: BaseException | None, now: float
+    ) -> LeaseThrottled | LeaseLost | LeaseMissed | None:
+        """Note how the renewal of *lease* ended, and return what there is to tell of it.
 
         Args:
-            lease: The lease.
-            result: How it ended.
+            lease: The lease; the ledger forgets it if it is lost.
+            problem: What the renewal has raised, ``None`` if it has succeeded.
             now: Current time.
-            retry_after: The pause that the outside system has asked for, in seconds.  The ledger
-                grants an interval at the most.
         """
-        record = self._in_progress.pop(lease)
-        # What slows the renewals down concerns all leases, forgotten ones too.
-        pause = self._pace.end(record.begun, now, result, retry_after)
-        current = self._records.get(lease)
-        if current is not record:
-            if current is not None:
-                # The lease came again meanwhile, and has waited for long enough.
-                self._join_front(current, now)
-            return Slower(pause) if pause else None
-        match result:
-            case RenewalResult.LOST:
-                self.discard(lease)
-                return Lost()
-            case RenewalResult.THROTTLED:
-                return self._throttled(record, now, pause)
-            case RenewalResult.FAILED:
-                return self._failed(record, now)
-            case RenewalResult.EXTENDED:
-                return self._extended(record, now)
+        record = self._in_progress[lease]
+        # A timer may fire a tick early, and then it began at the time for which that was set.
+        seconds = max(0.0, now - record.begun)
+        mean = self._latency or seconds
+        self._latency = mean + (seconds - mean) * _WEIGHT
+        # Of the renewals that were in progress together only the first one counts, for
+        # slower or for faster: they all tell of the same moment.
+        is_news = record.begun > self._slowed
+        is_here = self._land(record, now)
+        match problem:
+            case ThrottledError():
+                self._counts["throttled"] += 1
+                if is_news:
+                    self._streak += 1
+                    self._slowed = now
+                if is_here:
+                    self._keep_place(record, now)
+                # That concerns all leases: a forgotten one slows the renewals down, too.
+                return LeaseThrottled(lease, self._slow_down(problem.retry_after, now))
+            case None:
+                self._counts["renewed"] += 1
+                if is_news:
+                    self._streak = 0
+                return self._extended(record, now) if is_here else None
+            case LeaseLostError():
+                self._counts["lost"] += 1
+                if is_here:
+                    self.discard(lease)
+                return LeaseLost(lease) if is_here else None
+            case _:
+                self._counts["failed"] += 1
+                return self._failed(record, problem, now) if is_here else None
+
+    @property
+    def _is_full(self) -> bool:
+        """Whether as many renewals are in progress as may be."""
+        # As many may be as begin while one is in progress.
+        wanted = math.ceil(self._max_rate * self._latency)
+        most = min(max(self._overlap, wanted), self._max_overlap)
+        return len(self._in_progress) >= most
+
+    @property
+    def _excess(self) -> int:
+        """How many leases there are, if an interval has fewer renewals; else 0."""
+        return len(self._records) if len(self._records) > self.capacity else 0
 
     @property
     def _any_waits(self) -> bool:
@@ -534,7 +437,7 @@ class LeaseLedger(Generic[L]):
 
     def _join(self, queue: Queue[L], record: LeaseRecord[L], now: float) -> None:
         self._rouse(now)
-        record.due = now + self.interval
+        record.due = now + self._interval
         queue[record.lease] = record
 
     def _join_front(self, record: LeaseRecord[L], now: float) -> None:
@@ -546,13 +449,7 @@ class LeaseLedger(Generic[L]):
     def _rouse(self, now: float) -> None:
         # A tick for which no lease waited is not late, and is not made good.
         if not self._any_waits:
-            self._pace.skip_to(now)
-
-    def _end_pauses(self, now: float) -> None:
-        for number in self._pauses.pop(now):
-            record = self._by_number[number]
-            self._rouse(record.due)
-            self._repeats[record.lease] = record
+            self._next_tick = max(self._next_tick, now)
 
     def _end_interval(self, now: float) -> None:
         self._rouse(self._ends)
@@ -563,20 +460,39 @@ class LeaseLedger(Generic[L]):
         else:
             self._main, self._backup = self._backup, self._main
         # The ledger does not catch up on intervals that passed during a stall.
-        self._ends += self.interval * (1 + (now - self._ends) // self.interval)
+        self._ends += self._interval * (1 + (now - self._ends) // self._interval)
 
-    def _throttled(
-        self, record: LeaseRecord[L], now: float, pause: float
-    ) -> RenewalDecision:
+    def _land(self, record: LeaseRecord[L], now: float) -> bool:
+        """Take note that a renewal is over, and return whether its lease is still here."""
+        del self._in_progress[record.lease]
+        current = self._records.get(record.lease)
+        if current is not None and current is not record:
+            # The lease came again meanwhile, and has waited for long enough.
+            self._join_front(current, now)
+        return current is record
+
+    def _slow_down(self, retry_after: float, now: float) -> float:
+        """Let no renewal begin for a while, and return for how many seconds."""
+        # Each pause doubles the time, at most 2**30 times, which is more than any cap.
+        doubled = 2.0 ** min(self._streak, 30) / self._max_rate
+        pause = min(doubled, self._interval * _MAX_PAUSE)
+        pause = max(pause, 1 / self._max_rate, min(retry_after, self._interval))
+        self._not_before = max(self._not_before, now + pause)
+        self._next_tick = max(self._next_tick, self._not_before)
+        return pause
+
+    def _keep_place(self, record: LeaseRecord[L], now: float) -> None:
+        """Put a lease that was throttled in front of all others, but not for ever."""
         record.throttles += 1
         if record.throttles > MAX_THROTTLES:
             record.throttles = 0
             self._join(self._arrivals, record, now)
         else:
             self._join_front(record, now)
-        return Slower(pause)
 
-    def _failed(self, record: LeaseRecord[L], now: float) -> RenewalDecision:
+    def _failed(
+        self, record: LeaseRecord[L], problem: BaseException, now: float
+    ) -> LeaseMissed | None:
         record.failures += 1
         record.throttles = 0
         gap = now - record.extended
@@ -585,17 +501,18 @@ class LeaseLedger(Generic[L]):
             record.failures = 0
             self._join(self._backup, record, now)
         else:
-            pause = pause_before(record.failures, self._max_retries, self.interval)
+            pause = pause_before(record.failures, self._max_retries, self._interval)
             record.due = now + pause
             self._pauses.set(record.number, record.due)
-        # One decision in each interval, and the first as soon as the gap is too long.
-        too_long = is_last or gap > self.interval * _TOO_LONG
-        if not too_long or now - record.told < self.interval:
+        # It is told once in each interval, and first as soon as the gap is too long.
+        too_long = is_last or gap > self._interval * _TOO_LONG
+        if not too_long or now - record.told < self._interval:
             return None
         record.told = now
-        return Missed(gap)
+        self._counts["missed"] += 1
+        return LeaseMissed(record.lease, gap, problem)
 
-    def _extended(self, record: LeaseRecord[L], now: float) -> RenewalDecision:
+    def _extended(self, record: LeaseRecord[L], now: float) -> LeaseMissed | None:
         gap = record.begun - record.extended
         record.extended = record.begun
         record.failures = record.throttles = 0
@@ -603,9 +520,12 @@ class LeaseLedger(Generic[L]):
         # A renewal that began before this interval was the lease's turn of the last one.  Then the
         # lease joins arrivals, and not main: at the end of the interval the rest of main goes
         # before backup, which may hold leases that are due before this one.
-        had = record.begun >= self._ends - self.interval
+        had = record.begun >= self._ends - self._interval
         self._join(self._backup if had else self._arrivals, record, now)
-        return Missed(gap) if gap > self.interval * _TOO_LONG else None
+        if gap <= self._interval * _TOO_LONG:
+            return None
+        self._counts["missed"] += 1
+        return LeaseMissed(record.lease, gap, None)
 
     def _set_lapse(self, record: LeaseRecord[L]) -> None:
         if self._ttl is not None:

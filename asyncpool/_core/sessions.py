@@ -1,9 +1,4 @@
-"""Workers that certain jobs need: pinned jobs, sessions, keys; and the broadcasts that new workers run.
-
-Each new worker runs the broadcasts when it starts, in their order.  Only the last broadcast of a
-function counts.  Otherwise a service that broadcasts its configuration every minute would have
-workers that take longer and longer to start.  Two functions are the same if they have the same
-name.  So this also holds for closures and partials, which are new objects each time.
+"""Workers that certain jobs need: pinned jobs, sessions, keys.
 
 A *pinned* job is for one given worker, which begins it before any other.  Such jobs wait
 at their slot, never in the queue.  If the worker goes before it has begun such a job,
@@ -41,81 +36,15 @@ first belong to the first worker that is ready, and then move.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
-from asyncpool._core.job_options import PINNED, JobTraits, SessionTraits
+from asyncpool._core.job_options import PINNED, SessionTraits
 from asyncpool._core.slots import ALIVE, UP, Slot
 from asyncpool.enums import SlotState
 
 if TYPE_CHECKING:
     from asyncpool._core.core import Core
-
-
-class Broadcast(NamedTuple):
-    """A call for every worker.
-
-    Attributes:
-        number: Which broadcast it is; an earlier one has a lower number.
-        name: The name of its function in errors and reports.
-        payload: The pickled call.
-    """
-
-    number: int
-    name: str
-    payload: bytes
-
-    def replaces(self, other: Broadcast) -> bool:
-        """Tell whether new workers no longer need *other* when they run this one."""
-        return self.name == other.name and other.number < self.number
-
-
-class StartBroadcasts:
-    """The broadcasts that a new worker runs before it is ready.
-
-    Args:
-        limit: The most bytes that all of the pickled calls may have together.
-    """
-
-    def __init__(self, limit: int) -> None:
-        self._limit = limit
-        self._broadcasts: list[Broadcast] = []
-
-    @property
-    def calls(self) -> tuple[tuple[str, bytes], ...]:
-        """The name and the pickled call of each, in the order of the broadcasts."""
-        return tuple((one.name, one.payload) for one in self._broadcasts)
-
-    @property
-    def numbers(self) -> tuple[int, ...]:
-        """The number of each, in their order."""
-        return tuple(one.number for one in self._broadcasts)
-
-    def check(self, new: Broadcast, under_way: Iterable[Broadcast]) -> None:
-        """Check that there is room for *new* and for the broadcasts that are *under way*.
-
-        Raises:
-            ValueError: If there is not.
-        """
-        others = [one for one in self._broadcasts if not new.replaces(one)]
-        kept = sum(len(one.payload) for one in (*others, *under_way))
-        if kept + len(new.payload) > self._limit:
-            raise ValueError(
-                f"the call of {new.name} has {len(new.payload)} bytes when pickled, the "
-                f"broadcasts before it have {kept}, and {self._limit} is the most, since "
-                "every new worker gets them: have the function load what is large, from "
-                "a file for example"
-            )
-
-    def add(self, new: Broadcast) -> None:
-        """Remember *new*, in its order, and drop earlier broadcasts of the same function."""
-        if any(one.replaces(new) for one in self._broadcasts):
-            return  # a later one of the same function was faster
-        kept = [one for one in self._broadcasts if not new.replaces(one)]
-        self._broadcasts = sorted([*kept, new])
-
-
-# The states of a slot whose worker is there, comes at once, or is followed at once.
 
 
 class Sessions:
@@ -144,23 +73,9 @@ class Sessions:
     def pin(self, slot: Slot, job: int) -> None:
         """Let *job* begin as soon as the worker of *slot* has nothing in flight."""
         slot.pinned.append(job)
-        if slot.state is SlotState.IDLE and slot.hung:
-            return
-        self._dispatcher.exclude(slot.index)
-        if slot.state is SlotState.IDLE:
-            self.begin_pinned(slot)
-
-    def begin_pinned(self, slot: Slot) -> None:
-        """Begin the next pinned job of *slot*, if its worker has nothing in flight."""
-        if slot.in_flight.jobs:
-            return
-        # It does not count towards max_jobs: each replacement would also have one, and
-        # go again.
-        slot.recycle_limits = slot.recycle_limits._replace(
-            jobs=slot.recycle_limits.jobs + 1
-        )
-        self._begin(slot, slot.pinned.popleft(), PINNED)
-        slot.in_flight.most += 1
+        if slot.state is not SlotState.IDLE or not slot.hung:
+            self._dispatcher.exclude(slot.index)
+            self.go_on(slot)
 
     def drop_pinned(self, slot: Slot) -> None:
         """Drop the pinned jobs of *slot*, since its worker goes."""
@@ -251,37 +166,45 @@ class Sessions:
         stays = slot.state in UP and not (slot.draining or slot.faulty)
         return stays and slot.job_endings.killing is None and self._may_have(slot)
 
-    # Sessions go on.
+    # Pinned jobs and sessions go on.
 
     def call(self, job: int, traits: SessionTraits) -> None:
         """Run *job* in the worker of its session, after the session's other calls."""
-        slot = self._slot_of.get(traits.session)
-        if slot is None:
-            self._core.give_up((job,), "end_session", traits.session, (job,))
-            return
-        slot.calls.append(job)
-        self.go_on(slot)
-
-    def go_on(self, slot: Slot) -> None:
-        """Begin the next call in the worker of *slot*, if it has nothing in flight."""
-        if slot.in_flight.jobs or slot.state not in UP or slot.hung or slot.draining:
-            return
-        if slot.pinned:
-            self.begin_pinned(slot)
-        elif slot.calls:
-            assert slot.session is not None
-            self._begin(slot, slot.calls.popleft(), SessionTraits(slot.session))
+        slot = self._slot_of_call(job, traits)
+        if slot is not None:
+            slot.calls.append(job)
+            self.go_on(slot)
 
     def requeue(self, jobs: Mapping[int, SessionTraits]) -> None:
         """Put *jobs*, which have not begun, before the other calls of their session."""
         for job, traits in jobs.items():
-            slot = self._slot_of.get(traits.session)
-            if slot is None:
-                self._core.give_up((job,), "end_session", traits.session, (job,))
-            else:
+            slot = self._slot_of_call(job, traits)
+            if slot is not None:
                 slot.calls.appendleft(job)
 
-    def _begin(self, slot: Slot, job: int, traits: JobTraits) -> None:
+    def _slot_of_call(self, job: int, traits: SessionTraits) -> Slot | None:
+        """Return the slot of the worker that is to run *job*; without one the job ends."""
+        slot = self._slot_of.get(traits.session)
+        if slot is None:
+            self._core.give_up((job,), "end_session", traits.session, (job,))
+        return slot
+
+    def go_on(self, slot: Slot) -> None:
+        """Begin what only the worker of *slot* may run, if it has nothing in flight."""
+        if slot.in_flight.jobs or slot.state not in UP or slot.hung or slot.draining:
+            return
+        if slot.pinned:
+            job, traits = slot.pinned.popleft(), PINNED
+            # It does not count towards max_jobs: each replacement would also have one, and
+            # go again.
+            limits = slot.recycle_limits
+            slot.recycle_limits = limits._replace(jobs=limits.jobs + 1)
+            slot.in_flight.most += 1
+        elif slot.calls:
+            assert slot.session is not None
+            job, traits = slot.calls.popleft(), SessionTraits(slot.session)
+        else:
+            return
         slot.in_flight.add(job, traits)
         slot.assign()
         self._core.do("assign", slot.index, (job,))
@@ -291,9 +214,8 @@ class Sessions:
     def gone(self, slot: Slot) -> None:
         """Record that the worker of *slot* is gone."""
         self._held.discard(slot.index)
-        session = slot.session
+        session, calls = slot.session, tuple(slot.calls)
         if session is not None:
-            calls = tuple(slot.calls)
             self.end(session)
             self._core.give_up(calls, "end_session", session, calls)
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
-from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
@@ -211,14 +210,19 @@ _LOGGER = logging.getLogger("asyncpool")
 _LOOKED_AT = 1000
 
 
-class Hold(ABC):
-    """What holds a pool open until it is released; its text says in logs what that is."""
+class Hold:
+    """What holds a pool open until it is released.
 
-    def __init__(self) -> None:
+    Attributes:
+        what: What logs call it.
+    """
+
+    def __init__(self, what: str = "") -> None:
+        self.what = what
         self._let_go: Callable[[Hold], None] | None = None
 
-    @abstractmethod
-    def __str__(self) -> str: ...
+    def __str__(self) -> str:
+        return self.what
 
     @property
     def held(self) -> bool:
@@ -278,18 +282,10 @@ class MapHold(Hold):
 
 
 class SessionHold(Hold):
-    """The hold of a session, or of a caller that waits for one.
-
-    Attributes:
-        what: What logs call it.
-    """
+    """The hold of a session, or of a caller that waits for one."""
 
     def __init__(self) -> None:
-        super().__init__()
-        self.what = "a session that waits for a worker"
-
-    def __str__(self) -> str:
-        return self.what
+        super().__init__("a session that waits for a worker")
 
 
 class Draining:

@@ -7,6 +7,11 @@ other job.  The broadcast is over when all of them have made their call.  From t
 workers find it in their configuration.  So each worker makes the call once, in one of the
 two ways.  An error reaches the caller while there is one, and only later fails a start.
 
+Each new worker runs the broadcasts when it starts, in their order.  Only the last broadcast of a
+function counts.  Otherwise a service that broadcasts its configuration every minute would have
+workers that take longer and longer to start.  Two functions are the same if they have the same
+name.  So this also holds for closures and partials, which are new objects each time.
+
 The core decides which worker belongs to which session (``_core/sessions.py``).  It
 knows how many callers wait.  This module knows which callers, and in which order they came.
 """
@@ -17,14 +22,14 @@ import asyncio
 import functools
 import itertools
 import threading
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import nullcontext
+from dataclasses import field
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from asyncpool._core.job_options import AttemptPolicy, JobOptions, SessionTraits
-from asyncpool._core.sessions import Broadcast, StartBroadcasts
 from asyncpool._core.slots import COMING
-from asyncpool._dataclass import replace
+from asyncpool._dataclass import dataclass, replace
 from asyncpool._engine.admission import SessionHold
 from asyncpool._engine.job import Job, PoolJob
 from asyncpool._engine.large import Call, too_large, unpicklable
@@ -49,41 +54,76 @@ from asyncpool.events import Crash
 if TYPE_CHECKING:
     from asyncpool._core.data_only import DataOnly
     from asyncpool._engine.engine import Engine
-    from asyncpool._wire.formats import Format
-
-# The calls of broadcasts, which a thread pickles in one piece: a worker's configuration has no other.
 
 
-def check_broadcast(options: JobOptions) -> None:
-    """Check that a broadcast can have these options.
+class Broadcast(NamedTuple):
+    """A call for every worker.
 
-    Raises:
-        ValueError: If it cannot.
+    Attributes:
+        number: Which broadcast it is; an earlier one has a lower number.
+        name: The name of its function in errors and reports.
+        payload: The pickled call.
+        options: The options of the calls.
+        serializer: Loads what the calls return.
     """
-    if options.key is not None or options.lease is not None:
-        raise ValueError("a broadcast is for every worker: it has no key, no lease")
+
+    number: int
+    name: str
+    payload: bytes
+    options: JobOptions
+    serializer: Serializer
 
 
-def serializer_of(
-    data: DataOnly | None, function: Any, options: JobOptions
-) -> Serializer:
-    """Return what loads the results of a broadcast of *function*."""
-    if data is None:
-        return PICKLE
-    return data.serializer_of(function, options.codec or data.how)
+class StartBroadcasts:
+    """The broadcasts that a new worker runs before it is ready, in their order.
+
+    Args:
+        limit: The most bytes that all of the pickled calls may have together.
+    """
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._last: dict[str, Broadcast] = {}  # of each function, by its name
+
+    def __iter__(self) -> Iterator[Broadcast]:
+        return iter(sorted(self._last.values(), key=lambda each: each.number))
+
+    def check(self, new: Broadcast, under_way: Iterable[Broadcast]) -> None:
+        """Check that there is room for *new* and for the broadcasts that are *under way*.
+
+        Raises:
+            ValueError: If there is not.
+        """
+        others = [each for each in self._last.values() if each.name != new.name]
+        kept = sum(len(each.payload) for each in (*others, *under_way))
+        if kept + len(new.payload) > self._limit:
+            raise ValueError(
+                f"the call of {new.name} has {len(new.payload)} bytes when pickled, the "
+                f"broadcasts before it have {kept}, and {self._limit} is the most, since "
+                "every new worker gets them: have the function load what is large, from "
+                "a file for example"
+            )
+
+    def add(self, new: Broadcast) -> None:
+        """Remember *new* instead of an earlier broadcast of the same function."""
+        last = self._last.get(new.name)
+        if last is None or last.number < new.number:  # else a later one was faster
+            self._last[new.name] = new
 
 
-async def pack_broadcast(
+async def make_broadcast(
+    number: int,
     threads: Threads,
     data: DataOnly | None,
     call: Call,
     options: JobOptions,
     *,
     abroad: bool = False,
-) -> bytes:
-    """Return the call of a broadcast, pickled.
+) -> Broadcast:
+    """Pickle the call of a broadcast, in one piece: a worker's configuration has no other.
 
     Args:
+        number: That of the broadcast.
         threads: They pickle it.
         data: What calls may be, if the pool is data only.
         call: The function and its arguments.
@@ -92,16 +132,32 @@ async def pack_broadcast(
 
     Raises:
         JobNotPicklableError: If it cannot be pickled.
-        ValueError: If it is too large.
+        ValueError: If it is too large, or a broadcast cannot have these options.
         PoolClosedError: If the threads are closed meanwhile.
 
     Cancellation:
         Safe.
     """
-    unwanted, pack = threading.Event(), _pack_abroad if abroad else _pack
+    if options.key is not None or options.lease is not None:
+        raise ValueError("a broadcast is for every worker: it has no key, no lease")
+    function, args, kwargs = call
+
+    def pack(pause: Pause) -> bytes:
+        if data is None:
+            with Abroad() if abroad else nullcontext():
+                pickled = dump(call, limit=MAX_BROADCASTS, pause=pause, in_band=True)
+                return b"".join(pickled.pieces)
+        pause()
+        payload = data.pack_alone(function, args, kwargs, options.codec or data.how)
+        if len(payload) > MAX_BROADCASTS:
+            raise StreamTooLongError
+        return payload
+
+    serializer: Serializer = PICKLE
     if data is not None:
-        pack = functools.partial(_pack_data, data, options.codec or data.how)
-    packing = threads.pickle(pack, call, unwanted=unwanted.is_set)
+        serializer = data.serializer_of(function, options.codec or data.how)
+    unwanted = threading.Event()
+    packing = threads.pickle(pack, unwanted=unwanted.is_set)
     try:
         await asyncio.wait([packing])
     finally:
@@ -120,47 +176,24 @@ async def pack_broadcast(
         raise error
     if error is not None:  # even a SystemExit, since an argument has raised it
         raise unpicklable(error)
-    return packing.result()
+    name = function_name(function)
+    return Broadcast(number, name, packing.result(), options, serializer)
 
 
-def _pack(call: tuple[Any, ...], pause: Pause) -> bytes:
-    return b"".join(dump(call, limit=MAX_BROADCASTS, pause=pause, in_band=True).pieces)
-
-
-def _pack_abroad(call: tuple[Any, ...], pause: Pause) -> bytes:
-    with Abroad():
-        return _pack(call, pause)
-
-
-def _pack_data(
-    data: DataOnly, how: Format, call: tuple[Any, ...], pause: Pause
-) -> bytes:
-    pause()
-    function, args, kwargs = call
-    payload = data.pack_alone(function, args, kwargs, how)
-    if len(payload) > MAX_BROADCASTS:
-        raise StreamTooLongError
-    return payload
-
-
-@dataclass(slots=True, kw_only=True, eq=False)
+@dataclass(slots=True)
 class _Run:
     """One broadcast that is not over.
 
     Attributes:
-        broadcast: The function and its arguments.
-        options: The options of each pinned job.
+        broadcast: Its call.
         over: The future that the caller awaits.
-        serializer: Loads what the calls return.
         calls: The pinned jobs that are open, by slot.
         results: What the calls have returned, by slot.
         errors: What they have raised, by slot.
     """
 
     broadcast: Broadcast
-    options: JobOptions
     over: asyncio.Future[dict[int, Any]]
-    serializer: Serializer
     calls: dict[int, PoolJob[Any]] = field(default_factory=dict)
     results: dict[int, Any] = field(default_factory=dict)
     errors: dict[int, BaseException] = field(default_factory=dict)
@@ -192,7 +225,7 @@ class Broadcaster:
         first = is_in_use() or self._config.script_first
         if self._packed is None or first != self._config.script_first:
             self._config = self._config._replace(script_first=first)
-            calls = self._remembered.calls
+            calls = tuple((each.name, each.payload) for each in self._remembered)
             self._packed = self._config._replace(broadcasts=calls).pack()
         return self._packed
 
@@ -204,16 +237,16 @@ class Broadcaster:
         options: JobOptions,
     ) -> dict[int, Any]:
         """Run a call in every worker; see :meth:`asyncpool.Pool.broadcast`."""
-        check_broadcast(options)
-        data = self._engine.config.data
-        serializer = serializer_of(data, function, options)
+        engine = self._engine
         async with self._order:
-            payload = await pack_broadcast(
-                self._engine.threads, data, (function, args, kwargs), options
+            broadcast = await make_broadcast(
+                next(self._numbers),
+                engine.threads,
+                engine.config.data,
+                (function, args, kwargs),
+                options,
             )
-            number = next(self._numbers)
-            broadcast = Broadcast(number, function_name(function), payload)
-            run = self._begin(broadcast, options, serializer)
+            run = self._begin(broadcast)
         return await self._result(run)
 
     async def broadcast_packed(
@@ -225,8 +258,8 @@ class Broadcaster:
     ) -> dict[int, Any]:
         """Do the same with a call that is pickled already."""
         async with self._order:
-            broadcast = Broadcast(next(self._numbers), name, payload)
-            run = self._begin(broadcast, options, serializer)
+            number = next(self._numbers)
+            run = self._begin(Broadcast(number, name, payload, options, serializer))
         return await self._result(run)
 
     async def _result(self, run: _Run) -> dict[int, Any]:
@@ -238,25 +271,20 @@ class Broadcaster:
             for call in list(run.calls.values()):
                 call.cancel()
 
-    def _begin(
-        self, broadcast: Broadcast, options: JobOptions, serializer: Serializer
-    ) -> _Run:
+    def _begin(self, broadcast: Broadcast) -> _Run:
         """Send the call to all workers that there are, if the pool takes it."""
         self._engine.admission.check_open()
         if len(broadcast.payload) > self._config.max_payload:
             raise too_large(len(broadcast.payload), self._config.max_payload)
         self._remembered.check(broadcast, [run.broadcast for run in self._runs])
-        run = _Run(
-            broadcast=broadcast,
-            options=replace(
-                options,
-                attempts=AttemptPolicy(),
-                via="broadcast",
-                name=broadcast.name,
-            ),
-            over=self._engine.loop.create_future(),
-            serializer=serializer,
+        options = replace(
+            broadcast.options,
+            attempts=AttemptPolicy(),
+            via="broadcast",
+            name=broadcast.name,
         )
+        broadcast = broadcast._replace(options=options)
+        run = _Run(broadcast, self._engine.loop.create_future())
         self._runs.append(run)
         for slot in self._engine.core.slots:
             if slot.state in COMING and not slot.draining:
@@ -282,10 +310,7 @@ class Broadcaster:
             super(Job, call).cancel()  # not Job's, which would tell the pool
 
     def _run_in(self, slot: int, run: _Run) -> None:
-        payload = run.broadcast.payload
-        call = self._engine.traffic.send_pinned(
-            slot, payload, run.options, run.serializer
-        )
+        call = self._engine.traffic.send_pinned(slot, run.broadcast)
         run.calls[slot] = call
         call.add_done_callback(functools.partial(self._on_done, slot, run))
 
@@ -325,6 +350,7 @@ class Broadcaster:
             run.over.set_result(dict(sorted(run.results.items())))
 
 
+@dataclass(slots=True)
 class SessionWorker:
     """The worker of one session.
 
@@ -332,22 +358,23 @@ class SessionWorker:
         session: The number of the session.
         slot: The worker's slot.
         pid: The worker's pid.
-        gone: Whether the worker is gone, and the session is over.
+        hold: Keeps the pool open.
+        gone: Whether it takes no more calls: the worker is gone, or the session was left.
+        left: Whether the session was left.
         crash: How the worker died, if the pool did not end it.
         cause: The cause of the error that later calls get.
         jobs: The calls that are open.
-        hold: Keeps the pool open.
     """
 
-    def __init__(self, session: int, slot: int, pid: int) -> None:
-        self.session = session
-        self.slot = slot
-        self.pid = pid
-        self.gone = False
-        self.crash: Crash | None = None
-        self.cause: BaseException | None = None
-        self.jobs: dict[PoolJob[Any], None] = {}
-        self.hold = SessionHold()
+    session: int
+    slot: int
+    pid: int
+    hold: SessionHold = field(default_factory=SessionHold)
+    gone: bool = False
+    left: bool = False
+    crash: Crash | None = None
+    cause: BaseException | None = None
+    jobs: dict[PoolJob[Any], None] = field(default_factory=dict)
 
     def error(self) -> WorkerGoneError:
         """Return the error of a call that has no worker any more."""
@@ -371,7 +398,7 @@ class SessionWorker:
         finally:
             for job in [*self.jobs]:
                 job.cancel()
-            self.gone = True
+            self.gone = self.left = True
 
     def add(self, job: PoolJob[Any]) -> None:
         """Add a call to those that are open."""
@@ -411,22 +438,8 @@ class Sessions:
     ) -> SessionWorker:
         """Wait for a worker; see :meth:`asyncpool.Pool.worker`."""
         self._engine.admission.check_session()
-        hold = SessionHold()
+        hold, limit = SessionHold(), asyncio.timeout(timeout)
         self._engine.draining.hold(hold)
-        try:
-            session_worker = await self._wait(timeout)
-        except BaseException:
-            hold.release()
-            raise
-        hold.what = (
-            f"a session with worker {session_worker.pid} in slot {session_worker.slot}"
-        )
-        session_worker.hold = hold
-        return session_worker
-
-    async def _wait(self, timeout: float | None) -> SessionWorker:  # noqa: ASYNC109
-        offer: SessionWorker | AsyncPoolError | None = None
-        limit = asyncio.timeout(timeout)
         self._waiting += 1
         try:
             self._want()
@@ -434,21 +447,24 @@ class Sessions:
                 offer = await self._offers.get()
                 while isinstance(offer, SessionWorker) and offer.gone:
                     # The worker has died in this turn of the loop.
-                    offer = self._refusal()
-                    if offer is None:
+                    refusal = self._refusal()
+                    if refusal is None:
                         self._want()
-                        offer = await self._offers.get()
+                    offer = refusal or await self._offers.get()
         except BaseException as error:
-            self._leave_queue(offer)
+            self._leave_queue()
+            hold.release()
             if isinstance(error, TimeoutError) and limit.expired():
                 name = self._engine.config.title
                 text = f"no worker of {name} was free within {timeout:g} s"
                 raise TimeoutError(text) from None
             raise
-        finally:
-            self._waiting -= 1
+        self._waiting -= 1
         if not isinstance(offer, SessionWorker):
+            hold.release()
             raise offer
+        hold.what = f"a session with worker {offer.pid} in slot {offer.slot}"
+        offer.hold = hold
         return offer
 
     def _refusal(self) -> AsyncPoolError | None:
@@ -466,24 +482,23 @@ class Sessions:
         if core.dispatcher.wanted and core.exits.sizing.watching:
             self._engine.admission.note_queued()
 
-    def _leave_queue(self, offer: SessionWorker | AsyncPoolError | None) -> None:
+    def _leave_queue(self) -> None:
         """Note that a caller waits no more, who may have been given something in this turn."""
-        if offer is None and self._offers.qsize() >= self._waiting:
-            offer = self._offers.get_nowait()  # there is one for each of the others
-        if isinstance(offer, SessionWorker):
-            self._end(offer, fresh=False)
-        elif offer is None:
+        self._waiting -= 1
+        if self._offers.qsize() <= self._waiting:
             with self._engine.turn as now:
                 self._engine.core.leave_queue(now)
+            return
+        offer = self._offers.get_nowait()  # there is one for each of the others
+        if isinstance(offer, SessionWorker):
+            self._end(offer, fresh=False)
 
     def offer(self, slot: int, session: int) -> None:
         """Give the worker in *slot* to the caller that has waited longest."""
         pid = self._engine.handles[slot].pid
         assert pid is not None
-        session_worker = self._session_workers[session] = SessionWorker(
-            session, slot, pid
-        )
-        self._offers.put_nowait(session_worker)
+        worker = self._session_workers[session] = SessionWorker(session, slot, pid)
+        self._offers.put_nowait(worker)
 
     def refuse(self) -> None:
         """Turn away all callers that wait."""
@@ -494,65 +509,62 @@ class Sessions:
 
     def call(
         self,
-        session_worker: SessionWorker,
+        worker: SessionWorker,
         function: Callable[..., Any],
         args: tuple[Any, ...],
         kwargs: Mapping[str, Any],
         options: JobOptions,
     ) -> PoolJob[Any]:
         """Have the worker of a session run a call after the session's other calls."""
-        if session_worker.gone:
-            self._engine.admission.check_open(
-                session_worker.hold
-            )  # raises that error first
-            raise session_worker.error()
-        options = session_worker.options_of_call(options)
+        if worker.gone:
+            # Whatever keeps the pool from taking any call comes first.
+            self._engine.admission.check_open(worker.hold)
+            raise worker.error()
+        options = worker.options_of_call(options)
         job = self._engine.traffic.submit(function, args, kwargs, options)
-        session_worker.add(job)
+        worker.add(job)
         return job
 
     # How sessions end.
 
     def worker_crashed(self, crash: Crash) -> None:
         """Keep *crash*, which says how the worker of a session has died."""
-        for session_worker in self._session_workers.values():
-            if (session_worker.slot, session_worker.pid) == (crash.slot, crash.pid):
-                session_worker.crash = crash
+        for worker in self._session_workers.values():
+            if (worker.slot, worker.pid) == (crash.slot, crash.pid):
+                worker.crash = crash
 
     def end(self, session: int, calls: tuple[int, ...]) -> None:
         """End *session*, whose worker is gone, and fail *calls*."""
-        session_worker = self._session_workers.get(session)
-        if session_worker is None:
+        worker = self._session_workers.get(session)
+        if worker is None:
             return  # its calls were cancelled with it
-        session_worker.gone = True
+        worker.gone = True
         if calls:
             # Later, since the error of the running call is their cause, and must be known first.
             loop = self._engine.loop
-            loop.call_soon(loop.call_soon, self._fail, session_worker, calls)
+            loop.call_soon(loop.call_soon, self._fail, worker, calls)
 
-    def _fail(self, session_worker: SessionWorker, calls: tuple[int, ...]) -> None:
+    def _fail(self, worker: SessionWorker, calls: tuple[int, ...]) -> None:
         for number in calls:
             job = self._engine.registry.jobs.get(number)
             if job is not None:
-                self._engine.registry.fail(job, session_worker.error())
+                self._engine.registry.fail(job, worker.error())
 
-    async def leave(
-        self, session_worker: SessionWorker, *, fresh: bool, failed: bool
-    ) -> None:
+    async def leave(self, worker: SessionWorker, *, fresh: bool, failed: bool) -> None:
         """End a session when its calls are done; at once if it has *failed*.
 
         Cancellation:
             Ends it at once.
         """
         try:
-            await session_worker.finish(failed=failed)
+            await worker.finish(failed=failed)
         finally:
-            self._end(session_worker, fresh=fresh)
-            session_worker.hold.release()
+            self._end(worker, fresh=fresh)
+            worker.hold.release()
 
-    def _end(self, session_worker: SessionWorker, *, fresh: bool) -> None:
-        self._session_workers.pop(session_worker.session, None)
+    def _end(self, worker: SessionWorker, *, fresh: bool) -> None:
+        self._session_workers.pop(worker.session, None)
         core = self._engine.core
         if not core.closing.over:
             with self._engine.turn as now:
-                core.end_session(session_worker.session, now, fresh=fresh)
+                core.end_session(worker.session, now, fresh=fresh)

@@ -10,12 +10,14 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from dataclasses import field
+from dataclasses import field, fields
 from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
 
 from asyncpool._core.slots import ALIVE, UP
 from asyncpool._dataclass import dataclass
 from asyncpool._engine.job import PoolJob
+from asyncpool._engine.loop import shielded
 from asyncpool._engine.machine import is_stopped
 from asyncpool._engine.worker import WorkerHandle
 from asyncpool._wire.frames import Frame, FrameKind
@@ -50,8 +52,9 @@ class Stacks:
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
-        # The questions that have no answer yet.
-        self._asked: dict[tuple[WorkerHandle, int], list[asyncio.Future[str]]] = {}
+        # The questions that have no answer yet, by worker and job.
+        self._asked: WeakKeyDictionary[WorkerHandle, dict[int, asyncio.Future[str]]]
+        self._asked = WeakKeyDictionary()
 
     # Of workers that go on.
     #
@@ -67,13 +70,10 @@ class Stacks:
         """
         if len(payload) > MAX_TEXT:
             raise ProtocolError(f"it sent stacks of {len(payload)} bytes")
-        asked = self._asked.pop((handle, job), ())
-        if not asked:
+        answer = self._asked.get(handle, {}).pop(job, None)
+        if answer is None:
             return  # to look at 64 KiB of text takes 3 ms, and a worker may send it often
-        text = printable_lines(bytes(payload).decode(errors="replace"))
-        for future in asked:
-            if not future.done():
-                future.set_result(text)
+        answer.set_result(printable_lines(bytes(payload).decode(errors="replace")))
 
     async def of_workers(self, slot: int | None = None) -> dict[int, str]:
         """Return the stacks of all workers, or of that in *slot*, by slot.
@@ -106,21 +106,16 @@ class Stacks:
     async def _ask(self, handle: WorkerHandle, job: int) -> str:
         if handle.pid is None or self._ends(handle):
             return ""
-        asked = self._asked.setdefault((handle, job), [])
-        future: asyncio.Future[str] = self._engine.loop.create_future()
-        asked.append(future)
-        if len(asked) == 1:
+        asked = self._asked.setdefault(handle, {})
+        answer = asked.get(job)
+        if answer is None:
+            answer = asked[job] = self._engine.loop.create_future()
             handle.ask(FrameKind.WHERE, b"", job)
         try:
             async with asyncio.timeout(_PATIENCE):
-                return await future
+                return await shielded(answer)  # which others may wait for, too
         except TimeoutError:
             return self._silence(handle, handle.pid)
-        finally:
-            if future in asked:
-                asked.remove(future)
-            if not asked:
-                self._asked.pop((handle, job), None)
 
     def _silence(self, handle: WorkerHandle, pid: int) -> str:
         if self._engine.handles.get(handle.slot) is not handle or self._ends(handle):
@@ -236,7 +231,6 @@ class _Run:
         number: Tells its samples from those of others.
         request: What the workers sample.
         slot: The only slot that counts; ``None`` for all.
-        began: When it began.
         until: When it ends.
         book: Whom the pool has asked, and what they sent.
         over: Set when the pool has ended, or when nothing more will come.
@@ -245,7 +239,6 @@ class _Run:
     number: int
     request: ProfileRequest
     slot: int | None
-    began: float
     until: float
     book: ProfileBook
     over: asyncio.Event = field(default_factory=asyncio.Event)
@@ -278,7 +271,9 @@ class Profiles:
                 f"a profile of {self._engine.config.title} is being taken already: wait "
                 "until it is over"
             )
-        handles = self._ready()
+        engine = self._engine
+        ready = (each.index for each in engine.core.slots if each.state in UP)
+        handles = {index: engine.handles[index] for index in ready}
         if slot is not None and slot not in handles:
             raise NoWorkerError(slot, there=tuple(handles))
         from asyncpool._core.profile_book import ProfileBook  # noqa: PLC0415 - few take one
@@ -288,7 +283,6 @@ class Profiles:
             number=next(self._numbers),
             request=request,
             slot=slot,
-            began=now,
             until=now + request.seconds,
             book=ProfileBook(),
         )
@@ -345,14 +339,6 @@ class Profiles:
         if self._engine.loop.time() >= run.until and not run.book.is_open:
             run.over.set()
 
-    def _ready(self) -> dict[int, WorkerHandle]:
-        engine = self._engine
-        return {
-            slot.index: engine.handles[slot.index]
-            for slot in engine.core.slots
-            if slot.state in UP
-        }
-
     def _end(self, run: _Run) -> None:
         """End the samplers that are still at work."""
         open_ones = {(r.slot, r.generation) for r in run.book.records if r.is_open}
@@ -363,6 +349,7 @@ class Profiles:
     def _profile_of(self, run: _Run, took: float) -> Profile:
         from asyncpool.profile import Profile, ProfiledWorker, StackSamples  # noqa: PLC0415 - see above
 
+        figures = [each.name for each in fields(ProfiledWorker)]
         return Profile(
             pool=self._engine.config.title,
             seconds=took,
@@ -374,17 +361,8 @@ class Profiles:
                 for (function, frames), samples in run.book.stacks
             ),
             workers=tuple(
-                ProfiledWorker(
-                    slot=record.slot,
-                    generation=record.generation,
-                    pid=record.pid,
-                    samples=record.samples,
-                    idle=record.idle,
-                    skipped=record.skipped,
-                    missed=record.missed,
-                    complete=record.complete,
-                    error=record.error,
-                )
+                # A record has these fields, too.
+                ProfiledWorker(**{name: getattr(record, name) for name in figures})
                 for record in run.book.records
             ),
         )

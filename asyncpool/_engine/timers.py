@@ -8,14 +8,13 @@ the job is made to end.
 
 from __future__ import annotations
 
-import asyncio
 import math
 from collections.abc import Callable
 from functools import partial
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
-from asyncpool._core.deadlines import LATE, Deadlines, PingLedger
+from asyncpool._core.deadlines import LATE, PingLedger
 from asyncpool._core.slots import UP
 from asyncpool._engine.job import Chunk, PoolJob, StreamJob
 from asyncpool._engine.loop import Alarm
@@ -109,63 +108,15 @@ class Heartbeats:
                 listener(job, beat)
 
 
-# One timer for the time limits of all jobs.
-#
-# It is set again only if a new limit comes before all others.  If all jobs have the same limit,
-# that hardly ever happens.
-
-
-class DeadlineTimer:
-    """Watches the time limits of a pool's jobs.
-
-    Args:
-        loop: The loop, for its clock.
-        deadlines: When the time of each job is over.
-        on_due: Called with the jobs whose time is over, and the time.
-
-    Attributes:
-        resumed_at: When this process last went on after it, or its loop, had been stopped
-            for a while; minus infinity if that never happened.
-    """
-
-    def __init__(
-        self,
-        loop: asyncio.AbstractEventLoop,
-        deadlines: Deadlines,
-        on_due: Callable[[list[int], float], None],
-    ) -> None:
-        self.resumed_at = -math.inf
-        self._deadlines = deadlines
-        self._on_due = on_due
-        self._alarm = Alarm(loop, self._on_alarm)
-
-    def watch(self, job: int, until: float | None) -> None:
-        """Call back at *until*, instead of at any time set before for *job*."""
-        if until is None:
-            self._deadlines.discard(job)
-            return
-        self._deadlines.set(job, until)
-        self._alarm.set_by(until)
-
-    def stop(self) -> None:
-        """Call back no more."""
-        self._alarm.cancel()
-
-    def _on_alarm(self, now: float) -> None:
-        if now - self._alarm.due > LATE:
-            self.resumed_at = now
-        self._on_due(self._deadlines.pop(now), now)
-        later = self._deadlines.next()
-        if later is not None:
-            self._alarm.set_by(later)
-
-
 # Seconds that a worker has to give back a job that is late.
 _AGAIN = 0.1
 
 
 class JobTimers:
     """Watches the time limits of a pool's jobs.
+
+    One alarm is for all of them.  It is set again only if a new limit comes before all others.  If
+    all jobs have the same limit, that hardly ever happens.
 
     Args:
         engine: The pool's engine.
@@ -174,9 +125,10 @@ class JobTimers:
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
         self._time = engine.loop.time
-        self._timer = DeadlineTimer(
-            engine.loop, engine.registry.deadlines, self._on_due
-        )
+        self._deadlines = engine.registry.deadlines
+        self._alarm = Alarm(engine.loop, self._on_alarm)
+        # When this process last went on after it, or its loop, had been stopped for a while.
+        self._resumed_at = -math.inf
 
     def wait(self, job: PoolJob[Any]) -> bool:
         """Watch how long a job is queued; if its time is over already, fail it and return false."""
@@ -188,7 +140,7 @@ class JobTimers:
         if until is not None and until <= now:
             self._engine.registry.fail(job, expire(job, now))
             return False
-        self._timer.watch(job.id, until)
+        self._watch(job.id, until)
         return True
 
     def wait_again(self, job: PoolJob[Any]) -> None:
@@ -198,7 +150,7 @@ class JobTimers:
             return  # it may wait for its first attempt only
         now = self._time()
         # Not what wait() has set: the job's worker counted as running it, and it had that limit.
-        self._timer.watch(job.id, limits.queue_end(now - (monotonic() - job.queued_at)))
+        self._watch(job.id, limits.queue_end(now - (monotonic() - job.queued_at)))
 
     def begin_first(self, slot: int) -> None:
         """Watch how long the first jobs in a worker's hands run."""
@@ -213,8 +165,8 @@ class JobTimers:
             job.began = now = self._time()
             look = job.limits.first_check(now)
             # If there is an earlier look, since the job had to begin by then, that one will do.
-            if look is None or not self._engine.registry.deadlines.is_set(job.id, look):
-                self._timer.watch(job.id, look)
+            if look is None or not self._deadlines.is_set(job.id, look):
+                self._watch(job.id, look)
 
     def end(self, job: PoolJob[Any]) -> None:
         """Stop watching a job that has ended in time; its outcome is still to be loaded.
@@ -222,11 +174,27 @@ class JobTimers:
         Only its deadline goes on, since that includes the loading.
         """
         if job.limits.timed:
-            self._timer.watch(job.id, job.limits.deadline)
+            self._watch(job.id, job.limits.deadline)
 
     def stop(self) -> None:
         """Stop watching."""
-        self._timer.stop()
+        self._alarm.cancel()
+
+    def _watch(self, job: int, until: float | None) -> None:
+        """Look at *job* at *until*, instead of at any time set before."""
+        if until is None:
+            self._deadlines.discard(job)
+            return
+        self._deadlines.set(job, until)
+        self._alarm.set_by(until)
+
+    def _on_alarm(self, now: float) -> None:
+        if now - self._alarm.due > LATE:
+            self._resumed_at = now
+        self._on_due(self._deadlines.pop(now), now)
+        later = self._deadlines.next()
+        if later is not None:
+            self._alarm.set_by(later)
 
     def _on_due(self, numbers: list[int], now: float) -> None:
         """Check the jobs whose time may be over."""
@@ -250,7 +218,7 @@ class JobTimers:
             return  # it is ending already
         engine, slot, began = self._engine, job.slot, job.began
         if slot is not None and began is None and not self._is_given_up(job, slot):
-            self._timer.watch(job.id, now + _AGAIN)
+            self._watch(job.id, now + _AGAIN)
         elif began is None or slot is None:
             # Its outcome may have come, and take long to load.
             with engine.turn:
@@ -287,7 +255,7 @@ class JobTimers:
         self._engine.heartbeats.look(handle)
         next_look = self._next_look(job)
         if next_look is None or now < next_look:
-            self._timer.watch(job.id, next_look)
+            self._watch(job.id, next_look)
         else:
             seconds = job.limits.heartbeat_timeout
             several = self._engine.config.worker.concurrency > 1
@@ -300,7 +268,7 @@ class JobTimers:
         began, heartbeat_log = job.began, job.heartbeats
         assert began is not None
         # If this process has been suspended, the worker may have been too: count from then on.
-        beat = max(began, self._timer.resumed_at)
+        beat = max(began, self._resumed_at)
         if heartbeat_log is not None and heartbeat_log.attempt == job.attempt:
             beat = max(beat, heartbeat_log.at)
         if isinstance(job, StreamJob):

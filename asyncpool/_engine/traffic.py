@@ -29,13 +29,14 @@ from asyncpool._engine.worker import CancelledJob, WorkerHandle
 from asyncpool._wire.buffers import HEAVY, LIGHT, OutOfBandPickle, StreamTooLongError
 from asyncpool._wire.frames import Frame, FrameKind
 from asyncpool._wire.messages import pack_moment
-from asyncpool._wire.pickling import Serializer, is_flat
+from asyncpool._wire.pickling import is_flat
 from asyncpool.enums import JobOutcome
 from asyncpool.errors import AsyncPoolError, ProtocolError
 
 if TYPE_CHECKING:
     from asyncpool._core.data_only import DataFunctionTable, DataOnly
     from asyncpool._engine.engine import Engine
+    from asyncpool._engine.sessions import Broadcast
     from asyncpool._wire.formats import Format
 
 
@@ -234,21 +235,15 @@ class Traffic:
         submit = core.submit if options.key is None else core.submit_keyed
         return submit(job.id, job.traits, options.priority)
 
-    def send_pinned(
-        self,
-        slot: int,
-        payload: bytes,
-        options: JobOptions,
-        serializer: Serializer,
-    ) -> PoolJob[Any]:
+    def send_pinned(self, slot: int, call: Broadcast) -> PoolJob[Any]:
         """Have the worker in *slot* run a pickled call before other jobs, without admission."""
-        engine, name = self._engine, options.name
-        figures = engine.figures.functions.of(name, "broadcast")
-        function = Function(0, b"", name, figures, serializer)
+        engine = self._engine
+        figures = engine.figures.functions.of(call.name, "broadcast")
+        function = Function(0, b"", call.name, figures, call.serializer)
         job: PoolJob[Any] = PoolJob(
-            engine.registry.next_id(), function, options, self, engine.loop
+            engine.registry.next_id(), function, call.options, self, engine.loop
         )
-        job.payload = payload
+        job.payload = call.payload
         with engine.turn:
             engine.registry.enter(job)
             if engine.timers.wait(job):

@@ -10,66 +10,28 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from asyncpool._core.data_only import DataOnly
 from asyncpool._core.job_options import JobLimits, JobOptions
-from asyncpool._core.sessions import Broadcast, StartBroadcasts
 from asyncpool._engine.admission import Hold
 from asyncpool._engine.loop import Threads
-from asyncpool._engine.sessions import check_broadcast, pack_broadcast, serializer_of
+from asyncpool._engine.sessions import Broadcast, StartBroadcasts, make_broadcast
 from asyncpool._remote.agent_errors import AgentErrors, Answer, read_broadcast
 from asyncpool._remote.node import Node, Questions
 from asyncpool._remote.options import write_options
 from asyncpool._wire.messages import MAX_BROADCASTS
-from asyncpool._wire.pickling import Serializer
-from asyncpool._wire.text import function_name
 from asyncpool.errors import AsyncPoolError, PoolClosedError
 
 if TYPE_CHECKING:
     from asyncpool._remote.client import Client
 
 
-class _Hold(Hold):
-    """The hold of a broadcast that agents have.
-
-    Args:
-        name: What logs call its function.
-    """
-
-    def __init__(self, name: str) -> None:
-        super().__init__()
-        self._name = name
-
-    def __str__(self) -> str:
-        return f"a broadcast of {self._name}"
-
-
-class _Call(NamedTuple):
-    """What agents are asked for.
-
-    Attributes:
-        broadcast: The function and its arguments.
-        options: The options of the calls.
-        serializer: Loads what the calls return.
-    """
-
-    broadcast: Broadcast
-    options: JobOptions
-    serializer: Serializer
-
-    def for_later(self) -> _Call:
-        """Return what an agent runs that comes later: it has no time of its caller's."""
-        old = self.options.limits
-        limits = JobLimits(timeout=old.timeout, heartbeat_timeout=old.heartbeat_timeout)
-        return self._replace(options=replace(self.options, limits=limits))
-
-
 class _Run(NamedTuple):
     """A broadcast that is not over.
 
     Attributes:
-        call: What agents are asked for.
+        broadcast: What agents are asked for.
         answers: The answer of each agent, to come.
     """
 
-    call: _Call
+    broadcast: Broadcast
     answers: dict[Node, asyncio.Task[Any]]
 
     async def wait(self) -> None:
@@ -111,7 +73,6 @@ class ClientBroadcasts:
         self._numbers = itertools.count(1)
         self._runs: list[_Run] = []
         self._remembered = StartBroadcasts(MAX_BROADCASTS)
-        self._later: dict[int, _Call] = {}  # those that are remembered
         # They reach the agents in the order of the calls, as in a local pool.
         self._order = asyncio.Lock()
         self._preparing: set[asyncio.Task[None]] = set()
@@ -124,60 +85,60 @@ class ClientBroadcasts:
         options: JobOptions,
     ) -> dict[int, Any]:
         """Have every worker of all agents make a call; see :meth:`asyncpool.Pool.broadcast`."""
-        check_broadcast(options)
         self._owner.usual_nodes()  # refuses the call before it is pickled
-        serializer = serializer_of(self._data, function, options)
         async with self._order:
-            payload = await pack_broadcast(
+            broadcast = await make_broadcast(
+                next(self._numbers),
                 self._threads,
                 self._data,
                 (function, args, kwargs),
                 options,
                 abroad=True,
             )
-            name = function_name(function)
-            called = Broadcast(next(self._numbers), name, payload)
-            run = self._begin(_Call(called, options, serializer))
-        hold = _Hold(called.name)
+            run = self._begin(broadcast)
+        hold = Hold(f"a broadcast of {broadcast.name}")
         self._owner.hold(hold)
         try:
             await run.wait()
         finally:
             self._runs.remove(run)
             hold.release()
-        results = await self._read(run.call, _found(run.answers))
-        self._remember(run.call)
+        results = await self._read(broadcast, _found(run.answers))
+        # An agent that comes later has no time of its caller's.
+        old = options.limits
+        limits = JobLimits(timeout=old.timeout, heartbeat_timeout=old.heartbeat_timeout)
+        later = broadcast._replace(options=replace(options, limits=limits))
+        self._remembered.add(later)
         return results
 
-    def _begin(self, call: _Call) -> _Run:
+    def _begin(self, broadcast: Broadcast) -> _Run:
         """Ask all agents that there are."""
         nodes = self._owner.usual_nodes()
-        under_way = [run.call.broadcast for run in self._runs]
-        self._remembered.check(call.broadcast, under_way)
-        run = _Run(call, {node: self._ask(node, call) for node in nodes})
+        self._remembered.check(broadcast, [run.broadcast for run in self._runs])
+        run = _Run(broadcast, {node: self._ask(node, broadcast) for node in nodes})
         self._runs.append(run)
         return run
 
-    def _ask(self, node: Node, call: _Call) -> asyncio.Task[Any]:
+    def _ask(self, node: Node, broadcast: Broadcast) -> asyncio.Task[Any]:
         """Ask *node*, after all that it was asked before."""
         question = self._questions.ask(
             node,
             "broadcast",
-            call.broadcast.payload,
-            name=call.broadcast.name,
-            options=write_options(call.options, self._loop.time()),
+            broadcast.payload,
+            name=broadcast.name,
+            options=write_options(broadcast.options, self._loop.time()),
         )
         task = self._loop.create_task(question, name="asyncpool broadcast")
         task.add_done_callback(_mark_as_read)
         return task
 
     def _read(
-        self, call: _Call, answers: list[Answer]
+        self, broadcast: Broadcast, answers: list[Answer]
     ) -> asyncio.Future[dict[int, Any]]:
         errors = AgentErrors(
-            call.broadcast.name,
-            call.options.limits,
-            call.serializer,
+            broadcast.name,
+            broadcast.options.limits,
+            broadcast.serializer,
             self._owner.next_id,
         )
         return self._threads.pickle(
@@ -192,19 +153,14 @@ class ClientBroadcasts:
 
     # Agents that come later.
 
-    def _remember(self, call: _Call) -> None:
-        self._remembered.add(call.broadcast)
-        known = self._later | {call.broadcast.number: call.for_later()}
-        self._later = {number: known[number] for number in self._remembered.numbers}
-
     def on_join(self, node: Node) -> bool:
         """Hear of another agent; return whether it may have jobs at once.
 
         Else its workers have calls to make first.
         """
-        asked = [(call, self._ask(node, call)) for call in self._later.values()]
+        asked = [(call, self._ask(node, call)) for call in self._remembered]
         for run in self._runs:
-            run.answers[node] = self._ask(node, run.call)
+            run.answers[node] = self._ask(node, run.broadcast)
         if not asked and not self._runs:
             return True
         under_way = [run.answers[node] for run in self._runs]
@@ -218,7 +174,7 @@ class ClientBroadcasts:
     async def _prepare(
         self,
         node: Node,
-        asked: list[tuple[_Call, asyncio.Task[Any]]],
+        asked: list[tuple[Broadcast, asyncio.Task[Any]]],
         under_way: list[asyncio.Task[Any]],
     ) -> None:
         await asyncio.wait([*under_way, *(answer for _, answer in asked)])

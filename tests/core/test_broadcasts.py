@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 from hypothesis import given, strategies as st
 
-from asyncpool._core.sessions import Broadcast, StartBroadcasts
+from asyncpool._core.job_options import JobOptions
+from asyncpool._engine.sessions import Broadcast, StartBroadcasts
+from asyncpool._wire.pickling import PICKLE
 from asyncpool._wire.text import function_name
-
-HERE = "tests.core.test_broadcasts"
 
 
 def one() -> None: ...
@@ -21,14 +21,14 @@ def other() -> None: ...
 
 
 def of(number: int, function: Callable[..., Any], payload: bytes) -> Broadcast:
-    return Broadcast(number, function_name(function), payload)
+    return Broadcast(number, function_name(function), payload, JobOptions(), PICKLE)
 
 
 def test_who_took_longer_than_one_that_came_later_is_not_remembered() -> None:
     memory = StartBroadcasts(100)
     memory.add(of(2, one, b"new"))
     memory.add(of(1, one, b"old"))
-    assert memory.calls == ((f"{HERE}.one", b"new"),)
+    assert [each.payload for each in memory] == [b"new"]
 
 
 def test_all_together_have_no_more_bytes_than_the_limit() -> None:
@@ -61,6 +61,6 @@ def test_however_many_there_are_only_one_of_each_is_kept(
             memory.add(of(number, function, b"%d" % number))
             last.pop(function, None)
             last[function] = number
-    assert [payload for _, payload in memory.calls] == [
+    assert [each.payload for each in memory] == [
         b"%d" % number for number in last.values()
     ]

@@ -343,9 +343,9 @@ def _block_until_readable(channel: Channel) -> None:
 
 def ring(pool: Pool, when: float) -> None:
     """Have the timer of the jobs' times fire as if it were *when* already."""
-    timer = supervisor_of(pool).timers._timer
-    timer._alarm.due = when
-    timer._on_alarm(when)
+    timers = supervisor_of(pool).timers
+    timers._alarm.due = when
+    timers._on_alarm(when)
 
 
 def run_out(pool: Pool, job: Job[Any], *, within: float = 0.0) -> None:
@@ -359,7 +359,7 @@ def run_out(pool: Pool, job: Job[Any], *, within: float = 0.0) -> None:
         own.began = end - own.limits.timeout
     else:
         own.options = replace(own.options, limits=replace(own.limits, deadline=end))
-    supervisor_of(pool).timers._timer.watch(job.id, end)
+    supervisor_of(pool).timers._watch(job.id, end)
 
 
 async def hold_up_until_due(pool: Pool) -> None:
