@@ -358,11 +358,13 @@ class LeaseKeeper(Generic[L]):
         if self._ledger.withdraw(lease, loop.time()):
             self._reconsider()
             return
-        problem: Exception | asyncio.CancelledError | None = None
+        problem: BaseException | None = None
         try:
             async with asyncio.timeout(self._timeout):
                 await self._renew(lease)
-        except (Exception, asyncio.CancelledError) as error:
+        except (SystemExit, KeyboardInterrupt):
+            raise
+        except BaseException as error:  # or nobody would renew this lease again
             # This task is cancelled at the end of the keeper, and never before.  If that is
             # not why, something else was cancelled that *renew* awaits: an error like others.
             task = asyncio.current_task()

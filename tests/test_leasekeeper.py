@@ -251,11 +251,11 @@ def test_a_loop_that_stalled_for_too_long_gives_its_leases_up_before_any_beat() 
 
 
 @pytest.mark.logs("lease-missed")
+@pytest.mark.parametrize("down", [OSError("down"), BaseException("down")])
 def test_an_unknown_error_is_retried_and_then_told(
-    caplog: pytest.LogCaptureFixture,
+    down: BaseException, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def main() -> None:
-        down = OSError("down")
         outside = Outside(a=[down])
         async with LeaseKeeper(outside.extend, 1.0, 20.0, 2) as keeper:
             events = keeper.events()
@@ -268,7 +268,7 @@ def test_an_unknown_error_is_retried_and_then_told(
         assert outside.log == ["a0", "b1", "a2.5", "a7.5", "b20", "a21"]
 
     run(main())
-    assert "lease 'a' not extended for 7.5 s: OSError('down')" in caplog.text
+    assert f"lease 'a' not extended for 7.5 s: {down!r}" in caplog.text
 
 
 def test_an_outside_system_that_is_down_does_not_fill_the_log(
