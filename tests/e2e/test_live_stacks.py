@@ -36,6 +36,13 @@ async def test_a_job_goes_on_whatever_it_does(pool: Pool, gate: Gate) -> None:
     job: Job[Any] = pool.submit(jobs.compute, gate.path, "")
     visitor = await gate.visitor()
     texts = [await job.stack() for _ in range(3)]
+
+    async def ask_twice() -> list[str]:
+        return [await job.stack(), await job.stack()]
+
+    # Each asks again in the turn in which the other one gets the answer, too.
+    for asked in await asyncio.gather(ask_twice(), ask_twice()):
+        texts += asked
     assert pool.stats().slots[0].pid == visitor.pid
     job.cancel()
     await asyncio.wait([job])
