@@ -25,14 +25,16 @@ from typing import (
 )
 
 from asyncpool._core.policies import (
-    ArgumentType,
+    Argument,
+    Check,
     RestartPolicy,
     WorkerLimits,
     check_type,
+    checked,
     or_none,
 )
 from asyncpool._engine.machine import DEFAULT_LAUNCHER, not_picklable, usable_cpus
-from asyncpool._engine.options import Check, LauncherKind, OutputMode, anything, checked
+from asyncpool._engine.options import LauncherKind, OutputMode, anything
 from asyncpool._futures import Engine
 from asyncpool._worker.api import call_chunk
 from asyncpool.pool import Pool
@@ -120,7 +122,7 @@ def _cancel(futures: Iterable[Future[Any]]) -> None:
 # The options of an executor, with the standard library's error messages.
 
 # Whatever passes for an int in the standard library: integers of NumPy do too.
-INT: ArgumentType = ((SupportsIndex,), "an int")
+INT = Argument((SupportsIndex,), "an int")
 
 
 class StartMethod(Protocol):
@@ -210,7 +212,7 @@ R = TypeVar("R")
 _RESTART = RestartPolicy(max_failed_starts=3)
 
 # Any object that converts to a float, as INT is any object that converts to an int.
-_SECONDS: ArgumentType = ((SupportsFloat,), "a number of seconds")
+_SECONDS = Argument((SupportsFloat,), "a number of seconds")
 
 # Seconds: long enough to kill a worker that SIGTERM has not ended.
 _TERMINATION = 30.0

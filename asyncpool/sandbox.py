@@ -13,7 +13,8 @@ from asyncpool._core.policies import (
     NUMBER,
     SECONDS,
     SWITCH,
-    check_types,
+    Argument,
+    check_fields,
     or_none,
     several,
 )
@@ -25,13 +26,15 @@ if TYPE_CHECKING:
 __all__ = ["Sandbox"]
 
 _TYPES = {
-    "workdir": ((str, os.PathLike, type(None)), "a path or None"),
+    "workdir": or_none(Argument((str, os.PathLike), "a path")),
     "imports": SWITCH,
     "processes": or_none(INT),
     "memory": or_none(INT),
     "cpu_seconds": or_none(SECONDS),
     "cpus": or_none(NUMBER),
-    "user": ((str, int, type(None)), "the name or the number of a user, or None"),
+    "user": Argument(
+        (str, int, type(None)), "the name or the number of a user, or None"
+    ),
     "strict": SWITCH,
 }
 _GIB = 1 << 30
@@ -100,7 +103,7 @@ class Sandbox:
     strict: bool = True
 
     def __post_init__(self) -> None:
-        check_types(self, _TYPES)
+        check_fields(self, _TYPES)
         for name in ("read", "write"):
             paths = several(
                 name, getattr(self, name), "paths", single=(str, os.PathLike)

@@ -8,7 +8,7 @@ from functools import partial
 from types import TracebackType
 from typing import Any, ParamSpec, Self, TypeVar, Unpack, overload
 
-from asyncpool._core.job_options import AttemptPolicy, JobOptions, Options, changed
+from asyncpool._core.job_options import JobOptions, Options, changed
 from asyncpool._core.policies import SWITCH, check_type
 from asyncpool._dataclass import dataclass, replace
 from asyncpool._engine.engine import Engine
@@ -250,7 +250,7 @@ def _checked(options: JobOptions) -> JobOptions:
         ValueError: If it cannot.
     """
     for name, given in (
-        ("max_attempts", options.attempts.max_attempts != 1),
+        ("max_attempts", options.max_attempts != 1),
         ("priority", options.priority != 0),
         ("key", options.key is not None),
         ("lease", options.lease is not None),
@@ -260,4 +260,4 @@ def _checked(options: JobOptions) -> JobOptions:
                 f"{name} is no option of a worker to oneself: its calls run once, in "
                 "this worker, in their order"
             )
-    return replace(options, attempts=AttemptPolicy())
+    return options

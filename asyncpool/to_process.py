@@ -15,7 +15,7 @@ import anyio.to_process
 from anyio.lowlevel import checkpoint_if_cancelled
 
 from asyncpool._core.functions import travels_by_name
-from asyncpool._core.job_options import JobLimits, JobOptions
+from asyncpool._core.job_options import JobOptions
 from asyncpool._dataclass import replace
 from asyncpool._engine.job import Job
 from asyncpool._engine.large import unpicklable
@@ -157,7 +157,7 @@ class _Resident:
             self.pool.start(), name="asyncpool start of to_process"
         )
         self.calls = 0
-        self._options = JobOptions(), JobOptions(limits=JobLimits(on_cancel="kill"))
+        self._options = JobOptions(), JobOptions(on_cancel="kill")
 
     def submit(
         self, func: Callable[..., Any], call: tuple[Any, ...], *, killable: bool

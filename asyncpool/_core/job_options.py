@@ -21,23 +21,30 @@ the most.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Collection, Hashable, Iterable
-from dataclasses import field, fields
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, TypedDict
+from collections.abc import Collection, Hashable, Iterable, Mapping
+from dataclasses import field
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Literal,
+    NamedTuple,
+    Protocol,
+    TypedDict,
+    get_args,
+)
 
 from asyncpool._core.deadlines import earliest
 from asyncpool._core.policies import (
     INT,
     SECONDS,
-    check_type,
-    check_types,
+    Check,
+    one_of,
     or_none,
     several,
 )
 from asyncpool._dataclass import dataclass, replace
 from asyncpool._wire.frames import MAX_ATTEMPTS, MAX_NUMBER
-from asyncpool._wire.messages import JobContext, end_of, with_details
+from asyncpool._wire.messages import JobContext, end_of
 from asyncpool.enums import CrashKind, Delivery, TimeLimit
 from asyncpool.events import Via
 
@@ -68,22 +75,17 @@ class JobTraits:
 
     Attributes:
         cost: How long the next call is expected to take.
+        exclusive: Whether no other job may be sent while such a job is the last one.
+        key: The hash of the key of such a job, if it has one.
     """
 
     __slots__ = ("cost",)
 
+    exclusive: bool = False
+    key: int | None = None
+
     def __init__(self) -> None:
         self.cost: float = UNKNOWN
-
-    @property
-    def exclusive(self) -> bool:
-        """Whether no other job may be sent while such a job is the last one."""
-        return False
-
-    @property
-    def key(self) -> int | None:
-        """The hash of the key of such a job, if it has one."""
-        return None
 
     @property
     def function(self) -> JobTraits:
@@ -107,9 +109,7 @@ class JobTraits:
 class _Exclusive(JobTraits):
     __slots__ = ()
 
-    @property
-    def exclusive(self) -> bool:
-        return True
+    exclusive = True
 
 
 # The traits of jobs behind which no other job waits, whatever is known of them:
@@ -145,21 +145,12 @@ class KeyedTraits(JobTraits):
         key: The hash of the key.
     """
 
-    __slots__ = ("_function", "_key")
+    __slots__ = ("_function", "exclusive", "key")
 
     def __init__(self, function: JobTraits, key: int) -> None:
         self._function = function
-        self._key = key
-
-    @property
-    def key(self) -> int:
-        """The hash of the key."""
-        return self._key
-
-    @property
-    def exclusive(self) -> bool:
-        """Whether no other job may be sent while such a job is the last one."""
-        return self._function.exclusive
+        self.key: int | None = key
+        self.exclusive: bool = function.exclusive
 
     @property
     def function(self) -> JobTraits:
@@ -237,54 +228,246 @@ def choose(key: int, buckets: Collection[int]) -> int | None:
 # attempt the first few times.  After that it does: a worker that dies before it can mark
 # a job as begun would otherwise pass the same job on for ever.
 
-DEFAULT_RETRY_ON = (CrashKind.CRASH, CrashKind.HUNG)
-
 # The kinds of crash, as users may write them.
 CrashKindText = Literal["crash", "failed start", "out of memory", "hung", "protocol"]
 
-# What another attempt may follow, in words.
-RETRIED = "kinds of crashes and types of exceptions"
+# What another attempt may follow.
+RetryOn = CrashKind | CrashKindText | type[BaseException]
 
 # How often a job may come back without having begun, before that costs it an attempt.
 MAX_FREE_RETURNS = 3
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AttemptPolicy:
-    """How often a job may be started, and after what.
+def costs_attempt(*, delivery: Delivery, times_returned: int) -> bool:
+    """Tell whether a job that may be the cause of a crash has lost an attempt by it.
 
     Args:
+        delivery: How far the job had got.
+        times_returned: How often the job has already come back without having begun.
+    """
+    return delivery is Delivery.STARTED or times_returned >= MAX_FREE_RETURNS
+
+
+def begun_attempts(*, attempts: int, times_returned: int) -> int:
+    """Return how many of *attempts* had begun; see :func:`costs_attempt` for the others."""
+    return attempts - max(0, times_returned - MAX_FREE_RETURNS)
+
+
+# What a caller can choose for a job.
+
+OnCancel = Literal["interrupt", "kill", "wait"]
+
+
+class Keeper(Protocol):
+    """What a job needs of a lease keeper."""
+
+    def keep(self, lease: Any, holder: Any, /) -> None:
+        """Keep *lease* until the future *holder* is done; cancel *holder* if it is lost."""
+
+
+class DrainHold(Protocol):
+    """A source of jobs that may keep a closing pool open for jobs to come, such as a map."""
+
+    @property
+    def held(self) -> bool:
+        """Whether it keeps the pool open."""
+        ...
+
+
+class CancelMode(NamedTuple):
+    """How the pool ends a running job.
+
+    Attributes:
+        action: See *on_cancel* of :class:`JobOptions`.
+        grace: How many seconds the job has to end by itself before the pool kills
+            its worker.
+    """
+
+    action: OnCancel
+    grace: float
+
+
+# The mode that gives the job no time.
+KILL = CancelMode("kill", 0.0)
+
+
+class Options(TypedDict, total=False):
+    """The options as users write them; see :meth:`asyncpool.Pool.options`.
+
+    Each of them has a check in :data:`CHECKS`, and a field in :class:`JobOptions`.
+    """
+
+    max_attempts: int
+    retry_on: Iterable[RetryOn]
+    timeout: float | None
+    queue_timeout: float | None
+    heartbeat_timeout: float | None
+    deadline: float | None
+    on_cancel: OnCancel
+    cancel_grace: float
+    priority: int
+    key: Hashable
+    lease: tuple[Keeper, Hashable] | None
+    prefetch: int
+    codec: Any
+
+
+def _retry_on(name: str, value: object) -> tuple[RetryOn, ...]:
+    words = "kinds of crashes and types of exceptions"
+    items = several(name, value, words, single=(str, type))
+    for item in items:
+        if isinstance(item, str):
+            if item not in set(CrashKind):
+                raise ValueError(
+                    f"{name} names {item!r}, which is no kind of crash; "
+                    f"there are: {', '.join(sorted(CrashKind))}"
+                )
+        elif not (isinstance(item, type) and issubclass(item, BaseException)):
+            raise TypeError(f"{name} takes {words}, not {item!r}")
+    return items
+
+
+def _priority(name: str, value: int) -> int:
+    # It travels to the agents of shared pools in so many bits.
+    if not -(1 << 63) <= INT(name, value) < 1 << 63:
+        raise ValueError(f"{name} must be an int of 64 bits: from -2**63 to 2**63 - 1")
+    return value
+
+
+def _key(_: str, key: object) -> int | None:
+    return None if key is None else hash_of(key)
+
+
+def _lease(name: str, lease: Any) -> Any:
+    if lease is not None:
+        pair = isinstance(lease, tuple) and len(lease) == 2  # noqa: PLR2004
+        if not pair or not callable(getattr(lease[0], "keep", None)):
+            raise TypeError(f"{name} must be a pair (keeper, lease), not {lease!r}")
+        hash(lease[1])  # raises a TypeError that says what is wrong
+    return lease
+
+
+def _codec(name: str, codec: object) -> Format:
+    if codec is None:
+        raise ValueError(
+            f"{name} must be 'json', 'msgspec' or a Codec: the pool is data only"
+        )
+    from asyncpool._wire.formats import format_of  # noqa: PLC0415 - the pool has a codec
+
+    return format_of(codec)
+
+
+_PERIOD = or_none(SECONDS).within("> 0 seconds", lambda seconds: seconds > 0)
+
+# The check of each option, which returns what the record has of it.
+CHECKS: dict[str, Check] = {
+    "max_attempts": INT.within(
+        f"between 1 and {MAX_ATTEMPTS}", lambda number: 1 <= number <= MAX_ATTEMPTS
+    ),
+    "retry_on": _retry_on,
+    "timeout": _PERIOD,
+    "queue_timeout": _PERIOD,
+    "heartbeat_timeout": _PERIOD,
+    "deadline": or_none(SECONDS).within(
+        "a point on the loop's clock",
+        lambda when: when == when,  # noqa: PLR0124 - NaN
+    ),
+    "on_cancel": one_of(get_args(OnCancel)),
+    "cancel_grace": SECONDS.within(">= 0 seconds", lambda seconds: seconds >= 0),
+    "priority": _priority,
+    "key": _key,
+    "lease": _lease,
+    "prefetch": INT.within(">= 1 item", lambda number: 0 < number <= MAX_NUMBER),
+    "codec": _codec,
+}
+
+# Their names.  No module that a worker imports has them: to import this one would take it 30 ms.
+# So the pool tells its workers, for the hint that an option is no argument of a function.
+OPTIONS = CHECKS.keys()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobOptions:
+    """Everything that a caller can choose for a job, checked; :func:`changed` makes others.
+
+    Attributes:
         max_attempts: How many times, at the most, workers may start the job.
         retry_on: Kinds of crash after which there is another attempt, and types of
             exceptions: if the job raises one of those, the pool tries it again too.
-
-    Raises:
-        ValueError: If *max_attempts* is out of range or a kind is unknown.
-        TypeError: If *max_attempts* is no int, or an element of *retry_on* is neither a
-            kind nor a type of exception.
+        timeout: The most seconds that each attempt may run.  ``None`` stands for no
+            limit, here and in the next three.
+        queue_timeout: The most seconds, in all, that the job may wait before its
+            first attempt begins.
+        heartbeat_timeout: The most seconds that an attempt may go without a
+            heartbeat.
+        deadline: The time, on the loop's clock, by which the job must be done.
+        on_cancel: What happens to a running job that the caller cancels.
+            ``"interrupt"``: the pool raises :exc:`asyncpool.JobCancelled` in the job,
+            and kills the worker if that does not end the job.  ``"kill"``: the pool
+            kills the worker at once.  ``"wait"``: the job runs to its end, and nobody
+            receives its outcome.  The same happens to a job that exceeds a time limit,
+            except that ``"wait"`` then means ``"interrupt"``.
+        cancel_grace: How many seconds an interrupted job has to end.
+        priority: The job with the lower number begins first.
+        key: The hash of its key, if it has one.  Jobs with the same key prefer the
+            same worker.
+        lease: A lease keeper, and the lease in an outside system that it keeps
+            while the job is open.
+        prefetch: How many items of a stream may wait for its caller.
+        codec: The format of its call and its outcome, in a pool that is data only.
+        begun: How many attempts were counted before the job was submitted.
+        details: The pickled details that the last of these has sent, or nothing.
+        via: How the function is called: by itself, for several items of a map that
+            travel together, as a stream of what it yields, or in every worker.
+        hold: What keeps the pool open for this job, if anything does.  A pool that
+            drains accepts such a job.
+        bound: The session that it is a call of, if it is one.
+        name: The name of the user's function, if workers call another function in
+            its place.
+        timed: Whether the job has any time limit.
+        check_after: For how many seconds after an attempt has begun, or was last heard
+            of, it cannot reach a limit of its own.
+        context: What the job is told of these options, packed.  All jobs with these
+            options share the object.
+        plain: Whether nothing but its priority and its attempts is special.
     """
 
     max_attempts: int = 1
-    retry_on: tuple[CrashKind | CrashKindText | type[BaseException], ...] = (
-        DEFAULT_RETRY_ON
-    )
+    retry_on: tuple[RetryOn, ...] = (CrashKind.CRASH, CrashKind.HUNG)
+    timeout: float | None = None
+    queue_timeout: float | None = None
+    heartbeat_timeout: float | None = None
+    deadline: float | None = None
+    on_cancel: OnCancel = "interrupt"
+    cancel_grace: float = 2.0
+    priority: int = 0
+    key: int | None = None
+    lease: tuple[Keeper, Hashable] | None = None
+    prefetch: int = 16
+    codec: Any = None
+    begun: int = 0
+    details: bytes = b""
+    via: Via = "submit"
+    hold: DrainHold | None = None
+    bound: SessionTraits | None = None
+    name: str = ""
+    # The pool reads each of these several times for each job, so they are no properties.
+    timed: bool = field(init=False, repr=False, compare=False)
+    check_after: float | None = field(init=False, repr=False, compare=False)
+    context: bytes = field(init=False, repr=False, compare=False)
+    plain: bool = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        check_type("max_attempts", self.max_attempts, INT)
-        if not 1 <= self.max_attempts <= MAX_ATTEMPTS:
-            raise ValueError(
-                f"max_attempts must be between 1 and {MAX_ATTEMPTS}, "
-                f"not {self.max_attempts}"
-            )
-        for item in self.retry_on:
-            if isinstance(item, str):
-                if item not in set(CrashKind):
-                    raise ValueError(
-                        f"retry_on names {item!r}, which is no kind of crash; "
-                        f"there are: {', '.join(sorted(CrashKind))}"
-                    )
-            elif not _is_exception_type(item):
-                raise TypeError(f"retry_on takes {RETRIED}, not {item!r}")
+        check_after = earliest(self.timeout, self.heartbeat_timeout)
+        limits = check_after, self.queue_timeout, self.deadline
+        timed = limits != (None,) * 3
+        context = JobContext(self.timeout, self.deadline, self.details).pack()
+        special = self.key, self.lease, self.bound, self.codec
+        plain = not timed and self.via == "submit" and not self.name
+        object.__setattr__(self, "timed", timed)
+        object.__setattr__(self, "check_after", check_after)
+        object.__setattr__(self, "context", context)
+        object.__setattr__(self, "plain", plain and special == (None,) * 4)
 
     def after_crash(
         self, *, kind: CrashKind, delivery: Delivery, attempt: int, times_returned: int
@@ -311,148 +494,6 @@ class AttemptPolicy:
             return False
         types = [item for item in self.retry_on if isinstance(item, type)]
         return any(type.__subclasscheck__(cls, type(error)) for cls in types)
-
-
-def costs_attempt(*, delivery: Delivery, times_returned: int) -> bool:
-    """Tell whether a job that may be the cause of a crash has lost an attempt by it.
-
-    Args:
-        delivery: How far the job had got.
-        times_returned: How often the job has already come back without having begun.
-    """
-    return delivery is Delivery.STARTED or times_returned >= MAX_FREE_RETURNS
-
-
-def begun_attempts(*, attempts: int, times_returned: int) -> int:
-    """Return how many of *attempts* had begun; see :func:`costs_attempt` for the others."""
-    return attempts - max(0, times_returned - MAX_FREE_RETURNS)
-
-
-def _is_exception_type(item: object) -> bool:
-    return isinstance(item, type) and issubclass(item, BaseException)
-
-
-# What a caller can choose for a job.
-
-OnCancel = Literal["interrupt", "kill", "wait"]
-_PERIODS = ("timeout", "queue_timeout", "heartbeat_timeout")
-_TYPES = {
-    "timeout": or_none(SECONDS),
-    "queue_timeout": or_none(SECONDS),
-    "heartbeat_timeout": or_none(SECONDS),
-    "deadline": or_none(SECONDS),
-    "cancel_grace": SECONDS,
-}
-# It travels to the agents of shared pools in so many bits.
-_MOST_PRIORITY = 1 << 63
-
-_WAYS: tuple[OnCancel, ...] = ("interrupt", "kill", "wait")
-
-
-class Keeper(Protocol):
-    """What a job needs of a lease keeper."""
-
-    def keep(self, lease: Any, holder: Any, /) -> None:
-        """Keep *lease* until the future *holder* is done; cancel *holder* if it is lost."""
-
-
-class DrainHold(Protocol):
-    """A source of jobs that may keep a closing pool open for jobs to come, such as a map."""
-
-    @property
-    def held(self) -> bool:
-        """Whether it keeps the pool open."""
-        ...
-
-
-class CancelMode(NamedTuple):
-    """How the pool ends a running job.
-
-    Attributes:
-        action: See :class:`JobLimits`.
-        grace: How many seconds the job has to end by itself before the pool kills
-            its worker.
-    """
-
-    action: OnCancel
-    grace: float
-
-
-# The mode that gives the job no time.
-KILL = CancelMode("kill", 0.0)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class JobLimits:
-    """How long a job may take, and how the pool ends it.
-
-    Args:
-        timeout: The most seconds that each attempt may run.  ``None`` stands for no
-            limit, here and in the next three arguments.
-        queue_timeout: The most seconds, in all, that the job may wait before its
-            first attempt begins.
-        heartbeat_timeout: The most seconds that an attempt may go without a
-            heartbeat.
-        deadline: The time, on the loop's clock, by which the job must be done.
-        on_cancel: What happens to a running job that the caller cancels.
-            ``"interrupt"``: the pool raises :exc:`asyncpool.JobCancelled` in the job,
-            and kills the worker if that does not end the job.  ``"kill"``: the pool
-            kills the worker at once.  ``"wait"``: the job runs to its end, and nobody
-            receives its outcome.  The same happens to a job that exceeds a time limit,
-            except that ``"wait"`` then means ``"interrupt"``.
-        cancel_grace: How many seconds an interrupted job has to end.
-
-    Attributes:
-        timed: Whether the job has any time limit.
-        check_after: For how many seconds after an attempt has begun, or was last heard
-            of, it cannot reach a limit of its own.
-        context: These limits as the job receives them, packed.  All jobs with these
-            limits share the object.
-
-    Raises:
-        ValueError: If one of them is out of range.
-        TypeError: If one is no number.
-    """
-
-    timeout: float | None = None
-    queue_timeout: float | None = None
-    heartbeat_timeout: float | None = None
-    deadline: float | None = None
-    on_cancel: OnCancel = "interrupt"
-    cancel_grace: float = 2.0
-    # The pool reads it several times for each job, so it is no property.
-    timed: bool = field(init=False, repr=False, compare=False)
-    check_after: float | None = field(init=False, repr=False, compare=False)
-    context: bytes = field(init=False, compare=False, repr=False)
-
-    def __post_init__(self) -> None:
-        check_types(self, _TYPES)
-        for name in _PERIODS:
-            value = getattr(self, name)
-            if value is not None and not value > 0:
-                raise ValueError(f"{name} must be > 0 seconds, not {value}")
-        if self.deadline is not None and math.isnan(self.deadline):
-            raise ValueError("deadline must be a point on the loop's clock, not nan")
-        if self.on_cancel not in _WAYS:
-            raise ValueError(
-                f"on_cancel must be one of {', '.join(_WAYS)}, not {self.on_cancel!r}"
-            )
-        if not self.cancel_grace >= 0:
-            raise ValueError(
-                f"cancel_grace must be >= 0 seconds, not {self.cancel_grace}"
-            )
-        timed = any(getattr(self, name) is not None for name in (*_PERIODS, "deadline"))
-        object.__setattr__(self, "timed", timed)
-        check_after = earliest(self.timeout, self.heartbeat_timeout)
-        object.__setattr__(self, "check_after", check_after)
-        context = JobContext(timeout=self.timeout, deadline=self.deadline).pack()
-        object.__setattr__(self, "context", context)
-
-    def with_details(self, details: bytes) -> JobLimits:
-        """Return these limits for a job whose earlier attempt has sent *details*."""
-        other = replace(self)
-        object.__setattr__(other, "context", with_details(self.context, details))
-        return other
 
     @property
     def cancel_mode(self) -> CancelMode:
@@ -494,146 +535,22 @@ class JobLimits:
         return end_of(beat, self.heartbeat_timeout, self.run_end(began))
 
 
-class Options(TypedDict, total=False):
-    """The options as users write them; see :meth:`asyncpool.Pool.options`.
-
-    Each of them becomes a field of the same name in :class:`JobOptions`, or in its
-    *attempts* or its *limits*.
-    """
-
-    max_attempts: int
-    retry_on: Iterable[CrashKind | CrashKindText | type[BaseException]]
-    timeout: float | None
-    queue_timeout: float | None
-    heartbeat_timeout: float | None
-    deadline: float | None
-    on_cancel: OnCancel
-    cancel_grace: float
-    priority: int
-    key: Hashable
-    lease: tuple[Keeper, Hashable] | None
-    prefetch: int
-    codec: Any
-
-
-# Their names.  No module that a worker imports has them: to import this one would take it 30 ms.
-# So the pool tells its workers, for the hint that an option is no argument of a function.
-OPTIONS = Options.__annotations__.keys()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class JobOptions:
-    """Everything that a caller can choose for a job.
-
-    Attributes:
-        attempts: How often workers may start it.
-        limits: How long it may take.
-        priority: The job with the lower number begins first.
-        key: The hash of its key, if it has one.  Jobs with the same key prefer the
-            same worker.
-        lease: A lease keeper, and the lease in an outside system that it keeps
-            while the job is open.
-        begun: How many attempts were counted before the job was submitted.
-        via: How the function is called: by itself, for several items of a map that
-            travel together, as a stream of what it yields, or in every worker.
-        prefetch: How many items of a stream may wait for its caller.
-        hold: What keeps the pool open for this job, if anything does.  A pool that
-            drains accepts such a job.
-        bound: The session that it is a call of, if it is one.
-        name: The name of the user's function, if workers call another function in
-            its place.
-        codec: The format of its call and its outcome, in a pool that is data only.
-        plain: Whether nothing but its priority and its attempts is special.
-
-    Raises:
-        TypeError: If *priority* or *prefetch* is no int, or *lease* not such a pair.
-        ValueError: If *prefetch* is not positive, or *priority* has more than 64 bits.
-    """
-
-    attempts: AttemptPolicy = field(default_factory=AttemptPolicy)
-    limits: JobLimits = field(default_factory=JobLimits)
-    priority: int = 0
-    key: int | None = None
-    lease: tuple[Keeper, Hashable] | None = None
-    begun: int = 0
-    via: Via = "submit"
-    prefetch: int = 16
-    hold: DrainHold | None = None
-    bound: SessionTraits | None = None
-    name: str = ""
-    codec: Any = None
-    plain: bool = field(init=False, repr=False, compare=False)
-
-    def __post_init__(self) -> None:
-        check_types(self, {"priority": INT, "prefetch": INT})
-        if not -_MOST_PRIORITY <= self.priority < _MOST_PRIORITY:
-            raise ValueError(
-                "priority must be an int of 64 bits: from -2**63 to 2**63 - 1"
-            )
-        if not 0 < self.prefetch <= MAX_NUMBER:
-            raise ValueError(f"prefetch must be >= 1 item, not {self.prefetch}")
-        if self.lease is not None:
-            _check_lease(self.lease)
-        special = self.key, self.lease, self.bound, self.codec
-        plain = self.via == "submit" and special == (None,) * 4 and not self.name
-        object.__setattr__(self, "plain", plain and not self.limits.timed)
-
-
-def _check_lease(lease: Any) -> None:
-    pair = isinstance(lease, tuple) and len(lease) == 2  # noqa: PLR2004
-    if not pair or not callable(getattr(lease[0], "keep", None)):
-        raise TypeError(f"lease must be a pair (keeper, lease), not {lease!r}")
-    hash(lease[1])  # raises a TypeError that says what is wrong
-
-
-# For options that are no fields of JobOptions, the field that has them as a part.
-_PARTS = {
-    **{field.name: "attempts" for field in fields(AttemptPolicy)},
-    **{field.name: "limits" for field in fields(JobLimits)},
-}
-
-
-def changed(options: JobOptions, changes: Options) -> JobOptions:
-    """Return *options* with these *changes*.
+def changed(options: JobOptions, changes: Mapping[str, Any]) -> JobOptions:
+    """Return *options* with these *changes*, which are checked here and nowhere else.
 
     Raises:
         ValueError: If a value is out of range.
         TypeError: If there is no such option, or its value has the wrong type.
     """
-    chosen: dict[str, Any] = {}
-    parts: dict[str, dict[str, Any]] = {}
-    value: Any
-    for name, value in changes.items():
-        if name not in OPTIONS:
-            known = ", ".join(OPTIONS)
+    for name in changes:
+        if name not in CHECKS:
+            known = ", ".join(CHECKS)
             raise TypeError(f"there is no option {name!r}; there are: {known}")
-        if name == "retry_on":
-            value = several("retry_on", value, RETRIED, single=(str, type))  # noqa: PLW2901
-        elif name == "key" and value is not None:
-            value = hash_of(value)  # noqa: PLW2901
-        elif name == "codec":
-            value = _format(options, value)  # noqa: PLW2901
-        part = _PARTS.get(name)
-        if part is None:
-            chosen[name] = value
-        else:
-            parts.setdefault(part, {})[name] = value
-    for part, values in parts.items():
-        chosen[part] = replace(getattr(options, part), **values)
-    return replace(options, **chosen)
-
-
-def _format(options: JobOptions, codec: object) -> Format:
-    """Return the format of a codec for jobs, whose pool has one already."""
-    if options.codec is None:
+    if "codec" in changes and options.codec is None:
         raise ValueError(
             "codec is an option of jobs in a pool that has one: without Pool(codec=...), the "
             "pool unpickles what its workers send, whatever this job does"
         )
-    if codec is None:
-        raise ValueError(
-            "codec must be 'json', 'msgspec' or a Codec: the pool is data only"
-        )
-    from asyncpool._wire.formats import format_of  # noqa: PLC0415 - the pool has a codec
-
-    return format_of(codec)
+    return replace(
+        options, **{name: CHECKS[name](name, changes[name]) for name in changes}
+    )

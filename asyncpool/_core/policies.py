@@ -38,59 +38,136 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import field
 from sys import float_info
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypeVar
 
-from asyncpool._dataclass import dataclass
+from asyncpool._dataclass import dataclass, replace
 from asyncpool._wire.messages import Variables
 from asyncpool._wire.text import in_units
 
 if TYPE_CHECKING:
     from asyncpool._wire.messages import KernelLimit
 
-# The classes that an argument may have, and their name in words.  Callers may define
-# further ones.
-ArgumentType = tuple[tuple[type, ...], str]
-INT: ArgumentType = ((int,), "an int")
-NUMBER: ArgumentType = ((int, float), "a number")
-SECONDS: ArgumentType = ((int, float), "a number of seconds")
-SWITCH: ArgumentType = ((bool,), "True or False")
-TEXT: ArgumentType = ((str,), "a str")
+T = TypeVar("T")
 
-# How many workers there may be: a larger number is more likely a mistake, and to make so many slots
-# would stop the process.
-MAX_WORKERS = 4096
+# How arguments are checked.
+
+# Takes an argument's name and the value that was given; returns the value in the shape in
+# which it is kept.  It raises TypeError or ValueError with a text that names the argument.
+Check: TypeAlias = Callable[[str, Any], Any]
 
 
-def or_none(expected: ArgumentType) -> ArgumentType:
-    """Return the same type, for an argument that may also be ``None``."""
-    types, words = expected
-    return (*types, type(None)), f"{words} or None"
+@dataclass(frozen=True, slots=True)
+class Argument:
+    """What an argument may be; a check, by itself and in tables.
+
+    Attributes:
+        types: The classes that it may have.  Callers may name further ones.
+        words: The same in words.
+        bounds: What it may be of these, in words.
+        holds: Tells whether a value is so; it is not asked about ``None``.
+    """
+
+    types: tuple[type, ...]
+    words: str
+    bounds: str = ""
+    holds: Callable[[Any], bool] | None = None
+
+    def within(self, bounds: str, holds: Callable[[Any], bool]) -> Argument:
+        """Return the same with bounds."""
+        return replace(self, bounds=bounds, holds=holds)
+
+    def __call__(self, name: str, value: Any) -> Any:
+        """Check the argument *name*, and return it.
+
+        Raises:
+            TypeError: If it has another type, or is a bool in place of a number.
+            ValueError: If it is out of bounds, or an int beyond every float, in place of a number.
+        """
+        types, words = self.types, self.words
+        is_no_number = isinstance(value, bool) and int in types and bool not in types
+        if is_no_number or not isinstance(value, types):
+            raise TypeError(f"{name} must be {words}, not {value!r}")
+        if isinstance(value, int) and float in types and abs(value) > float_info.max:
+            raise ValueError(
+                f"{name} must be {words}, and this int is too large for one"
+            )
+        if self.holds is not None and value is not None and not self.holds(value):
+            raise ValueError(f"{name} must be {self.bounds}, not {value}")
+        return value
 
 
-def check_type(name: str, value: object, expected: ArgumentType) -> None:
-    """Check an argument.
+INT = Argument((int,), "an int")
+NUMBER = Argument((int, float), "a number")
+SECONDS = Argument((int, float), "a number of seconds")
+SWITCH = Argument((bool,), "True or False")
+TEXT = Argument((str,), "a str")
+
+
+def or_none(expected: Argument) -> Argument:
+    """Return the same, for an argument that may also be ``None``."""
+    types = (*expected.types, type(None))
+    return replace(expected, types=types, words=f"{expected.words} or None")
+
+
+def check_type(name: str, value: object, expected: Argument) -> None:
+    """Check a single argument; see :class:`Argument`."""
+    expected(name, value)
+
+
+def at_least(least: int, *, optional: bool = False) -> Argument:
+    """Return the check of an int with a lower bound; ``None`` passes if *optional*."""
+    expected = or_none(INT) if optional else INT
+    return expected.within(f"at least {least}", lambda number: number >= least)
+
+
+def seconds(*, optional: bool = False) -> Argument:
+    """Return the check of a positive number of seconds; ``None`` passes if *optional*."""
+    if optional:
+        return or_none(SECONDS).within("> 0 seconds or None", is_positive)
+    return SECONDS.within("> 0 seconds", is_positive)
+
+
+def is_positive(number: float) -> bool:
+    """Tell whether *number* is more than 0, which NaN is not."""
+    return number > 0
+
+
+def one_of(choices: tuple[str, ...]) -> Check:
+    """Return the check of an argument that is one of some words."""
+
+    def check(name: str, value: str) -> str:
+        if value not in choices:
+            raise ValueError(
+                f"{name} must be one of {', '.join(choices)}, not {value!r}"
+            )
+        return value
+
+    return check
+
+
+def checked(table: Mapping[str, Check], given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the arguments of *table*, by name, each as its check returns it.
+
+    Args:
+        table: The check of each argument, in the order in which they are made.
+        given: The values, by name.  It may hold more than the table names.
 
     Raises:
-        TypeError: If it has another type, or is a bool in place of a number.
-        ValueError: If it is an int beyond every float, in place of a number.
+        TypeError: If a value is of the wrong type.
+        ValueError: If a value is out of range.
     """
-    types, words = expected
-    is_no_number = isinstance(value, bool) and int in types and bool not in types
-    if is_no_number or not isinstance(value, types):
-        raise TypeError(f"{name} must be {words}, not {value!r}")
-    if isinstance(value, int) and float in types and abs(value) > float_info.max:
-        raise ValueError(f"{name} must be {words}, and this int is too large for one")
+    return {name: check(name, given[name]) for name, check in table.items()}
 
 
-def check_types(record: object, expected: Mapping[str, ArgumentType]) -> None:
-    """Check the attributes of *record* that *expected* names.
+def check_fields(record: object, table: Mapping[str, Check]) -> None:
+    """Check the attributes of *record* that *table* names, and keep what their checks return.
 
     Raises:
-        TypeError: If one has another type.
-        ValueError: If one is an int beyond every float, in place of a number.
+        TypeError: If one is of the wrong type.
+        ValueError: If one is out of range.
     """
-    for name, each in expected.items():
-        check_type(name, getattr(record, name), each)
+    for name, check in table.items():
+        object.__setattr__(record, name, check(name, getattr(record, name)))
 
 
 def several(
@@ -126,33 +203,34 @@ def several(
     return found
 
 
-def check_function(name: str, value: object, words: str = "a function") -> None:
-    """Check a function that workers call, or import by its name and call.
+def check_function(
+    name: str, value: T, words: str = "a function, or its name", named: str = "must be"
+) -> T:
+    """Return a function that workers call, or import by its name and call.
+
+    Args:
+        name: The name of the argument.
+        value: The function, or its name.
+        words: What the argument takes, in words.
+        named: How the error for a wrong name begins.
 
     Raises:
         TypeError: If it is neither a name nor callable.
         ValueError: If nothing has this name.
     """
     if isinstance(value, str):
-        module, colon, attribute = value.partition(":")
-        if not (module and colon and attribute):
-            raise ValueError(f"{name} must be 'package.module:name', not {value!r}")
+        if not all(value.partition(":")):
+            raise ValueError(f"{name} {named} 'package.module:name', not {value!r}")
     elif not callable(value):
-        raise TypeError(f"{name} must be {words}, or its name, not {value!r}")
+        raise TypeError(f"{name} must be {words}, not {value!r}")
+    return value
 
 
-_POSITIVE = {
-    "max_jobs": or_none(INT),
-    "max_memory": or_none(INT),
-    "kill_memory": or_none(INT),
-    "max_age": or_none(SECONDS),
-    "drain_timeout": or_none(SECONDS),
-}
-_LIMIT_TYPES = _POSITIVE | {
-    "nice": INT,
-    "jitter": NUMBER,
-    "rlimits": ((Mapping,), "a mapping"),
-}
+# What users set for workers.
+
+# How many workers there may be: a larger number is more likely a mistake, and to make so many slots
+# would stop the process.
+MAX_WORKERS = 4096
 
 # More jobs than any worker ever runs.
 NEVER = 1 << 62
@@ -228,24 +306,12 @@ class WorkerLimits:
     drain_timeout: float | None = 600.0
 
     def __post_init__(self) -> None:
-        check_types(self, _LIMIT_TYPES)
-        for name in _POSITIVE:
-            value = getattr(self, name)
-            if value is not None and not value > 0:
-                raise ValueError(f"{name} must be > 0 or None, not {value}")
-        if not 0 <= self.jitter < 1:
-            raise ValueError(
-                f"jitter must be at least 0 and below 1, not {self.jitter}"
-            )
+        check_fields(self, _LIMITS)
         if self.max_memory and self.kill_memory and self.kill_memory <= self.max_memory:
             raise ValueError(
                 f"kill_memory must be more than max_memory ({in_units(self.max_memory)}), "
                 f"not {in_units(self.kill_memory)}"
             )
-        if self.cpu_affinity is not None:
-            object.__setattr__(self, "cpu_affinity", _cpus(self.cpu_affinity))
-        rlimits = {name: _rlimit(name, self.rlimits[name]) for name in self.rlimits}
-        object.__setattr__(self, "rlimits", MappingProxyType(rlimits))
 
     @property
     def cpus(self) -> tuple[int, ...] | None:
@@ -277,20 +343,39 @@ class WorkerLimits:
         )
 
 
-def _cpus(numbers: object) -> tuple[int, ...]:
+def _cpus(name: str, numbers: object) -> tuple[int, ...] | None:
+    if numbers is None:
+        return None
     cpus: tuple[Any, ...] = tuple(numbers) if isinstance(numbers, Iterable) else ()
     if not cpus or not all(isinstance(cpu, int) and cpu >= 0 for cpu in cpus):
-        raise ValueError(f"cpu_affinity must be numbers of CPUs, not {numbers!r}")
+        raise ValueError(f"{name} must be numbers of CPUs, not {numbers!r}")
     return cpus
 
 
-def _rlimit(name: Any, limit: KernelLimit) -> KernelLimit:
-    if not isinstance(name, str) or not name.startswith("RLIMIT_"):
-        raise ValueError(f"rlimits takes names such as 'RLIMIT_AS', not {name!r}")
-    both = limit if isinstance(limit, tuple) else (limit, limit)
-    if [type(value) for value in both] != [int, int]:
-        raise TypeError(f"the limit of {name} must be an int or two, not {limit!r}")
-    return limit
+def _rlimits(name: str, limits: Mapping[Any, Any]) -> Mapping[str, KernelLimit]:
+    check_type(name, limits, Argument((Mapping,), "a mapping"))
+    for each, limit in limits.items():
+        if not isinstance(each, str) or not each.startswith("RLIMIT_"):
+            raise ValueError(f"{name} takes names such as 'RLIMIT_AS', not {each!r}")
+        both = limit if isinstance(limit, tuple) else (limit, limit)
+        if [type(value) for value in both] != [int, int]:
+            raise TypeError(f"the limit of {each} must be an int or two, not {limit!r}")
+    return MappingProxyType(dict(limits))
+
+
+_AMOUNT = or_none(INT).within("> 0 or None", is_positive)
+_TIME = or_none(SECONDS).within("> 0 or None", is_positive)
+_LIMITS: dict[str, Check] = {
+    "max_jobs": _AMOUNT,
+    "max_age": _TIME,
+    "max_memory": _AMOUNT,
+    "kill_memory": _AMOUNT,
+    "nice": INT,
+    "cpu_affinity": _cpus,
+    "rlimits": _rlimits,
+    "jitter": NUMBER.within("at least 0 and below 1", lambda part: 0 <= part < 1),
+    "drain_timeout": _TIME,
+}
 
 
 # The environment variables that workers have beside those of the service.
@@ -387,11 +472,12 @@ def _checked(name: str, given: object) -> Variables:
     return tuple(variables)
 
 
-_RESTART_TYPES = {
+_COUNT = or_none(INT).within(">= 1 or None", lambda number: number >= 1)
+_RESTARTS: dict[str, Check] = {
     "initial_delay": SECONDS,
     "max_delay": SECONDS,
-    "max_failed_starts": or_none(INT),
-    "max_restarts": or_none(INT),
+    "max_failed_starts": _COUNT,
+    "max_restarts": _COUNT,
     "period": SECONDS,
 }
 
@@ -445,7 +531,7 @@ class RestartPolicy:
     period: float = 60.0
 
     def __post_init__(self) -> None:
-        check_types(self, _RESTART_TYPES)
+        check_fields(self, _RESTARTS)
         if not 0 <= self.initial_delay <= self.max_delay:
             raise ValueError(
                 f"initial_delay must be between 0 and max_delay ({self.max_delay:g}), "
@@ -453,14 +539,6 @@ class RestartPolicy:
             )
         if not self.period > 0:
             raise ValueError(f"period must be > 0, not {self.period:g}")
-        if self.max_failed_starts is not None and self.max_failed_starts < 1:
-            raise ValueError(
-                f"max_failed_starts must be >= 1 or None, not {self.max_failed_starts}"
-            )
-        if self.max_restarts is not None and self.max_restarts < 1:
-            raise ValueError(
-                f"max_restarts must be >= 1 or None, not {self.max_restarts}"
-            )
         if self.initial_delay == 0 and self.max_restarts is None:
             raise ValueError(
                 "initial_delay=0 would start workers that never become ready without "

@@ -15,15 +15,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
-from asyncpool._core import log_messages as say
-from asyncpool._core.policies import (
-    INT,
-    MAX_WORKERS,
-    SECONDS,
-    WorkerLimits,
-    check_type,
-    or_none,
-)
+from asyncpool._core import log_messages as say, policies
+from asyncpool._core.policies import MAX_WORKERS, SECONDS, WorkerLimits, or_none
 from asyncpool._engine.interpreter import program
 from asyncpool.errors import UnsupportedPlatformError
 
@@ -114,44 +107,33 @@ def check_callable(name: str, value: T) -> T:
 
 def check_int(
     name: str, value: int | None, *, at_least: int, optional: bool = False
-) -> int | None:
-    """Return an argument that is an int with a lower bound; ``None`` passes if *optional*.
+) -> None:
+    """Check an int with a lower bound; ``None`` passes if *optional*.
 
     Raises:
         TypeError: If it is no int.
         ValueError: If it is too small.
     """
-    check_type(name, value, or_none(INT) if optional else INT)
-    if value is not None and value < at_least:
-        raise ValueError(f"{name} must be at least {at_least}, not {value}")
-    return value
+    policies.at_least(at_least, optional=optional)(name, value)
 
 
-def check_choice(name: str, value: str, choices: tuple[str, ...]) -> str:
-    """Return an argument that is one of some words.
+def check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
+    """Check an argument that is one of some words.
 
     Raises:
         ValueError: If it is none of *choices*.
     """
-    if value not in choices:
-        raise ValueError(f"{name} must be one of {', '.join(choices)}, not {value!r}")
-    return value
+    policies.one_of(choices)(name, value)
 
 
-def check_seconds(
-    name: str, value: float | None, *, optional: bool = False
-) -> float | None:
-    """Return a time in seconds; ``None`` passes if *optional*.
+def check_seconds(name: str, value: float) -> None:
+    """Check a time in seconds.
 
     Raises:
         TypeError: If it is no number.
         ValueError: If it is not greater than 0.
     """
-    check_type(name, value, or_none(SECONDS) if optional else SECONDS)
-    if value is not None and not value > 0:
-        none = " or None" if optional else ""
-        raise ValueError(f"{name} must be > 0 seconds{none}, not {value}")
-    return value
+    policies.seconds()(name, value)
 
 
 def check_timeout(timeout: float | None) -> None:
@@ -161,9 +143,8 @@ def check_timeout(timeout: float | None) -> None:
         TypeError: If it is no number.
         ValueError: If it is negative.
     """
-    check_type("timeout", timeout, or_none(SECONDS))
-    if timeout is not None and not timeout >= 0:
-        raise ValueError(f"timeout must be >= 0 seconds, not {timeout}")
+    expected = or_none(SECONDS).within(">= 0 seconds", lambda seconds: seconds >= 0)
+    expected("timeout", timeout)
 
 
 # On macOS a fork without exec breaks the system's frameworks: jobs that use Accelerate, as NumPy

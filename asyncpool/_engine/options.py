@@ -12,19 +12,25 @@ from collections.abc import Callable, Mapping
 from dataclasses import fields, replace
 from functools import partial
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
-from asyncpool._core.job_options import OPTIONS, JobLimits, JobOptions
+from asyncpool._core.job_options import OPTIONS, JobOptions, changed
 from asyncpool._core.lifecycle import STOP_GRACE
 from asyncpool._core.policies import (
     SWITCH,
     TEXT,
-    GivenEnv,
+    Argument,
+    Check,
     RestartPolicy,
     WorkerEnv,
     WorkerLimits,
+    at_least,
+    check_function,
     check_type,
+    checked,
+    one_of,
     or_none,
+    seconds,
     several,
 )
 from asyncpool._dataclass import dataclass
@@ -32,11 +38,8 @@ from asyncpool._engine.interpreter import main_script
 from asyncpool._engine.loop import CrashCallback
 from asyncpool._engine.machine import (
     check_callable,
-    check_choice,
-    check_int,
     check_limits,
     check_loop,
-    check_seconds,
     least_and_most,
     module_path,
     usable_cpus,
@@ -50,17 +53,11 @@ from asyncpool._wire.text import NAMES, is_name
 if TYPE_CHECKING:
     from asyncpool import sandbox
     from asyncpool._core import data_only
-    from asyncpool._core.data_only import DataOnly
     from asyncpool._engine import handover, propagation
     from asyncpool._engine.engine import Engine
-    from asyncpool._engine.handover import Handover
-    from asyncpool._engine.propagation import Propagation
     from asyncpool._engine.worker import Serving
     from asyncpool._sandbox import confinement
-    from asyncpool._sandbox.confinement import Confinement
     from asyncpool._wire import formats, schemas
-    from asyncpool._wire.formats import Format
-    from asyncpool.sandbox import Sandbox
 else:  # for options that few pools have
     data_only = Later("asyncpool._core.data_only")
     formats = Later("asyncpool._wire.formats")
@@ -75,45 +72,10 @@ LoopKind = Literal["asyncio", "uvloop"]
 OutputMode = Literal["log", "inherit"]
 ReadyWhen = Literal["any", "all"]
 
-T = TypeVar("T")
 
-# Takes an option's name and the value that was given; returns the value in the shape in
-# which it is kept.  It raises TypeError or ValueError with a text that names the option.
-Check: TypeAlias = Callable[[str, Any], Any]
-
-
-def checked(table: Mapping[str, Check], given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the options of *table*, by name, each as its check returns it.
-
-    Args:
-        table: The check of each option, in the order in which they are made.
-        given: The values, by name.  It may hold more than the table names.
-
-    Raises:
-        TypeError: If a value is of the wrong type.
-        ValueError: If a value is out of range.
-    """
-    return {name: check(name, given[name]) for name, check in table.items()}
-
-
-def anything(_: str, value: T) -> T:
+def anything(_: str, value: Any) -> Any:
     """Accept every value: what makes use of it checks it."""
     return value
-
-
-def at_least(least: int, *, optional: bool = False) -> Check:
-    """Return the check of an int with a lower bound; ``None`` passes if *optional*."""
-    return partial(check_int, at_least=least, optional=optional)
-
-
-def seconds(*, optional: bool = False) -> Check:
-    """Return the check of a positive number of seconds; ``None`` passes if *optional*."""
-    return partial(check_seconds, optional=optional)
-
-
-def one_of(choices: tuple[str, ...]) -> Check:
-    """Return the check of an option that is one of some words."""
-    return partial(check_choice, choices=choices)
 
 
 def name_or_number(kind: str) -> Check:
@@ -149,24 +111,20 @@ def check_codec(codec: object, **needing: object) -> None:
             raise ValueError(f"{name} is for pools with a codec, and this one has none")
 
 
-def _items(words: str, *, each: type = object) -> Check:
-    return lambda name, value: several(name, value, words, each=each)
+def optional(check: Check) -> Check:
+    """Return a check that lets ``None`` pass, which stands for nothing."""
+    return lambda name, value: None if value is None else check(name, value)
 
 
-def _switch(name: str, value: bool) -> bool:  # noqa: FBT001 - it checks one
-    check_type(name, value, SWITCH)
-    return value
-
-
-def _restart_policy(name: str, value: RestartPolicy | None) -> RestartPolicy:
+def _restart_policy(name: str, value: Any) -> RestartPolicy:
     policy = RestartPolicy() if value is None else value
-    check_type(name, policy, ((RestartPolicy,), "a RestartPolicy"))
+    check_type(name, policy, Argument((RestartPolicy,), "a RestartPolicy"))
     return policy
 
 
-def _worker_limits(name: str, value: WorkerLimits | None) -> WorkerLimits:
+def _worker_limits(name: str, value: Any) -> WorkerLimits:
     limits = WorkerLimits() if value is None else value
-    check_type(name, limits, ((WorkerLimits,), "a WorkerLimits"))
+    check_type(name, limits, Argument((WorkerLimits,), "a WorkerLimits"))
     check_limits(limits)
     return limits
 
@@ -178,7 +136,7 @@ WORKER_CHECKS: dict[str, Check] = {
     "worker_loop": check_loop,
     "worker_output": one_of(get_args(OutputMode)),
     "on_crash": check_callable,
-    "preload": _items("names of modules", each=str),
+    "preload": partial(several, words="names of modules", each=str),
     "start_timeout": seconds(),
     "ping_timeout": seconds(optional=True),
     "ready": one_of(get_args(ReadyWhen)),
@@ -190,28 +148,17 @@ def _workers(_: str, value: int | tuple[int, int] | None) -> tuple[int, int]:
 
 
 def _concurrency(name: str, value: int) -> int:
-    check_int(name, value, at_least=1)
-    if value > MAX_LANES:
+    if at_least(1)(name, value) > MAX_LANES:
         text = f"{name} must be at most {MAX_LANES}, not {value}"
         raise ValueError(f"{text}: have more workers instead")
     return value
 
 
-def _around(name: str, value: object) -> object:
-    if isinstance(value, str):
-        module, _, attribute = value.partition(":")
-        if not module or not attribute:
-            text = f"{name} takes a name such as 'package.module:name', not {value!r}"
-            raise ValueError(text)
-        return value
-    return check_callable(name, value)
-
-
-def _path(name: str, value: str | os.PathLike[str] | None) -> str | None:
-    check_type(name, value, ((str, os.PathLike, type(None)), "a path or None"))
-    text = None if value is None else os.fspath(value)
+def _path(name: str, value: Any) -> str:
+    check_type(name, value, Argument((str, os.PathLike), "a path or None"))
+    text: str = os.fspath(value)
     check_type(name, text, or_none(TEXT))  # a path of bytes cannot be shown
-    if text == "":
+    if not text:
         raise ValueError(f"{name} is empty: name a file")
     return text
 
@@ -221,7 +168,7 @@ _CONTROL = "ASYNCPOOL_CONTROL"
 _SWITCH = {"": False, "0": False, "1": True}
 
 
-def _control(name: str, value: object) -> str | None:
+def _control(name: str, value: Any) -> Any:
     """Return a name, or a path with a slash; ``""`` for the pool's own name."""
     if value is None:
         word = os.environ.get(_CONTROL, "")
@@ -234,9 +181,8 @@ def _control(name: str, value: object) -> str | None:
         return "" if value else None
     if isinstance(value, os.PathLike):
         text = _path(name, value)
-        return text if text is None or "/" in text else f"./{text}"
-    check_type(name, value, ((bool, str, type(None)), "a bool, a name, a path or None"))
-    assert isinstance(value, str)
+        return text if "/" in text else f"./{text}"
+    check_type(name, value, Argument((str,), "a bool, a name, a path or None"))
     if "/" not in value and not is_name(value):
         raise ValueError(
             f"{name} takes True, a path with a slash in it, or a name, which is {NAMES}, "
@@ -245,23 +191,9 @@ def _control(name: str, value: object) -> str | None:
     return value
 
 
-def _codec(_: str, value: object) -> Format | None:
-    return None if value is None else formats.format_of(value)
-
-
-def _functions(name: str, value: object) -> tuple[Any, ...] | None:
-    words = "functions and names such as 'package.module:name'"
-    return None if value is None else several(name, value, words)
-
-
-def _sandbox(name: str, value: object) -> Sandbox | None:
-    if value is None or isinstance(value, sandbox.Sandbox):
-        return value
-    raise TypeError(f"{name} must be a Sandbox or None, not {value!r}")
-
-
-def _worker_env(_: str, value: GivenEnv | None) -> WorkerEnv | None:
-    return None if value is None else WorkerEnv(value)
+def _sandbox(name: str, value: Any) -> Any:
+    check_type(name, value, Argument((sandbox.Sandbox,), "a Sandbox or None"))
+    return value
 
 
 POOL_CHECKS: dict[str, Check] = {
@@ -276,22 +208,26 @@ POOL_CHECKS: dict[str, Check] = {
     "max_shared_memory": at_least(0),
     "concurrency": _concurrency,
     "initializer": check_callable,
-    "initargs": _items("a tuple of arguments"),
-    "worker_env": _worker_env,
-    "fresh": _switch,
-    "trace": _path,
+    "initargs": partial(several, words="a tuple of arguments"),
+    "worker_env": optional(lambda _, value: WorkerEnv(value)),
+    "fresh": SWITCH,
+    "trace": optional(_path),
     "max_traced": at_least(1, optional=True),
     "control": _control,
-    "codec": _codec,
-    "functions": _functions,
-    "errors": _items("classes of exceptions"),
-    "around": _around,
-    "sandbox": _sandbox,
+    "codec": optional(lambda _, value: formats.format_of(value)),
+    "functions": optional(
+        partial(several, words="functions and names such as 'package.module:name'")
+    ),
+    "errors": partial(several, words="classes of exceptions"),
+    "around": optional(
+        partial(check_function, words="callable", named="takes a name such as")
+    ),
+    "sandbox": optional(_sandbox),
     "propagate": anything,  # Propagation checks it when it looks for the variables
     "name": name_or_number("pool"),  # last, so that a refused pool takes no number
 }
 
-# The limits that the jobs of a pool have by default; JobLimits checks them.
+# The limits that the jobs of a pool have by default; changed() checks them.
 JOB_LIMITS = (
     "timeout",
     "queue_timeout",
@@ -312,9 +248,8 @@ def pool_options(given: Mapping[str, Any]) -> dict[str, Any]:
         UnsupportedPlatformError: If this machine lacks what one needs.
     """
     options = checked(POOL_CHECKS, given)
-    options["job_options"] = JobOptions(
-        limits=JobLimits(**{name: given[name] for name in JOB_LIMITS}),
-        codec=options["codec"],
+    options["job_options"] = changed(
+        JobOptions(codec=options["codec"]), {name: given[name] for name in JOB_LIMITS}
     )
     worker_env: WorkerEnv | None = options["worker_env"]
     if options["sandbox"] is not None and worker_env and worker_env.common:
@@ -401,13 +336,13 @@ class SupervisorConfig(WorkerOptions):
     close_timeout: float | None = None
     max_queued: int | None = None
     max_shared_memory: int = 0
-    propagation: Propagation | None = None
+    propagation: propagation.Propagation | None = None
     stop_grace: float = STOP_GRACE
     end_grace: float | None = None
     serving: Callable[[Engine, WorkerConfig], Serving] | None = None
-    handover: Handover | None = None
-    data: DataOnly | None = None
-    confinement: Confinement | None = None
+    handover: handover.Handover | None = None
+    data: data_only.DataOnly | None = None
+    confinement: confinement.Confinement | None = None
     worker_env: WorkerEnv | None = None
     fresh: bool = False
     trace: str | None = None

@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from asyncpool._core.job_options import AttemptPolicy, JobOptions, SessionTraits
+from asyncpool._core.job_options import JobOptions, SessionTraits
 from asyncpool._core.sessions import Broadcast, StartBroadcasts
 from asyncpool._core.slots import COMING
 from asyncpool._dataclass import replace
@@ -250,7 +250,7 @@ class Broadcaster:
             broadcast=broadcast,
             options=replace(
                 options,
-                attempts=AttemptPolicy(),
+                max_attempts=1,
                 via="broadcast",
                 name=broadcast.name,
             ),

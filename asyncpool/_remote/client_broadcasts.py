@@ -5,11 +5,10 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from asyncpool._core.data_only import DataOnly
-from asyncpool._core.job_options import JobLimits, JobOptions
+from asyncpool._core.job_options import JobOptions
 from asyncpool._core.sessions import Broadcast, StartBroadcasts
 from asyncpool._engine.admission import Hold
 from asyncpool._engine.loop import Threads
@@ -56,9 +55,9 @@ class _Call(NamedTuple):
 
     def for_later(self) -> _Call:
         """Return what an agent runs that comes later: it has no time of its caller's."""
-        old = self.options.limits
-        limits = JobLimits(timeout=old.timeout, heartbeat_timeout=old.heartbeat_timeout)
-        return self._replace(options=replace(self.options, limits=limits))
+        timeout, silence = self.options.timeout, self.options.heartbeat_timeout
+        options = JobOptions(timeout=timeout, heartbeat_timeout=silence)
+        return self._replace(options=options)
 
 
 class _Run(NamedTuple):
@@ -176,7 +175,7 @@ class ClientBroadcasts:
     ) -> asyncio.Future[dict[int, Any]]:
         errors = AgentErrors(
             call.broadcast.name,
-            call.options.limits,
+            call.options,
             call.serializer,
             self._owner.next_id,
         )

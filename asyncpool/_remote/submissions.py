@@ -138,7 +138,7 @@ class Submissions:
     def _enter(self, job: PoolJob[Any]) -> None:
         self._client.registry.enter(job)
         self._client.draining.busy()
-        if job.limits.timed:
+        if job.options.timed:
             self._client.waits.begin(job)
 
     def _submit_large(self, job: PoolJob[Any], call: Any) -> PoolJob[Any]:

@@ -8,20 +8,24 @@ from typing import Any, get_args
 from asyncpool._cluster.addresses import parse_all
 from asyncpool._cluster.link import MAX_MESSAGE
 from asyncpool._cluster.service import Spread
-from asyncpool._core.policies import WorkerLimits, check_function, several
+from asyncpool._core.policies import (
+    Check,
+    WorkerLimits,
+    at_least,
+    check_function,
+    checked,
+    one_of,
+    seconds,
+    several,
+)
 from asyncpool._dataclass import dataclass
 from asyncpool._engine.machine import check_int, usable_cpus
 from asyncpool._engine.options import (
     WORKER_CHECKS,
-    Check,
     SupervisorConfig,
     WorkerOptions,
     anything,
-    at_least,
-    checked,
     name_or_number,
-    one_of,
-    seconds,
     worker_config,
 )
 from asyncpool._wire.buffers import dumps_call

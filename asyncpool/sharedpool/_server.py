@@ -13,7 +13,7 @@ from typing import Self
 
 from asyncpool import __version__
 from asyncpool._core import log_messages as say
-from asyncpool._core.policies import ArgumentType, check_type
+from asyncpool._core.policies import Argument, check_type
 from asyncpool._engine.channel import READ_SIZE
 from asyncpool._engine.loop import Alarm, Threads, check_home
 from asyncpool._engine.machine import check_int, check_seconds
@@ -37,8 +37,8 @@ MOST_STRANGERS = 64
 # Seconds until the next try, when this process may open no more files.
 _PAUSE = 0.1
 
-_POOL: ArgumentType = ((Pool,), "an asyncpool.Pool")
-_PATH: ArgumentType = ((str, os.PathLike), "a str or a PathLike")
+_POOL = Argument((Pool,), "an asyncpool.Pool")
+_PATH = Argument((str, os.PathLike), "a str or a PathLike")
 
 _LOGGER = logging.getLogger("asyncpool")
 

@@ -28,9 +28,9 @@ from asyncpool._core.policies import (
     SWITCH,
     TEXT,
     WorkerEnv,
+    check_fields,
     check_function,
     check_type,
-    check_types,
     or_none,
     several,
 )
@@ -177,7 +177,7 @@ FOUND = "of.a.module:attribute"
         (lambda: check_type("n", "2", or_none(SECONDS)), TypeError, "or None, not '2'"),
         (lambda: check_type("n", -(10**400), SECONDS), ValueError, "too large for one"),
         (
-            lambda: check_types(SimpleNamespace(a=1, b=2), {"a": INT, "b": TEXT}),
+            lambda: check_fields(SimpleNamespace(a=1, b=2), {"a": INT, "b": TEXT}),
             TypeError,
             "b must be a str, not 2",
         ),
@@ -187,7 +187,11 @@ FOUND = "of.a.module:attribute"
         (lambda: several("n", {3: 4}, "names", single=(dict,)), TypeError, "({3: 4},)"),
         (lambda: several("n", [1, ""], "ints", each=int), TypeError, "ints, not ''"),
         (lambda: check_function("n", 3), TypeError, "a function, or its name, not 3"),
-        (lambda: check_function("n", None, "a factory"), TypeError, "name, not None"),
+        (
+            lambda: check_function("n", None, "a f, or its name"),
+            TypeError,
+            "name, not None",
+        ),
         *(
             (
                 lambda name=name: check_function("n", name),
@@ -206,7 +210,7 @@ def test_what_is_wrong_is_told(
 
 
 def test_what_is_right_is_taken() -> None:
-    check_types(SimpleNamespace(a=1.5, b=3), {"a": SECONDS, "b": SECONDS})
+    check_fields(SimpleNamespace(a=1.5, b=3), {"a": SECONDS, "b": SECONDS})
     check_type("n", None, or_none(INT))
     check_type("n", 10**300, SECONDS)
     check_function("n", print)

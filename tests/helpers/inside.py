@@ -41,7 +41,6 @@ if TYPE_CHECKING:
         LEAST,
         MAX_FREE_RETURNS,
         CrashKindText,
-        JobLimits,
         JobOptions,
         JobTraits,
     )
@@ -355,10 +354,10 @@ def run_out(pool: Pool, job: Job[Any], *, within: float = 0.0) -> None:
     """
     end, own = asyncio.get_running_loop().time() + within, job._pooled
     assert own.began is not None
-    if own.limits.timeout is not None:
-        own.began = end - own.limits.timeout
+    if own.options.timeout is not None:
+        own.began = end - own.options.timeout
     else:
-        own.options = replace(own.options, limits=replace(own.limits, deadline=end))
+        own.options = replace(own.options, deadline=end)
     supervisor_of(pool).timers._timer.watch(job.id, end)
 
 
@@ -439,9 +438,9 @@ def pickled(job: Job[Any]) -> bool:
     return bool(job._pooled.payload)
 
 
-def limits_of(job: Job[Any]) -> JobLimits:
-    """Return the limits of a job."""
-    return job._pooled.limits
+def limits_of(job: Job[Any]) -> JobOptions:
+    """Return the options of a job, and so its limits."""
+    return job._pooled.options
 
 
 def has_worker(job: Job[Any]) -> bool:

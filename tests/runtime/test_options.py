@@ -15,12 +15,12 @@ from typing import Any
 import pytest
 
 from asyncpool import Cluster, JobNotPicklableError, Pool, ProcessPoolExecutor
-from asyncpool._core.job_options import AttemptPolicy, JobLimits, JobOptions, Options
+from asyncpool._core.job_options import CHECKS, JobOptions, Options
+from asyncpool._core.policies import Check
 from asyncpool._engine.options import (
     JOB_LIMITS,
     POOL_CHECKS,
     WORKER_CHECKS,
-    Check,
     WorkerOptions,
 )
 from asyncpool._engine.propagation import Propagation
@@ -109,8 +109,7 @@ def test_docstrings_and_the_reference_have_the_options_in_groups() -> None:
     groups = groups_of(inspect.getdoc(Pool.options))
     assert len(groups) > 1
     assert sorted(chain(*groups.values())) == sorted(Options.__annotations__)
-    fields = names(JobOptions) | names(JobLimits) | names(AttemptPolicy)
-    assert Options.__annotations__.keys() <= fields
+    assert Options.__annotations__.keys() == CHECKS.keys() <= names(JobOptions)
     part = REFERENCE.partition("## The pool\n")[2].partition("What a pool does:")[0]
     assert tables_of(part) == groups_of(inspect.getdoc(Pool))
 

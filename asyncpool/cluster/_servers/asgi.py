@@ -153,7 +153,7 @@ class _Asgi:
         header_timeout: float,
         header_size: int,
     ) -> None:
-        check_function("app", app, "an application")
+        check_function("app", app, "an application, or its name")
         if request_timeout is not None:
             machine.check_seconds("request_timeout", request_timeout)
         machine.check_seconds("header_timeout", header_timeout)

@@ -68,7 +68,9 @@ class _Plain:
 
     def __init__(self, function: Any, ssl: Any, *, handles: bool) -> None:
         if ssl is not None:
-            policies.check_function("ssl", ssl, "a function that makes the context")
+            policies.check_function(
+                "ssl", ssl, "a function that makes the context, or its name"
+            )
         self._function = function
         self._ssl = ssl
         self._handles = handles
