@@ -938,18 +938,9 @@ class Pool(Caller, Supervised, JobsListened):
         config = self._config
         if self._control is None and config.trace is None:
             return config
-        from asyncpool._observe.opening import Beside, open_beside  # noqa: PLC0415
+        from asyncpool._observe.control.local_orders import open_beside  # noqa: PLC0415
 
-        await open_beside(
-            self._life,
-            Beside(
-                self.name,
-                config.worker.concurrency,
-                self._control,
-                config.trace,
-                config.max_traced,
-            ),
-        )
+        await open_beside(self._life, config, self._control)
         return config
 
     def options(self, **changes: Unpack[Options]) -> BoundPool:
