@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Generic, Self, TypeVar
 
-from asyncpool._core import log_messages as say
+from asyncpool._core import checks, log_messages as say
 from asyncpool._core.deadlines import earliest
 from asyncpool._core.leases import (
     GIVE_UP,
@@ -22,11 +22,9 @@ from asyncpool._core.leases import (
     Slower,
     longest_gap,
 )
-from asyncpool._core.policies import NUMBER, SECONDS, check_type, or_none
 from asyncpool._engine.hub import EventHub, EventStream
 from asyncpool._engine.job import Holder
 from asyncpool._engine.loop import check_home, outlast
-from asyncpool._engine.machine import check_callable, check_int
 from asyncpool.errors import LeaseLostError, ThrottledError
 from asyncpool.events import (
     LeaseEvent,
@@ -74,11 +72,11 @@ def _check_renewals(
         ValueError: If one is out of range, or they do not fit each other.
         TypeError: If one is of the wrong type.
     """
-    check_int("max_retries", max_retries, at_least=0)
-    check_type("max_rate", max_rate, NUMBER)
-    check_type("interval", interval, SECONDS)
-    check_type("timeout", timeout, or_none(SECONDS))
-    check_type("ttl", ttl, or_none(SECONDS))
+    checks.at_least(0)("max_retries", max_retries)
+    checks.NUMBER("max_rate", max_rate)
+    checks.SECONDS("interval", interval)
+    checks.SECONDS.or_none()("timeout", timeout)
+    checks.SECONDS.or_none()("ttl", ttl)
     if timeout is None:
         timeout = interval / (2 * (1 + max_retries))
     for name, value in (
@@ -232,7 +230,7 @@ class LeaseKeeper(Generic[L]):
             ValueError: If the lease is here already.
             RuntimeError: If the keeper is not running, or in another event loop.
         """
-        check_callable("on_lost", on_lost)
+        checks.callback("on_lost", on_lost)
         self._take(lease, _Hold(on_lost=on_lost))
 
     def keep(self, lease: L, job: asyncio.Future[Any]) -> None:
@@ -287,7 +285,7 @@ class LeaseKeeper(Generic[L]):
             ValueError: If *buffer* is not positive.
             RuntimeError: If the keeper was started in another event loop.
         """
-        check_int("buffer", buffer, at_least=1)
+        checks.at_least(1)("buffer", buffer)
         check_home(self._loop, _KEEPER)
         return self._hub.listen(buffer)
 

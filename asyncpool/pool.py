@@ -26,9 +26,17 @@ from typing import (
     overload,
 )
 
+from asyncpool._core import checks
 from asyncpool._core.endings import Finish
-from asyncpool._core.job_options import OPTIONS, JobOptions, OnCancel, Options, changed
-from asyncpool._core.policies import NUMBER, RestartPolicy, WorkerLimits, check_type
+from asyncpool._core.options import (
+    OPTIONS,
+    JobOptions,
+    OnCancel,
+    Options,
+    RestartPolicy,
+    WorkerLimits,
+    changed,
+)
 from asyncpool._dataclass import dataclass, replace
 from asyncpool._engine.engine import Engine
 from asyncpool._engine.hub import EventStream
@@ -37,12 +45,7 @@ from asyncpool._engine.lifecycle import SupervisorRunner
 from asyncpool._engine.loop import CrashCallback, shielded
 from asyncpool._engine.machine import (
     DEFAULT_LAUNCHER,
-    check_called,
-    check_choice,
-    check_int,
     check_platform,
-    check_seconds,
-    check_timeout,
     least_and_most,
     not_picklable,
 )
@@ -95,7 +98,7 @@ class Listened:
             ValueError: If it is less than 1.
             RuntimeError: If the pool or cluster was started in another event loop.
         """
-        check_int("buffer", buffer, at_least=1)
+        checks.at_least(1)("buffer", buffer)
         self._life.check_loop()
         stream: EventStream[Event] = self._life.hub.listen(buffer)
         self._listening()
@@ -111,7 +114,7 @@ class Listened:
             TypeError: If *listener* cannot be called.
             RuntimeError: If the pool or cluster was started in another event loop.
         """
-        check_called("add_listener", listener)
+        checks.called("add_listener", listener)
         self._life.check_loop()
         self._life.hub.add_listener(listener)
         self._listening()
@@ -144,7 +147,7 @@ class JobsListened(Listened):
             ValueError: If it is less than 1.
             RuntimeError: If the pool was started in another event loop.
         """
-        check_int("buffer", buffer, at_least=1)
+        checks.at_least(1)("buffer", buffer)
         self._life.check_loop()
         stream: EventStream[Event | JobEvent] = self._life.hub.listen_to_jobs(buffer)
         self._listening()
@@ -162,7 +165,7 @@ class JobsListened(Listened):
             TypeError: If *listener* cannot be called.
             RuntimeError: If the pool was started in another event loop.
         """
-        check_called("add_job_listener", listener)
+        checks.called("add_job_listener", listener)
         self._life.check_loop()
         self._life.hub.add_job_listener(listener)
         self._listening()
@@ -217,7 +220,7 @@ class Caller(ABC):
     ) -> PoolJob[Any]:
         """Submit a call with *options*, whatever those of this caller are."""
         if not callable(fn):  # asked here too, since a call costs each job time
-            check_called("submit", fn)
+            checks.called("submit", fn)
         supervisor = self._running_supervisor()
         if options.lease is None:
             return supervisor.traffic.submit(fn, args, kwargs, options)
@@ -331,7 +334,7 @@ class Caller(ABC):
         Cancellation:
             Closes the generator by ``GeneratorExit``, and so does leaving the loop.
         """
-        check_called("stream", fn)
+        checks.called("stream", fn)
         options = replace(self._options, via="stream")
         return stream.Stream(
             self._running_supervisor(), partial(self._submit, fn, args, kwargs, options)
@@ -608,7 +611,7 @@ class Caller(ABC):
         chunksize: int | None,
     ) -> Map[Any]:
         verb = "starmap" if star else "map"
-        check_called(verb, fn)
+        checks.called(verb, fn)
         if not iterables:
             raise TypeError("map() takes at least one iterable")
         for items in iterables:
@@ -617,7 +620,7 @@ class Caller(ABC):
                 raise TypeError(f"{verb}() takes iterables, not {items!r}")
         for name, value in (("buffersize", buffersize), ("chunksize", chunksize)):
             if value is not None:
-                check_int(name, value, at_least=1)
+                checks.at_least(1)(name, value)
         task = batches.Task(fn, star, self._options, self._submit)
         supervisor = self._running_supervisor()
         plan = mapping.Plan(supervisor, task, iterables, chunksize, buffersize)
@@ -668,7 +671,7 @@ class Supervised(Listened):
             PoolBrokenError: If no worker can be kept alive.
             RuntimeError: If the pool or cluster was started in another event loop.
         """
-        check_int("slot", slot, at_least=0)
+        checks.at_least(0)("slot", slot)
         self._life.open().replacement.retire_from(slot)
 
     def kill(self, slot: int) -> None:
@@ -691,7 +694,7 @@ class Supervised(Listened):
             PoolClosedError: If the pool or cluster was never started.
             RuntimeError: If it was started in another event loop.
         """
-        check_int("slot", slot, at_least=0)
+        checks.at_least(0)("slot", slot)
         self._life.running_here().replacement.kill(slot)
 
 
@@ -1038,7 +1041,7 @@ class Pool(Caller, Supervised, JobsListened):
             Safe: it has no effect on the jobs.
         """
         if slot is not None:
-            check_int("slot", slot, at_least=0)
+            checks.at_least(0)("slot", slot)
         return await self._life.running_here().stacks.of_workers(slot)
 
     async def profile(
@@ -1084,14 +1087,14 @@ class Pool(Caller, Supervised, JobsListened):
             ProfileRequest,
         )
 
-        check_seconds("seconds", seconds)
-        check_type("rate", rate, NUMBER)
+        checks.PERIOD("seconds", seconds)
+        checks.NUMBER("rate", rate)
         if not seconds <= MAX_SECONDS:
             raise ValueError(f"seconds must be at most {MAX_SECONDS}, not {seconds}")
         if not 1 <= rate <= MAX_RATE:
             raise ValueError(f"rate must be from 1 to {MAX_RATE}, not {rate}")
         if slot is not None:
-            check_int("slot", slot, at_least=0)
+            checks.at_least(0)("slot", slot)
         request = ProfileRequest(float(seconds), float(rate), _name_of(function))
         return await self._life.open().profiles.take(request, slot)
 
@@ -1179,8 +1182,8 @@ class Pool(Caller, Supervised, JobsListened):
             Any number of tasks may call it, and all get the same result.  The strictest
             *finish* and the earliest end count.
         """
-        check_choice("finish", finish, tuple(_FINISH))
-        check_timeout(timeout)
+        checks.one_of(tuple(_FINISH))("finish", finish)
+        checks.TIMEOUT("timeout", timeout)
         return await self._life.close(_FINISH[finish], timeout)
 
     async def __aenter__(self) -> Self:
@@ -1237,7 +1240,7 @@ class Pool(Caller, Supervised, JobsListened):
         kwargs: dict[str, Any],
         options: JobOptions,
     ) -> dict[int, Any]:
-        check_called("broadcast", fn)
+        checks.called("broadcast", fn)
         return await self._life.open().broadcasts.broadcast(fn, args, kwargs, options)
 
 

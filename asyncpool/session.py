@@ -8,12 +8,11 @@ from functools import partial
 from types import TracebackType
 from typing import Any, ParamSpec, Self, TypeVar, Unpack, overload
 
-from asyncpool._core.job_options import JobOptions, Options, changed
-from asyncpool._core.policies import SWITCH, check_type
+from asyncpool._core import checks
+from asyncpool._core.options import JobOptions, Options, changed
 from asyncpool._dataclass import dataclass, replace
 from asyncpool._engine.engine import Engine
 from asyncpool._engine.job import Job
-from asyncpool._engine.machine import check_called, check_timeout
 from asyncpool._engine.sessions import SessionWorker
 from asyncpool.stream import Stream
 
@@ -46,8 +45,8 @@ class WorkerSession:
         timeout: float | None,
         fresh: bool,
     ) -> None:
-        check_timeout(timeout)
-        check_type("fresh", fresh, SWITCH)
+        checks.TIMEOUT("timeout", timeout)
+        checks.SWITCH("fresh", fresh)
         self._running_supervisor = supervisor
         self._options = _checked(options)
         self._timeout = timeout
@@ -215,7 +214,7 @@ class WorkerSession:
         kwargs: dict[str, Any],
         options: JobOptions,
     ) -> Job[Any]:
-        check_called("submit", fn)
+        checks.called("submit", fn)
         session_worker = self._session_worker
         if self._state.left:
             raise RuntimeError("the session is over: its context was left")
@@ -230,7 +229,7 @@ class WorkerSession:
         kwargs: dict[str, Any],
         options: JobOptions,
     ) -> Stream[Any]:
-        check_called("stream", fn)
+        checks.called("stream", fn)
         options = replace(options, via="stream")
         return Stream(
             self._running_supervisor(), partial(self._submit, fn, args, kwargs, options)

@@ -44,7 +44,7 @@ import itertools
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, NamedTuple
 
-from asyncpool._core.job_options import PINNED, JobTraits, SessionTraits
+from asyncpool._core.functions import PINNED, JobTraits, SessionTraits
 from asyncpool._core.slots import ALIVE, UP, Slot
 from asyncpool.enums import SlotState
 

@@ -19,8 +19,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from asyncpool._core.deadlines import RecentCount
-from asyncpool._core.functions import travels_by_name
-from asyncpool._core.job_options import BUDGET, UNKNOWN, JobOptions
+from asyncpool._core.functions import BUDGET, UNKNOWN, travels_by_name
+from asyncpool._core.options import JobOptions
 from asyncpool._dataclass import replace
 from asyncpool._engine.admission import MapHold
 from asyncpool._engine.job import ChunkJob, PoolJob

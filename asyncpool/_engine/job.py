@@ -21,14 +21,14 @@ from typing import (
     cast,
 )
 
-from asyncpool._core.functions import Function
-from asyncpool._core.job_options import (
+from asyncpool._core.functions import (
     LOADING_TRAITS,
     STREAM_TRAITS,
-    JobOptions,
+    Function,
     JobTraits,
     KeyedTraits,
 )
+from asyncpool._core.options import JobOptions
 from asyncpool._engine.loop import check_home
 from asyncpool._wire.frames import Frame, FrameKind
 from asyncpool._wire.page import CHUNK_SIZE, LOST, Beat, ChunkResult

@@ -14,30 +14,20 @@ from functools import partial
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
-from asyncpool._core.job_options import OPTIONS, JobOptions, changed
+from asyncpool._core import checks
 from asyncpool._core.lifecycle import STOP_GRACE
-from asyncpool._core.policies import (
-    SWITCH,
-    TEXT,
-    Argument,
-    Check,
+from asyncpool._core.options import (
+    OPTIONS,
+    JobOptions,
     RestartPolicy,
     WorkerEnv,
     WorkerLimits,
-    at_least,
-    check_function,
-    check_type,
-    checked,
-    one_of,
-    or_none,
-    seconds,
-    several,
+    changed,
 )
 from asyncpool._dataclass import dataclass
 from asyncpool._engine.interpreter import main_script
 from asyncpool._engine.loop import CrashCallback
 from asyncpool._engine.machine import (
-    check_callable,
     check_limits,
     check_loop,
     least_and_most,
@@ -78,12 +68,12 @@ def anything(_: str, value: Any) -> Any:
     return value
 
 
-def name_or_number(kind: str) -> Check:
+def name_or_number(kind: str) -> checks.Check:
     """Return the check of a name; without one it is made up: ``"pool-1"``, ``"pool-2"``."""
     numbers = itertools.count(1)
 
     def check(name: str, value: str | None) -> str:
-        check_type(name, value, or_none(TEXT))
+        checks.TEXT.or_none()(name, value)
         try:
             (value or "").encode()
         except UnicodeEncodeError:  # half of a surrogate pair
@@ -111,35 +101,30 @@ def check_codec(codec: object, **needing: object) -> None:
             raise ValueError(f"{name} is for pools with a codec, and this one has none")
 
 
-def optional(check: Check) -> Check:
-    """Return a check that lets ``None`` pass, which stands for nothing."""
-    return lambda name, value: None if value is None else check(name, value)
-
-
 def _restart_policy(name: str, value: Any) -> RestartPolicy:
     policy = RestartPolicy() if value is None else value
-    check_type(name, policy, Argument((RestartPolicy,), "a RestartPolicy"))
+    checks.Argument((RestartPolicy,), "a RestartPolicy")(name, policy)
     return policy
 
 
 def _worker_limits(name: str, value: Any) -> WorkerLimits:
     limits = WorkerLimits() if value is None else value
-    check_type(name, limits, Argument((WorkerLimits,), "a WorkerLimits"))
+    checks.Argument((WorkerLimits,), "a WorkerLimits")(name, limits)
     check_limits(limits)
     return limits
 
 
-WORKER_CHECKS: dict[str, Check] = {
+WORKER_CHECKS: dict[str, checks.Check] = {
     "restart_policy": _restart_policy,
     "worker_limits": _worker_limits,
-    "launcher": one_of(get_args(LauncherKind)),
+    "launcher": checks.one_of(get_args(LauncherKind)),
     "worker_loop": check_loop,
-    "worker_output": one_of(get_args(OutputMode)),
-    "on_crash": check_callable,
-    "preload": partial(several, words="names of modules", each=str),
-    "start_timeout": seconds(),
-    "ping_timeout": seconds(optional=True),
-    "ready": one_of(get_args(ReadyWhen)),
+    "worker_output": checks.one_of(get_args(OutputMode)),
+    "on_crash": checks.callback,
+    "preload": partial(checks.several, words="names of modules", each=str),
+    "start_timeout": checks.PERIOD,
+    "ping_timeout": checks.PERIOD_OR_NONE,
+    "ready": checks.one_of(get_args(ReadyWhen)),
 }
 
 
@@ -148,16 +133,16 @@ def _workers(_: str, value: int | tuple[int, int] | None) -> tuple[int, int]:
 
 
 def _concurrency(name: str, value: int) -> int:
-    if at_least(1)(name, value) > MAX_LANES:
+    if checks.at_least(1)(name, value) > MAX_LANES:
         text = f"{name} must be at most {MAX_LANES}, not {value}"
         raise ValueError(f"{text}: have more workers instead")
     return value
 
 
 def _path(name: str, value: Any) -> str:
-    check_type(name, value, Argument((str, os.PathLike), "a path or None"))
+    checks.Argument((str, os.PathLike), "a path or None")(name, value)
     text: str = os.fspath(value)
-    check_type(name, text, or_none(TEXT))  # a path of bytes cannot be shown
+    checks.TEXT.or_none()(name, text)  # a path of bytes cannot be shown
     if not text:
         raise ValueError(f"{name} is empty: name a file")
     return text
@@ -182,7 +167,7 @@ def _control(name: str, value: Any) -> Any:
     if isinstance(value, os.PathLike):
         text = _path(name, value)
         return text if "/" in text else f"./{text}"
-    check_type(name, value, Argument((str,), "a bool, a name, a path or None"))
+    checks.Argument((str,), "a bool, a name, a path or None")(name, value)
     if "/" not in value and not is_name(value):
         raise ValueError(
             f"{name} takes True, a path with a slash in it, or a name, which is {NAMES}, "
@@ -192,37 +177,39 @@ def _control(name: str, value: Any) -> Any:
 
 
 def _sandbox(name: str, value: Any) -> Any:
-    check_type(name, value, Argument((sandbox.Sandbox,), "a Sandbox or None"))
+    checks.Argument((sandbox.Sandbox,), "a Sandbox or None")(name, value)
     return value
 
 
-POOL_CHECKS: dict[str, Check] = {
+POOL_CHECKS: dict[str, checks.Check] = {
     "workers": _workers,
-    "max_surge": at_least(0),
-    "max_unavailable": at_least(0),
-    "idle_timeout": seconds(),
-    "close_timeout": seconds(optional=True),
+    "max_surge": checks.at_least(0),
+    "max_unavailable": checks.at_least(0),
+    "idle_timeout": checks.PERIOD,
+    "close_timeout": checks.PERIOD_OR_NONE,
     **WORKER_CHECKS,
-    "max_queued": at_least(0, optional=True),
-    "max_message_size": at_least(1024, optional=True),
-    "max_shared_memory": at_least(0),
+    "max_queued": checks.at_least(0).or_none(),
+    "max_message_size": checks.at_least(1024).or_none(),
+    "max_shared_memory": checks.at_least(0),
     "concurrency": _concurrency,
-    "initializer": check_callable,
-    "initargs": partial(several, words="a tuple of arguments"),
-    "worker_env": optional(lambda _, value: WorkerEnv(value)),
-    "fresh": SWITCH,
-    "trace": optional(_path),
-    "max_traced": at_least(1, optional=True),
+    "initializer": checks.callback,
+    "initargs": partial(checks.several, words="a tuple of arguments"),
+    "worker_env": checks.optional(lambda _, value: WorkerEnv(value)),
+    "fresh": checks.SWITCH,
+    "trace": checks.optional(_path),
+    "max_traced": checks.at_least(1).or_none(),
     "control": _control,
-    "codec": optional(lambda _, value: formats.format_of(value)),
-    "functions": optional(
-        partial(several, words="functions and names such as 'package.module:name'")
+    "codec": checks.optional(lambda _, value: formats.format_of(value)),
+    "functions": checks.optional(
+        partial(
+            checks.several, words="functions and names such as 'package.module:name'"
+        )
     ),
-    "errors": partial(several, words="classes of exceptions"),
-    "around": optional(
-        partial(check_function, words="callable", named="takes a name such as")
+    "errors": partial(checks.several, words="classes of exceptions"),
+    "around": checks.optional(
+        partial(checks.function, words="callable", named="takes a name such as")
     ),
-    "sandbox": optional(_sandbox),
+    "sandbox": checks.optional(_sandbox),
     "propagate": anything,  # Propagation checks it when it looks for the variables
     "name": name_or_number("pool"),  # last, so that a refused pool takes no number
 }
@@ -247,7 +234,7 @@ def pool_options(given: Mapping[str, Any]) -> dict[str, Any]:
         ValueError: If one is out of range, or two do not go together.
         UnsupportedPlatformError: If this machine lacks what one needs.
     """
-    options = checked(POOL_CHECKS, given)
+    options = checks.apply(POOL_CHECKS, given)
     options["job_options"] = changed(
         JobOptions(codec=options["codec"]), {name: given[name] for name in JOB_LIMITS}
     )

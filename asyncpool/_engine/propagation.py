@@ -9,7 +9,7 @@ from contextvars import ContextVar
 from types import ModuleType
 from typing import Any
 
-from asyncpool._core.policies import check_function, several
+from asyncpool._core import checks
 from asyncpool._wire import scripts
 from asyncpool._wire.messages import MAX_VARIABLES, with_variables
 from asyncpool._wire.pickling import pack_variables
@@ -33,7 +33,7 @@ class Propagation:
     """
 
     def __init__(self, variables: Iterable[ContextVar[Any] | str]) -> None:
-        given = several("propagate", variables, _WORDS, single=(str, ContextVar))
+        given = checks.several("propagate", variables, _WORDS, single=(str, ContextVar))
         self._variables = tuple(map(_resolve, given))
         self._last = (b"", b"", b"")
 
@@ -75,7 +75,7 @@ def _resolve(variable: object) -> tuple[str, ContextVar[Any]]:
 
 
 def _import(name: str) -> ContextVar[Any]:
-    check_function("propagate", name, named="takes names such as")
+    checks.function("propagate", name, named="takes names such as")
     module, _, attribute = name.partition(":")
     if module == "__main__" and not _is_imported(attribute):
         raise ValueError(_not_in_main(attribute))

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from asyncpool._core.deadlines import Deadlines
 from asyncpool._core.figures import Durations, FunctionTotals
-from asyncpool._core.job_options import Keeper, begun_attempts
+from asyncpool._core.options import Keeper, begun_attempts
 from asyncpool._core.slots import Slot
 from asyncpool._engine.hub import Attempt, PoolHub
 from asyncpool._engine.job import (

@@ -21,7 +21,8 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from asyncpool._core.job_options import JobOptions, SessionTraits
+from asyncpool._core.functions import SessionTraits
+from asyncpool._core.options import JobOptions
 from asyncpool._core.sessions import Broadcast, StartBroadcasts
 from asyncpool._core.slots import COMING
 from asyncpool._dataclass import replace

@@ -2,7 +2,7 @@
 
 A heartbeat does not move the next look at its job.  When the time of the look has come, the
 worker's page tells whether there was a heartbeat.  If there was one, the look is moved then.
-``_core/job_options.py`` says whether a job has exceeded a limit.  The core decides how
+``_core/options.py`` says whether a job has exceeded a limit.  The core decides how
 the job is made to end.
 """
 

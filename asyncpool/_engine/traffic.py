@@ -19,8 +19,8 @@ from types import FunctionType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from asyncpool._core.figures import FunctionTotals
-from asyncpool._core.functions import Function, FunctionTable
-from asyncpool._core.job_options import LEAST, JobOptions
+from asyncpool._core.functions import LEAST, Function, FunctionTable
+from asyncpool._core.options import JobOptions
 from asyncpool._engine.job import JOB_TYPES, Chunk, PoolJob, StreamJob
 from asyncpool._engine.large import too_large
 from asyncpool._engine.loop import Alarm, elsewhere

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from asyncpool._core.job_options import JobOptions
+from asyncpool._core.options import JobOptions
 from asyncpool._engine.job import claim_as
 from asyncpool._remote.client_jobs import crash_at_client
 from asyncpool._remote.messages import load_parts, pack_parts

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from asyncpool._core.data_only import DataOnly
-from asyncpool._core.job_options import JobOptions
+from asyncpool._core.options import JobOptions
 from asyncpool._core.sessions import Broadcast, StartBroadcasts
 from asyncpool._engine.admission import Hold
 from asyncpool._engine.loop import Threads

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from asyncpool._core.functions import Function
-from asyncpool._core.job_options import JobOptions
+from asyncpool._core.options import JobOptions
 from asyncpool._engine.hub import Attempt
 from asyncpool._engine.job import PoolJob
 from asyncpool._remote.agent_jobs import AgentWindow

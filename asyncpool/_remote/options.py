@@ -16,13 +16,8 @@ from __future__ import annotations
 from collections.abc import Set as AbstractSet
 from typing import Any
 
-from asyncpool._core.job_options import (
-    CHECKS,
-    JobOptions,
-    Keeper,
-    SessionTraits,
-    changed,
-)
+from asyncpool._core.functions import SessionTraits
+from asyncpool._core.options import CHECKS, JobOptions, Keeper, changed
 from asyncpool.errors import ProtocolError
 
 # Those that the client enforces for jobs: it sends what is left of them.

@@ -9,8 +9,8 @@ from functools import partial
 from time import monotonic
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
-from asyncpool._core.functions import Function
-from asyncpool._core.job_options import STREAM_TRAITS, JobOptions, JobTraits
+from asyncpool._core.functions import STREAM_TRAITS, Function, JobTraits
+from asyncpool._core.options import JobOptions
 from asyncpool._dataclass import replace
 from asyncpool._engine.engine import Engine
 from asyncpool._engine.hub import Attempt, PoolHub

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
-from asyncpool._core.job_options import JobOptions
+from asyncpool._core.options import JobOptions
 from asyncpool._engine.job import JOB_TYPES, PoolJob
 from asyncpool._engine.large import Packer, too_large
 from asyncpool._engine.traffic import FunctionTables

@@ -16,22 +16,12 @@ from asyncpool._cluster import log_messages as say
 from asyncpool._cluster.link import MAX_MESSAGE
 from asyncpool._cluster.listeners import Listeners, addresses_locked, open_listeners
 from asyncpool._cluster.service import Service, ServingConfig, Spread
+from asyncpool._core import checks
 from asyncpool._core.endings import Finish
-from asyncpool._core.policies import (
-    TEXT,
-    RestartPolicy,
-    WorkerLimits,
-    check_type,
-    or_none,
-)
+from asyncpool._core.options import RestartPolicy, WorkerLimits
 from asyncpool._engine.lifecycle import SupervisorRunner
 from asyncpool._engine.loop import CrashCallback, shielded
-from asyncpool._engine.machine import (
-    DEFAULT_LAUNCHER,
-    check_int,
-    check_platform,
-    check_timeout,
-)
+from asyncpool._engine.machine import DEFAULT_LAUNCHER, check_platform
 from asyncpool._engine.options import OutputMode, SupervisorConfig
 from asyncpool._wire.buffers import dumps_call
 from asyncpool._wire.messages import WorkerConfig
@@ -246,7 +236,7 @@ class Cluster(Supervised):
         Cancellation:
             Ends the cluster at once.
         """
-        check_type("control", control, or_none(TEXT))
+        checks.TEXT.or_none()("control", control)
         from asyncpool.cluster._run import run  # noqa: PLC0415 - for main programs only
 
         return await run(self, control)
@@ -279,7 +269,7 @@ class Cluster(Supervised):
         """
         if timeout is None:
             timeout = self._options.end_grace
-        check_timeout(timeout)
+        checks.TIMEOUT("timeout", timeout)
         summary = await self._life.close(Finish.ALL, timeout)
         if self._made is None:
             return summary
@@ -323,7 +313,7 @@ class Cluster(Supervised):
         Cancellation:
             Safe: the cluster goes on towards that size, as it does after an error.
         """
-        check_int("workers", workers, at_least=1)
+        checks.at_least(1)("workers", workers)
         replacement = self._life.open().replacement
         await replacement.resize(workers, workers)
 

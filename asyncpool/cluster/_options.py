@@ -8,18 +8,10 @@ from typing import Any, get_args
 from asyncpool._cluster.addresses import parse_all
 from asyncpool._cluster.link import MAX_MESSAGE
 from asyncpool._cluster.service import Spread
-from asyncpool._core.policies import (
-    Check,
-    WorkerLimits,
-    at_least,
-    check_function,
-    checked,
-    one_of,
-    seconds,
-    several,
-)
+from asyncpool._core import checks
+from asyncpool._core.options import WorkerLimits
 from asyncpool._dataclass import dataclass
-from asyncpool._engine.machine import check_int, usable_cpus
+from asyncpool._engine.machine import usable_cpus
 from asyncpool._engine.options import (
     WORKER_CHECKS,
     SupervisorConfig,
@@ -40,13 +32,13 @@ _ADDRESSES = "an address, or several, such as '127.0.0.1:8000'"
 
 def _workers(name: str, value: int | None) -> int:
     workers = usable_cpus() if value is None else value
-    check_int(name, workers, at_least=1)
+    checks.at_least(1)(name, workers)
     return workers
 
 
 def _bind(name: str, value: object) -> tuple[str, ...]:
     addresses = (value,) if isinstance(value, str) else value
-    return several(name, addresses, _ADDRESSES, each=str)
+    return checks.several(name, addresses, _ADDRESSES, each=str)
 
 
 _worker_limits = WORKER_CHECKS["worker_limits"]
@@ -61,13 +53,13 @@ def _limits(name: str, value: object) -> WorkerLimits:
     return limits
 
 
-CLUSTER_CHECKS: dict[str, Check] = {
+CLUSTER_CHECKS: dict[str, checks.Check] = {
     "workers": _workers,
-    "spread": one_of(get_args(Spread)),
-    "backlog": at_least(1),
-    "max_surge": at_least(1),  # a worker serves until there is another
-    "drain_timeout": seconds(),
-    "reload_drain_timeout": seconds(optional=True),
+    "spread": checks.one_of(get_args(Spread)),
+    "backlog": checks.at_least(1),
+    "max_surge": checks.at_least(1),  # a worker serves until there is another
+    "drain_timeout": checks.PERIOD,
+    "reload_drain_timeout": checks.PERIOD_OR_NONE,
     **WORKER_CHECKS,
     "worker_limits": _limits,
     "bind": _bind,
@@ -111,7 +103,7 @@ def cluster_options(given: Mapping[str, Any]) -> ClusterOptions:
         TypeError: If one is of the wrong type.
         ValueError: If one is out of range, or an address makes no sense.
     """
-    values = checked(CLUSTER_CHECKS, given)
+    values = checks.apply(CLUSTER_CHECKS, given)
     if values["reload_drain_timeout"] is None:
         values["reload_drain_timeout"] = values["drain_timeout"]
     if values["bind"]:
@@ -142,7 +134,7 @@ def pack_target(target: str | Callable[..., object]) -> str | bytes:
         TypeError: If it is neither a name nor callable.
         JobNotPicklableError: If it cannot be pickled, or is too large.
     """
-    check_function("target", target)
+    checks.function("target", target)
     if isinstance(target, str):
         return target
     try:

@@ -11,21 +11,18 @@ from typing import Any
 import pytest
 from hypothesis import given, strategies as st
 
-from asyncpool._core.job_options import (
-    BUDGET,
+from asyncpool._core.functions import BUDGET, REFILL, UNKNOWN, JobTraits, KeyedTraits
+from asyncpool._core.options import (
     KILL,
     MAX_FREE_RETURNS,
-    REFILL,
-    UNKNOWN,
     CancelMode,
     JobOptions,
-    JobTraits,
-    KeyedTraits,
+    RestartPolicy,
+    WorkerLimits,
     begun_attempts,
     changed,
     costs_attempt,
 )
-from asyncpool._core.policies import RestartPolicy, WorkerLimits
 from asyncpool.enums import CrashKind, Delivery
 
 # Whether a job is tried again.

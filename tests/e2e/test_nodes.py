@@ -15,7 +15,7 @@ import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
 from asyncpool import Job, Pool, WorkerCrashedError
-from asyncpool._core.job_options import JobOptions
+from asyncpool._core.options import JobOptions
 from asyncpool._engine.hub import PoolHub
 from asyncpool._remote.client import Client
 from asyncpool.enums import Delivery

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from asyncpool import LeaseKeeper, Pool
-from asyncpool._core.job_options import OPTIONS, JobOptions
+from asyncpool._core.options import OPTIONS, JobOptions
 from asyncpool._engine.admission import SessionHold
 from asyncpool._remote.client import Client
 from asyncpool.sharedpool import SharedPool

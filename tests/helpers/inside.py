@@ -37,13 +37,8 @@ if TYPE_CHECKING:
     from asyncpool._core.deadlines import Deadlines
     from asyncpool._core.dispatcher import AffinityQueues
     from asyncpool._core.endings import Finish
-    from asyncpool._core.job_options import (
-        LEAST,
-        MAX_FREE_RETURNS,
-        CrashKindText,
-        JobOptions,
-        JobTraits,
-    )
+    from asyncpool._core.functions import LEAST, JobTraits
+    from asyncpool._core.options import MAX_FREE_RETURNS, CrashKindText, JobOptions
     from asyncpool._core.slots import Slot
     from asyncpool._engine.channel import Channel
     from asyncpool._engine.engine import Engine as PoolEngine
@@ -110,8 +105,8 @@ _PLACES = {
     "_observe.control.protocol": ["Request"],
     "_wire.page": ["CHUNK_SIZE"],
     "_wire.pickling": ["pack_job", "pack_value"],
-    "_core.job_options": ["LEAST", "CrashKindText", "MAX_FREE_RETURNS"],
-    "_core.policies": ["BURST"],
+    "_core.functions": ["LEAST"],
+    "_core.options": ["BURST", "CrashKindText", "MAX_FREE_RETURNS"],
     "_remote.agent_jobs": ["CREDITS"],
     "_core.endings": ["Finish"],
     "_wire.frames": ["FrameKind"],

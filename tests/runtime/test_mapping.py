@@ -18,7 +18,7 @@ from asyncpool import (
     PoolFullError,
     WorkerCrashedError,
 )
-from asyncpool._core.job_options import JobOptions
+from asyncpool._core.options import JobOptions
 from asyncpool._engine import batches as turn_module
 from asyncpool._engine.admission import Hold, MapHold
 from asyncpool._engine.batches import Task

@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 
 from asyncpool import Cluster, JobNotPicklableError, Pool, ProcessPoolExecutor
-from asyncpool._core.job_options import CHECKS, JobOptions, Options
-from asyncpool._core.policies import Check
+from asyncpool._core import checks
+from asyncpool._core.options import CHECKS, JobOptions, Options
 from asyncpool._engine.options import (
     JOB_LIMITS,
     POOL_CHECKS,
@@ -56,7 +56,7 @@ def names(record: type[Any]) -> set[str]:
     ],
 )
 def test_each_option_of_a_signature_has_one_check(
-    kind: type[Any], checks: Mapping[str, Check]
+    kind: type[Any], checks: Mapping[str, checks.Check]
 ) -> None:
     ours = parameters(kind).keys() - (set(JOB_LIMITS) if kind is Pool else set())
     assert ours == checks.keys()

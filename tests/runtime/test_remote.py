@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from asyncpool._core.job_options import JobOptions
+from asyncpool._core.options import JobOptions
 from asyncpool._remote.agent_answers import event_for_client
 from asyncpool._remote.agent_client import AgentClient, ClientKeeper, ComingCalls
 from asyncpool._remote.agent_errors import AgentErrors, read_broadcast
