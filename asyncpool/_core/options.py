@@ -43,7 +43,6 @@ from typing import (
     Literal,
     NamedTuple,
     Protocol,
-    TypeAlias,
     TypedDict,
     get_args,
 )
@@ -221,9 +220,6 @@ _LIMITS: dict[str, checks.Check] = {
 # imported anywhere.  A function gives each worker its own: then the launcher must import nothing
 # for the workers, and each worker sets its variables before it imports anything.
 
-# What the user gives: variables for all workers, or a function of the slot.
-GivenEnv: TypeAlias = Mapping[str, str] | Callable[[int], Mapping[str, str]]
-
 # The most bytes of the variables of one worker.  They travel in one piece to the launcher, whose
 # socket must hold those of 16 workers.
 MAX_BYTES = 8192
@@ -236,7 +232,7 @@ class WorkerEnv:
     """The variables, checked.
 
     Args:
-        given: What the user has given.
+        given: What the user has given: variables for all workers, or a function of the slot.
 
     Attributes:
         common: The variables of all workers.
@@ -247,13 +243,15 @@ class WorkerEnv:
         ValueError: If something cannot be the name or the value of a variable.
     """
 
-    def __init__(self, given: GivenEnv) -> None:
+    def __init__(
+        self, given: Mapping[str, str] | Callable[[int], Mapping[str, str]]
+    ) -> None:
         self._function = None if isinstance(given, Mapping) else given
         self.varies = self._function is not None
         self.common: Variables = ()
-        if self._function is None:
-            self.common = _checked("worker_env", given)
-        elif not callable(self._function):
+        if isinstance(given, Mapping):
+            self.common = _variables("worker_env", given)
+        elif not callable(given):
             raise TypeError(
                 "worker_env must be a mapping of names to values, or a function of the slot "
                 f"that returns one, not {given!r}"
@@ -274,7 +272,7 @@ class WorkerEnv:
         if self._function is None:
             return ()
         name = f"worker_env({rank})"
-        variables = _checked(name, self._function(rank))
+        variables = _variables(name, self._function(rank))
         size = sum(len(key) + len(value) for key, value in variables)
         if size > MAX_BYTES:
             raise ValueError(
@@ -291,21 +289,17 @@ class WorkerEnv:
         return variables
 
 
-def _checked(name: str, given: object) -> Variables:
-    if not isinstance(given, Mapping):
-        raise TypeError(f"{name} must be a mapping of names to values, not {given!r}")
-    variables: list[tuple[str, str]] = []
-    for key, value in given.items():
-        if not isinstance(key, str) or not isinstance(value, str):
-            wrong = value if isinstance(key, str) else key
-            what = f"the value of {key!r}" if isinstance(key, str) else "a name"
-            raise TypeError(f"{name}: {what} must be a str, not {wrong!r}")
+def _variables(name: str, given: Mapping[str, str]) -> Variables:
+    checks.Argument((Mapping,), "a mapping of names to values")(name, given)
+    variables = tuple(given.items())
+    for key, value in variables:
+        checks.TEXT(f"{name}: a name", key)
+        checks.TEXT(f"{name}: the value of {key!r}", value)
         if not key or "=" in key or "\0" in key:
             raise ValueError(f"{name}: {key!r} cannot be the name of a variable")
         if "\0" in value:
             raise ValueError(f"{name}: the value of {key!r} has a null character")
-        variables.append((key, value))
-    return tuple(variables)
+    return variables
 
 
 _COUNT = checks.INT.or_none().within(">= 1 or None", lambda number: number >= 1)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import fields, replace
+from dataclasses import replace
 from functools import partial
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Literal, get_args
@@ -214,15 +214,6 @@ POOL_CHECKS: dict[str, checks.Check] = {
     "name": name_or_number("pool"),  # last, so that a refused pool takes no number
 }
 
-# The limits that the jobs of a pool have by default; changed() checks them.
-JOB_LIMITS = (
-    "timeout",
-    "queue_timeout",
-    "heartbeat_timeout",
-    "on_cancel",
-    "cancel_grace",
-)
-
 
 def pool_options(given: Mapping[str, Any]) -> dict[str, Any]:
     """Return the options that the constructor of a pool was given, checked.
@@ -235,8 +226,10 @@ def pool_options(given: Mapping[str, Any]) -> dict[str, Any]:
         UnsupportedPlatformError: If this machine lacks what one needs.
     """
     options = checks.apply(POOL_CHECKS, given)
+    # An option of jobs that is one of the pool, too, is the default of its jobs.
+    for_jobs = [name for name in OPTIONS if name in given and name != "codec"]
     options["job_options"] = changed(
-        JobOptions(codec=options["codec"]), {name: given[name] for name in JOB_LIMITS}
+        JobOptions(codec=options["codec"]), {name: given[name] for name in for_jobs}
     )
     worker_env: WorkerEnv | None = options["worker_env"]
     if options["sandbox"] is not None and worker_env and worker_env.common:
@@ -269,34 +262,7 @@ def pool_options(given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WorkerOptions:
-    """The options of workers that pools and clusters share, checked and normalized.
-
-    See :class:`asyncpool.Pool` for the meaning of each.
-    """
-
-    name: str
-    restart_policy: RestartPolicy
-    worker_limits: WorkerLimits
-    launcher: LauncherKind
-    worker_loop: LoopKind
-    worker_output: OutputMode
-    on_crash: CrashCallback | None
-    preload: tuple[str, ...]
-    start_timeout: float
-    ping_timeout: float | None
-    ready: ReadyWhen
-    max_surge: int
-
-    def shared(self) -> dict[str, Any]:
-        """Return the options of this class, by name, without those of a subclass."""
-        return {
-            field.name: getattr(self, field.name) for field in fields(WorkerOptions)
-        }
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SupervisorConfig(WorkerOptions):
+class SupervisorConfig:
     """The options of a pool, or of the workers of a cluster, and what is made of them.
 
     See :class:`asyncpool.Pool` for the meaning of its options.
@@ -316,6 +282,18 @@ class SupervisorConfig(WorkerOptions):
         job_options: The options of jobs for which no others are set.
     """
 
+    name: str
+    restart_policy: RestartPolicy
+    worker_limits: WorkerLimits
+    launcher: LauncherKind
+    worker_loop: LoopKind
+    worker_output: OutputMode
+    on_crash: CrashCallback | None
+    preload: tuple[str, ...]
+    start_timeout: float
+    ping_timeout: float | None
+    ready: ReadyWhen
+    max_surge: int
     workers: tuple[int, int]
     worker: WorkerConfig
     max_unavailable: int = 0
@@ -383,30 +361,26 @@ def pool_config(given: Mapping[str, Any]) -> SupervisorConfig:
         UnsupportedPlatformError: If this machine lacks what an option needs.
     """
     options = pool_options(given)
-    limits = options["worker_limits"]
+    limits, loop = options["worker_limits"], options["worker_loop"]
     take = options.pop  # what is left is kept as it is
     # This comes first.  It looks at __main__, which decides how the initializer is pickled below.
-    worker = worker_config(
-        limits,
-        options["worker_loop"],
-        max_payload=take("max_message_size") or MAX_PAYLOAD,
-    )
+    most = take("max_message_size") or MAX_PAYLOAD
+    worker = worker_config(limits, loop, max_payload=most)
+    codec, functions, errors = take("codec"), take("functions"), take("errors")
     initializer, initargs = take("initializer"), take("initargs")
-    around, codec = take("around"), take("codec")
-    functions, errors = take("functions"), take("errors")
-    data, confined, first, hook = None, None, None, None
+    around, box, variables = take("around"), take("sandbox"), take("propagate")
+    data, confined, first = None, None, None
     if codec is not None:
         data = data_only.DataOnly(codec, functions, errors)
         schemas.check_name("initializer", initializer)
         schemas.check_name("around", around)
-    given_sandbox = take("sandbox")
-    if given_sandbox is not None:
+    if box is not None:
         # What workers import for themselves, and could not import in a sandbox.
-        if options["worker_loop"] == "uvloop":
+        if loop == "uvloop":
             options["preload"] += ("uvloop",)
         if codec is not None and find_spec("msgspec") is not None:
             options["preload"] += ("msgspec",)
-        confined = confinement.confine(given_sandbox, limits)
+        confined = confinement.confine(box, limits)
         worker = worker._replace(
             sandbox=confined.plan,
             script=confined.script,
@@ -414,14 +388,11 @@ def pool_config(given: Mapping[str, Any]) -> SupervisorConfig:
         )
     if initializer is not None:
         first = handover.Handover(initializer, initargs)
-    if around is not None:
-        hook = handover.packed_hook(around)
-    variables = take("propagate")
     return SupervisorConfig(
         worker=worker._replace(
             initializer=None if first is None else first.payload,
             concurrency=take("concurrency"),
-            around=hook,
+            around=None if around is None else handover.packed_hook(around),
             codec=b"" if data is None else data.config,
             options=tuple(OPTIONS),
         ),

@@ -33,7 +33,7 @@ from asyncpool._wire.posix import (
     socket_descriptor,
 )
 from asyncpool.cluster._messages import Message, Messages, SocketIterator
-from asyncpool.cluster._options import cluster_config, cluster_options, pack_target
+from asyncpool.cluster._options import cluster_options, pack_target
 from asyncpool.cluster._stats import ClusterStats, cluster_stats
 from asyncpool.errors import NoWorkerError
 from asyncpool.events import CloseSummary, RollResult
@@ -134,9 +134,8 @@ class Cluster(Supervised):
         worker_output: OutputMode = "log",
     ) -> None:
         check_platform()
-        options = self._options = cluster_options(locals())  # by the signature's names
+        options = self._config = cluster_options(locals())  # by the signature's names
         self.name: str = options.name
-        self._config = cluster_config(options)
         self._target = pack_target(options.target)
         self._life = SupervisorRunner("cluster", self.name)
         self._listeners: Listeners | None = None
@@ -184,7 +183,7 @@ class Cluster(Supervised):
 
     async def _listen(self) -> SupervisorConfig:
         self._began = time.monotonic()  # by the one call that listens
-        options = self._options
+        options = self._config
         if options.bind:
             async with addresses_locked(options.bind):
                 self._listeners = open_listeners(options.bind, backlog=options.backlog)
@@ -201,7 +200,7 @@ class Cluster(Supervised):
             self._made = Service(serving, engine, worker)
             return self._made
 
-        return dataclasses.replace(self._config, serving=serve)
+        return dataclasses.replace(options, serving=serve)
 
     async def wait(self) -> None:
         """Return when the cluster is closed.
@@ -268,7 +267,7 @@ class Cluster(Supervised):
             counts.
         """
         if timeout is None:
-            timeout = self._options.end_grace
+            timeout = self._config.end_grace
         checks.TIMEOUT("timeout", timeout)
         summary = await self._life.close(Finish.ALL, timeout)
         if self._made is None:
@@ -338,7 +337,7 @@ class Cluster(Supervised):
             self._made,
             closed=self._life.closed_unused,
             workers=self._config.workers[0],
-            spread=self._options.spread,
+            spread=self._config.spread,
             addresses=self.addresses,
         )
 

@@ -15,7 +15,6 @@ from asyncpool._engine.machine import usable_cpus
 from asyncpool._engine.options import (
     WORKER_CHECKS,
     SupervisorConfig,
-    WorkerOptions,
     anything,
     name_or_number,
     worker_config,
@@ -69,8 +68,10 @@ CLUSTER_CHECKS: dict[str, checks.Check] = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ClusterOptions(WorkerOptions):
+class ClusterOptions(SupervisorConfig):
     """What a cluster is told, checked and in shape; see :class:`asyncpool.Cluster`.
+
+    It is what its supervisor is told, too, before the cluster listens.
 
     Attributes:
         spread: How connections get to workers; without an address there are none, and
@@ -79,21 +80,10 @@ class ClusterOptions(WorkerOptions):
 
     target: str | Callable[..., object]
     bind: tuple[str, ...]
-    workers: int
     spread: Spread
     backlog: int
     drain_timeout: float
     reload_drain_timeout: float
-
-    @property
-    def stop_grace(self) -> float:
-        """Seconds until a worker is killed that is to end while others serve on."""
-        return self.reload_drain_timeout + _GRACE
-
-    @property
-    def end_grace(self) -> float:
-        """Seconds until the workers are killed when the cluster ends."""
-        return self.drain_timeout + _GRACE
 
 
 def cluster_options(given: Mapping[str, Any]) -> ClusterOptions:
@@ -110,19 +100,14 @@ def cluster_options(given: Mapping[str, Any]) -> ClusterOptions:
         parse_all(values["bind"])
     else:
         values["spread"] = "handoff"
-    return ClusterOptions(**values)
-
-
-def cluster_config(options: ClusterOptions) -> SupervisorConfig:
-    """Return what the supervisor of a cluster is told, before it listens."""
-    return SupervisorConfig(
-        **options.shared(),
-        workers=(options.workers, options.workers),
-        worker=worker_config(
-            options.worker_limits, options.worker_loop, max_payload=MAX_MESSAGE
-        ),
-        stop_grace=options.stop_grace,
-        end_grace=options.end_grace,
+    workers = values.pop("workers")
+    limits, loop = values["worker_limits"], values["worker_loop"]
+    return ClusterOptions(
+        **values,
+        workers=(workers, workers),
+        worker=worker_config(limits, loop, max_payload=MAX_MESSAGE),
+        stop_grace=values["reload_drain_timeout"] + _GRACE,  # while others serve on
+        end_grace=values["drain_timeout"] + _GRACE,
     )
 
 

@@ -246,7 +246,7 @@ def config_of(pool: Pool | Cluster) -> SupervisorConfig:
 
 def options_of(cluster: Cluster) -> ClusterOptions:
     """Return the options of *cluster*, checked."""
-    return cluster._options
+    return cluster._config
 
 
 def slots_held(core: Core) -> set[int]:

@@ -16,12 +16,11 @@ import pytest
 
 from asyncpool import Cluster, JobNotPicklableError, Pool, ProcessPoolExecutor
 from asyncpool._core import checks
-from asyncpool._core.options import CHECKS, JobOptions, Options
+from asyncpool._core.options import CHECKS, OPTIONS, JobOptions, Options
 from asyncpool._engine.options import (
-    JOB_LIMITS,
     POOL_CHECKS,
     WORKER_CHECKS,
-    WorkerOptions,
+    SupervisorConfig,
 )
 from asyncpool._engine.propagation import Propagation
 from asyncpool._wire.messages import MAX_VARIABLES, JobContext
@@ -58,14 +57,15 @@ def names(record: type[Any]) -> set[str]:
 def test_each_option_of_a_signature_has_one_check(
     kind: type[Any], checks: Mapping[str, checks.Check]
 ) -> None:
-    ours = parameters(kind).keys() - (set(JOB_LIMITS) if kind is Pool else set())
+    ours = parameters(kind).keys() - (OPTIONS - {"codec"} if kind is Pool else set())
     assert ours == checks.keys()
 
 
 def test_pools_and_clusters_share_their_checks_and_defaults() -> None:
-    pool, cluster, shared = parameters(Pool), parameters(Cluster), names(WorkerOptions)
-    assert shared == WORKER_CHECKS.keys() | {"name", "max_surge"}
+    pool, cluster = parameters(Pool), parameters(Cluster)
+    shared = WORKER_CHECKS.keys() | {"name", "max_surge"}
     assert shared == pool.keys() & cluster.keys() - {"workers"}
+    assert shared <= names(SupervisorConfig)
     differ = {
         name: (pool[name].default, cluster[name].default)
         for name in pool.keys() & cluster.keys()
