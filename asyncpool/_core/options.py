@@ -48,7 +48,6 @@ from typing import (
 )
 
 from asyncpool._core import checks
-from asyncpool._core.deadlines import earliest
 from asyncpool._dataclass import dataclass, replace
 from asyncpool._wire.frames import MAX_ATTEMPTS, MAX_NUMBER
 from asyncpool._wire.messages import JobContext, Variables, end_of
@@ -817,8 +816,6 @@ class JobOptions:
         name: The name of the user's function, if workers call another function in
             its place.
         timed: Whether the job has any time limit.
-        check_after: For how many seconds after an attempt has begun, or was last heard
-            of, it cannot reach a limit of its own.
         context: What the job is told of these options, packed.  All jobs with these
             options share the object.
         plain: Whether nothing but its priority and its attempts is special.
@@ -845,21 +842,21 @@ class JobOptions:
     name: str = ""
     # The pool reads each of these several times for each job, so they are no properties.
     timed: bool = field(init=False, repr=False, compare=False)
-    check_after: float | None = field(init=False, repr=False, compare=False)
     context: bytes = field(init=False, repr=False, compare=False)
     plain: bool = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        check_after = earliest(self.timeout, self.heartbeat_timeout)
-        limits = check_after, self.queue_timeout, self.deadline
-        timed = limits != (None,) * 3
-        context = JobContext(self.timeout, self.deadline, self.details).pack()
+        limits = self.timeout, self.heartbeat_timeout, self.queue_timeout, self.deadline
+        timed = limits != (None,) * 4
+        context = b""
+        if timed or self.details:
+            context = JobContext(self.timeout, self.deadline, self.details).pack()
         special = self.key, self.lease, self.bound, self.codec
         plain = not timed and self.via == "submit" and not self.name
-        object.__setattr__(self, "timed", timed)
-        object.__setattr__(self, "check_after", check_after)
-        object.__setattr__(self, "context", context)
-        object.__setattr__(self, "plain", plain and special == (None,) * 4)
+        put = object.__setattr__
+        put(self, "timed", timed)
+        put(self, "context", context)
+        put(self, "plain", plain and special == (None,) * 4)
 
     def after_crash(
         self, *, kind: CrashKind, delivery: Delivery, attempt: int, times_returned: int
@@ -913,16 +910,12 @@ class JobOptions:
         """Return until when an attempt that begins *now* may run."""
         return end_of(now, self.timeout, self.deadline)
 
-    def first_check(self, now: float) -> float | None:
-        """Return when to check an attempt that begins *now*; ``None`` for never."""
-        return end_of(now, self.check_after, self.deadline)
-
     def next_check(self, began: float, beat: float) -> float | None:
         """Return when the next check of a running attempt is; ``None`` for never.
 
         Args:
             began: When the attempt began.
-            beat: When its last heartbeat was.
+            beat: When its last heartbeat was; *began* if there was none.
         """
         return end_of(beat, self.heartbeat_timeout, self.run_end(began))
 

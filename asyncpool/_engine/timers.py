@@ -213,7 +213,7 @@ class JobTimers:
         """Watch how long a job runs, from now on."""
         if job.options.timed:
             job.began = now = self._time()
-            look = job.options.first_check(now)
+            look = job.options.next_check(now, now)
             # If there is an earlier look, since the job had to begin by then, that one will do.
             if look is None or not self._engine.registry.deadlines.is_set(job.id, look):
                 self._timer.watch(job.id, look)
