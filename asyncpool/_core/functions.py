@@ -55,19 +55,22 @@ _WEIGHT = 1 / 8
 class JobTraits:
     """What the jobs of one function have in common: their run times.
 
+    Args:
+        exclusive: As below.
+
     Attributes:
         cost: How long the next call is expected to take.
         exclusive: Whether no other job may be sent while such a job is the last one.
         key: The hash of the key of such a job, if it has one.
     """
 
-    __slots__ = ("cost",)
+    __slots__ = ("cost", "exclusive")
 
-    exclusive: bool = False
     key: int | None = None
 
-    def __init__(self) -> None:
+    def __init__(self, *, exclusive: bool = False) -> None:
         self.cost: float = UNKNOWN
+        self.exclusive = exclusive
 
     @property
     def function(self) -> JobTraits:
@@ -88,24 +91,18 @@ class JobTraits:
             self.cost = LEAST  # which it would only come near, and be noted for ever
 
 
-class _Exclusive(JobTraits):
-    __slots__ = ()
-
-    exclusive = True
-
-
 # The traits of jobs behind which no other job waits, whatever is known of them:
 # streams, and jobs whose large arguments take a while to send, so that nothing else can
 # be sent meanwhile.
 STREAM_TRAITS = JobTraits()
-LOADING_TRAITS = _Exclusive()
+LOADING_TRAITS = JobTraits(exclusive=True)
 
 # The traits of pinned jobs.  No other worker may run them, and no job begins beside
 # them: each later job finds what they have done.
-PINNED = _Exclusive()
+PINNED = JobTraits(exclusive=True)
 
 
-class SessionTraits(_Exclusive):
+class SessionTraits(JobTraits):
     """The traits of a call of a session: nothing begins beside it, or behind it.
 
     Args:
@@ -115,7 +112,7 @@ class SessionTraits(_Exclusive):
     __slots__ = ("session",)
 
     def __init__(self, session: int) -> None:
-        super().__init__()
+        super().__init__(exclusive=True)
         self.session: int = session
 
 
@@ -127,12 +124,12 @@ class KeyedTraits(JobTraits):
         key: The hash of the key.
     """
 
-    __slots__ = ("_function", "exclusive", "key")
+    __slots__ = ("_function", "key")
 
     def __init__(self, function: JobTraits, key: int) -> None:
         self._function = function
         self.key: int | None = key
-        self.exclusive: bool = function.exclusive
+        self.exclusive = function.exclusive
 
     @property
     def function(self) -> JobTraits:
