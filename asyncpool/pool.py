@@ -561,11 +561,7 @@ class Caller(ABC):
         Cancellation:
             Cancels the jobs of the map, and so does leaving the loop.
         """
-        _refuse("map", others)
-        several = len(iterables) > 1
-        return self._map(
-            fn, iterables, star=several, buffersize=buffersize, chunksize=chunksize
-        )
+        return self._map("map", fn, iterables, buffersize, chunksize, others)
 
     @overload
     def starmap(
@@ -596,21 +592,22 @@ class Caller(ABC):
         **others: object,
     ) -> Map[Any]:
         """Like :meth:`map`, for items that are tuples of arguments."""
-        _refuse("starmap", others)
-        return self._map(
-            fn, (items,), star=True, buffersize=buffersize, chunksize=chunksize
-        )
+        return self._map("starmap", fn, (items,), buffersize, chunksize, others)
 
     def _map(
         self,
+        verb: str,
         fn: Callable[..., Any],
         iterables: tuple[Any, ...],
-        *,
-        star: bool,
         buffersize: int | None,
         chunksize: int | None,
+        others: Iterable[str],
     ) -> Map[Any]:
-        verb = "starmap" if star else "map"
+        for name in others:  # refused, with the place where it belongs
+            hint = ""
+            if name in OPTIONS:
+                hint = f": as an option of each job it goes into options({name}=...)"
+            raise TypeError(f"{verb}() takes no {name}={hint}")
         checks.called(verb, fn)
         if not iterables:
             raise TypeError("map() takes at least one iterable")
@@ -621,23 +618,11 @@ class Caller(ABC):
         for name, value in (("buffersize", buffersize), ("chunksize", chunksize)):
             if value is not None:
                 checks.at_least(1)(name, value)
+        star = verb == "starmap" or len(iterables) > 1
         task = batches.Task(fn, star, self._options, self._submit)
         supervisor = self._running_supervisor()
         plan = mapping.Plan(supervisor, task, iterables, chunksize, buffersize)
         return mapping.Map(plan)
-
-
-def _refuse(verb: str, others: dict[str, object]) -> None:
-    """Refuse keywords that a map does not have, and say which it has instead.
-
-    Raises:
-        TypeError: If there are any.
-    """
-    for name in others:
-        hint = ""
-        if name in OPTIONS:
-            hint = f": as an option of each job it goes into options({name}=...)"
-        raise TypeError(f"{verb}() takes no {name}={hint}")
 
 
 # What pools and clusters let their owner see of their workers, and do to them.
@@ -1088,11 +1073,12 @@ class Pool(Caller, Supervised, JobsListened):
         )
 
         checks.PERIOD("seconds", seconds)
-        checks.NUMBER("rate", rate)
         if not seconds <= MAX_SECONDS:
             raise ValueError(f"seconds must be at most {MAX_SECONDS}, not {seconds}")
-        if not 1 <= rate <= MAX_RATE:
-            raise ValueError(f"rate must be from 1 to {MAX_RATE}, not {rate}")
+        rates = checks.NUMBER.within(
+            f"from 1 to {MAX_RATE}", lambda n: 1 <= n <= MAX_RATE
+        )
+        rates("rate", rate)
         if slot is not None:
             checks.at_least(0)("slot", slot)
         request = ProfileRequest(float(seconds), float(rate), _name_of(function))
