@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     # Tools that freeze programs look for imports, and other processes begin with this one.
     import asyncpool._worker.process  # noqa: F401 # pyright: ignore[reportUnusedImport]
     from asyncpool import to_process
-    from asyncpool._core.policies import RestartPolicy, WorkerLimits
+    from asyncpool._core.options import RestartPolicy, WorkerLimits
     from asyncpool._engine.hub import EventStream
     from asyncpool._engine.job import Job
     from asyncpool._wire.formats import Codec
@@ -43,7 +43,7 @@ __version__ = "0.1.0"
 _HOMES = {
     "asyncpool": ("to_process",),  # a module
     "asyncpool._wire.formats": ("Codec",),
-    "asyncpool._core.policies": ("RestartPolicy", "WorkerLimits"),
+    "asyncpool._core.options": ("RestartPolicy", "WorkerLimits"),
     "asyncpool._engine.hub": ("EventStream",),
     "asyncpool._engine.job": ("Job",),
     "asyncpool._worker.api": (

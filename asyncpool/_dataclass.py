@@ -51,10 +51,12 @@ else:
         """Return a copy of such a record with *changes*; quicker than the standard function."""
         plan: _Plan = record.__plan__
         made = object.__new__(type(record))
-        for name, put in plan.slots:
-            put(made, changes.pop(name) if name in changes else getattr(record, name))
-        if changes:
-            _standard(plan.cls)(**changes)  # raises the TypeError
+        for name, put in plan.put.items():
+            put(made, getattr(record, name))
+        for name, value in changes.items():
+            if name not in plan.put:
+                _standard(plan.cls)(**changes)  # raises the TypeError
+            plan.put[name](made, value)
         if plan.finish is not None:
             plan.finish(made)
         return made
@@ -72,7 +74,7 @@ class _Plan:
         self.compared = [field.name for field in fields if field.compare]
         self.positional = [field.name for field in taken if not field.kw_only]
         # To set an attribute by its slot takes less time than by object.__setattr__.
-        self.slots = [(it.name, getattr(cls, it.name).__set__) for it in taken]
+        self.put = {it.name: getattr(cls, it.name).__set__ for it in taken}
         missing = dataclasses.MISSING
         self.defaults = {
             it.name: it.default for it in taken if it.default is not missing
@@ -119,7 +121,7 @@ def _init(self: Any, *args: Any, **given: Any) -> None:
         if name not in values:
             values[name] = make()
     try:
-        for name, put in plan.slots:
+        for name, put in plan.put.items():
             put(self, values.pop(name))
     except KeyError:  # one is missing
         values[""] = None

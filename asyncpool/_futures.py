@@ -24,7 +24,8 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from asyncpool._core import log_messages as say
 from asyncpool._core.endings import Finish
-from asyncpool._core.job_options import BUDGET, JobOptions
+from asyncpool._core.functions import BUDGET
+from asyncpool._core.options import JobOptions
 from asyncpool._engine.engine import Engine as PoolEngine
 from asyncpool._engine.job import Job
 from asyncpool._engine.large import unpicklable

@@ -24,15 +24,10 @@ from typing import (
     TypeVar,
 )
 
-from asyncpool._core.policies import (
-    ArgumentType,
-    RestartPolicy,
-    WorkerLimits,
-    check_type,
-    or_none,
-)
+from asyncpool._core import checks
+from asyncpool._core.options import RestartPolicy, WorkerLimits
 from asyncpool._engine.machine import DEFAULT_LAUNCHER, not_picklable, usable_cpus
-from asyncpool._engine.options import Check, LauncherKind, OutputMode, anything, checked
+from asyncpool._engine.options import LauncherKind, OutputMode, anything
 from asyncpool._futures import Engine
 from asyncpool._worker.api import call_chunk
 from asyncpool.pool import Pool
@@ -120,7 +115,7 @@ def _cancel(futures: Iterable[Future[Any]]) -> None:
 # The options of an executor, with the standard library's error messages.
 
 # Whatever passes for an int in the standard library: integers of NumPy do too.
-INT: ArgumentType = ((SupportsIndex,), "an int")
+INT = checks.Argument((SupportsIndex,), "an int")
 
 
 class StartMethod(Protocol):
@@ -132,7 +127,7 @@ class StartMethod(Protocol):
 
 
 def _max_workers(name: str, value: SupportsIndex | None) -> int:
-    check_type(name, value, or_none(INT))
+    INT.or_none()(name, value)
     workers = usable_cpus() if value is None else operator.index(value)
     if workers <= 0:
         raise ValueError(f"{name} must be greater than 0")
@@ -178,7 +173,7 @@ def _pool(name: str, value: Any) -> object:
     return value
 
 
-EXECUTOR_CHECKS: dict[str, Check] = {
+EXECUTOR_CHECKS: dict[str, checks.Check] = {
     "max_workers": _max_workers,
     "initializer": _initializer,
     "max_tasks_per_child": _max_tasks,
@@ -210,7 +205,7 @@ R = TypeVar("R")
 _RESTART = RestartPolicy(max_failed_starts=3)
 
 # Any object that converts to a float, as INT is any object that converts to an int.
-_SECONDS: ArgumentType = ((SupportsFloat,), "a number of seconds")
+_SECONDS = checks.Argument((SupportsFloat,), "a number of seconds")
 
 # Seconds: long enough to kill a worker that SIGTERM has not ended.
 _TERMINATION = 30.0
@@ -265,7 +260,8 @@ class ProcessPoolExecutor(concurrent.futures.Executor):
         | None = None,
         pool: Pool | SharedPool | None = None,
     ) -> None:
-        options = checked(EXECUTOR_CHECKS, locals())  # by the names of the signature
+        # By the names of the signature.
+        options = checks.apply(EXECUTOR_CHECKS, locals())
         if options["pool"] is not None:
             for name, usual in _OF_WORKERS.items():
                 if locals()[name] != usual:
@@ -348,8 +344,8 @@ class ProcessPoolExecutor(concurrent.futures.Executor):
         The iterator raises an exception of *fn* in the place of its result.  If the iterator
         ends, or is garbage-collected, before all results are there, it cancels the pending calls.
         """
-        check_type("timeout", timeout, or_none(_SECONDS))
-        check_type("chunksize", chunksize, INT)
+        _SECONDS.or_none()("timeout", timeout)
+        INT("chunksize", chunksize)
         if chunksize < 1:
             raise ValueError("chunksize must be >= 1.")
         if buffersize is not None and not isinstance(buffersize, int):

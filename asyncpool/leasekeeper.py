@@ -12,13 +12,11 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Generic, Self, TypeVar
 
-from asyncpool._core import log_messages as say
+from asyncpool._core import checks, log_messages as say
 from asyncpool._core.leases import GIVE_UP, LeaseLedger, longest_gap
-from asyncpool._core.policies import NUMBER, SECONDS, check_type, or_none
 from asyncpool._engine.hub import EventHub, EventStream
 from asyncpool._engine.job import Holder
 from asyncpool._engine.loop import Alarm, check_home, outlast
-from asyncpool._engine.machine import check_callable, check_int
 from asyncpool.events import (
     LeaseEvent,
     LeaseLapsed,
@@ -60,16 +58,14 @@ def _check_renewals(
         ValueError: If one is out of range, or they do not fit each other.
         TypeError: If one is of the wrong type.
     """
-    check_int("max_retries", max_retries, at_least=0)
+    checks.at_least(0)("max_retries", max_retries)
     for name, value, kind in (
-        ("max_rate", max_rate, NUMBER),
-        ("interval", interval, SECONDS),
-        ("timeout", timeout, or_none(SECONDS)),
-        ("ttl", ttl, or_none(SECONDS)),
+        ("max_rate", max_rate, checks.NUMBER),
+        ("interval", interval, checks.SECONDS),
+        ("timeout", timeout, checks.SECONDS.or_none()),
+        ("ttl", ttl, checks.SECONDS.or_none()),
     ):
-        check_type(name, value, kind)
-        if value is not None and not 0 < value < math.inf:
-            raise ValueError(f"{name} must be > 0 and finite, not {value}")
+        kind.within("> 0 and finite", lambda it: 0 < it < math.inf)(name, value)
     if timeout is None:
         timeout = interval / (2 * (1 + max_retries))
     gap = longest_gap(interval, max_retries, timeout)
@@ -209,7 +205,7 @@ class LeaseKeeper(Generic[L]):
             ValueError: If the lease is here already.
             RuntimeError: If the keeper is not running, or in another event loop.
         """
-        check_callable("on_lost", on_lost)
+        checks.callback("on_lost", on_lost)
         self._take(lease, _Hold(on_lost=on_lost))
 
     def keep(self, lease: L, job: asyncio.Future[Any]) -> None:
@@ -264,7 +260,7 @@ class LeaseKeeper(Generic[L]):
             ValueError: If *buffer* is not positive.
             RuntimeError: If the keeper was started in another event loop.
         """
-        check_int("buffer", buffer, at_least=1)
+        checks.at_least(1)("buffer", buffer)
         check_home(self._loop, _KEEPER)
         return self._hub.listen(buffer)
 

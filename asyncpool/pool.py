@@ -26,9 +26,17 @@ from typing import (
     overload,
 )
 
+from asyncpool._core import checks
 from asyncpool._core.endings import Finish
-from asyncpool._core.job_options import OPTIONS, JobOptions, OnCancel, Options, changed
-from asyncpool._core.policies import NUMBER, RestartPolicy, WorkerLimits, check_type
+from asyncpool._core.options import (
+    OPTIONS,
+    JobOptions,
+    OnCancel,
+    Options,
+    RestartPolicy,
+    WorkerLimits,
+    changed,
+)
 from asyncpool._dataclass import dataclass, replace
 from asyncpool._engine.engine import Engine
 from asyncpool._engine.hub import EventStream
@@ -37,12 +45,7 @@ from asyncpool._engine.lifecycle import SupervisorRunner
 from asyncpool._engine.loop import CrashCallback, shielded
 from asyncpool._engine.machine import (
     DEFAULT_LAUNCHER,
-    check_called,
-    check_choice,
-    check_int,
     check_platform,
-    check_seconds,
-    check_timeout,
     least_and_most,
     not_picklable,
 )
@@ -95,7 +98,7 @@ class Listened:
             ValueError: If it is less than 1.
             RuntimeError: If the pool or cluster was started in another event loop.
         """
-        check_int("buffer", buffer, at_least=1)
+        checks.at_least(1)("buffer", buffer)
         self._life.check_loop()
         stream: EventStream[Event] = self._life.hub.listen(buffer)
         self._listening()
@@ -111,7 +114,7 @@ class Listened:
             TypeError: If *listener* cannot be called.
             RuntimeError: If the pool or cluster was started in another event loop.
         """
-        check_called("add_listener", listener)
+        checks.called("add_listener", listener)
         self._life.check_loop()
         self._life.hub.add_listener(listener)
         self._listening()
@@ -144,7 +147,7 @@ class JobsListened(Listened):
             ValueError: If it is less than 1.
             RuntimeError: If the pool was started in another event loop.
         """
-        check_int("buffer", buffer, at_least=1)
+        checks.at_least(1)("buffer", buffer)
         self._life.check_loop()
         stream: EventStream[Event | JobEvent] = self._life.hub.listen_to_jobs(buffer)
         self._listening()
@@ -162,7 +165,7 @@ class JobsListened(Listened):
             TypeError: If *listener* cannot be called.
             RuntimeError: If the pool was started in another event loop.
         """
-        check_called("add_job_listener", listener)
+        checks.called("add_job_listener", listener)
         self._life.check_loop()
         self._life.hub.add_job_listener(listener)
         self._listening()
@@ -217,7 +220,7 @@ class Caller(ABC):
     ) -> PoolJob[Any]:
         """Submit a call with *options*, whatever those of this caller are."""
         if not callable(fn):  # asked here too, since a call costs each job time
-            check_called("submit", fn)
+            checks.called("submit", fn)
         supervisor = self._running_supervisor()
         if options.lease is None:
             return supervisor.traffic.submit(fn, args, kwargs, options)
@@ -331,7 +334,7 @@ class Caller(ABC):
         Cancellation:
             Closes the generator by ``GeneratorExit``, and so does leaving the loop.
         """
-        check_called("stream", fn)
+        checks.called("stream", fn)
         options = replace(self._options, via="stream")
         return stream.Stream(
             self._running_supervisor(), partial(self._submit, fn, args, kwargs, options)
@@ -558,11 +561,7 @@ class Caller(ABC):
         Cancellation:
             Cancels the jobs of the map, and so does leaving the loop.
         """
-        _refuse("map", others)
-        several = len(iterables) > 1
-        return self._map(
-            fn, iterables, star=several, buffersize=buffersize, chunksize=chunksize
-        )
+        return self._map("map", fn, iterables, buffersize, chunksize, others)
 
     @overload
     def starmap(
@@ -593,22 +592,23 @@ class Caller(ABC):
         **others: object,
     ) -> Map[Any]:
         """Like :meth:`map`, for items that are tuples of arguments."""
-        _refuse("starmap", others)
-        return self._map(
-            fn, (items,), star=True, buffersize=buffersize, chunksize=chunksize
-        )
+        return self._map("starmap", fn, (items,), buffersize, chunksize, others)
 
     def _map(
         self,
+        verb: str,
         fn: Callable[..., Any],
         iterables: tuple[Any, ...],
-        *,
-        star: bool,
         buffersize: int | None,
         chunksize: int | None,
+        others: Iterable[str],
     ) -> Map[Any]:
-        verb = "starmap" if star else "map"
-        check_called(verb, fn)
+        for name in others:  # refused, with the place where it belongs
+            hint = ""
+            if name in OPTIONS:
+                hint = f": as an option of each job it goes into options({name}=...)"
+            raise TypeError(f"{verb}() takes no {name}={hint}")
+        checks.called(verb, fn)
         if not iterables:
             raise TypeError("map() takes at least one iterable")
         for items in iterables:
@@ -617,24 +617,12 @@ class Caller(ABC):
                 raise TypeError(f"{verb}() takes iterables, not {items!r}")
         for name, value in (("buffersize", buffersize), ("chunksize", chunksize)):
             if value is not None:
-                check_int(name, value, at_least=1)
+                checks.at_least(1)(name, value)
+        star = verb == "starmap" or len(iterables) > 1
         task = batches.Task(fn, star, self._options, self._submit)
         supervisor = self._running_supervisor()
         plan = mapping.Plan(supervisor, task, iterables, chunksize, buffersize)
         return mapping.Map(plan)
-
-
-def _refuse(verb: str, others: dict[str, object]) -> None:
-    """Refuse keywords that a map does not have, and say which it has instead.
-
-    Raises:
-        TypeError: If there are any.
-    """
-    for name in others:
-        hint = ""
-        if name in OPTIONS:
-            hint = f": as an option of each job it goes into options({name}=...)"
-        raise TypeError(f"{verb}() takes no {name}={hint}")
 
 
 # What pools and clusters let their owner see of their workers, and do to them.
@@ -668,7 +656,7 @@ class Supervised(Listened):
             PoolBrokenError: If no worker can be kept alive.
             RuntimeError: If the pool or cluster was started in another event loop.
         """
-        check_int("slot", slot, at_least=0)
+        checks.at_least(0)("slot", slot)
         self._life.open().replacement.retire_from(slot)
 
     def kill(self, slot: int) -> None:
@@ -691,7 +679,7 @@ class Supervised(Listened):
             PoolClosedError: If the pool or cluster was never started.
             RuntimeError: If it was started in another event loop.
         """
-        check_int("slot", slot, at_least=0)
+        checks.at_least(0)("slot", slot)
         self._life.running_here().replacement.kill(slot)
 
 
@@ -938,18 +926,9 @@ class Pool(Caller, Supervised, JobsListened):
         config = self._config
         if self._control is None and config.trace is None:
             return config
-        from asyncpool._observe.opening import Beside, open_beside  # noqa: PLC0415
+        from asyncpool._observe.control.local_orders import open_beside  # noqa: PLC0415
 
-        await open_beside(
-            self._life,
-            Beside(
-                self.name,
-                config.worker.concurrency,
-                self._control,
-                config.trace,
-                config.max_traced,
-            ),
-        )
+        await open_beside(self._life, config, self._control)
         return config
 
     def options(self, **changes: Unpack[Options]) -> BoundPool:
@@ -1047,7 +1026,7 @@ class Pool(Caller, Supervised, JobsListened):
             Safe: it has no effect on the jobs.
         """
         if slot is not None:
-            check_int("slot", slot, at_least=0)
+            checks.at_least(0)("slot", slot)
         return await self._life.running_here().stacks.of_workers(slot)
 
     async def profile(
@@ -1093,14 +1072,15 @@ class Pool(Caller, Supervised, JobsListened):
             ProfileRequest,
         )
 
-        check_seconds("seconds", seconds)
-        check_type("rate", rate, NUMBER)
+        checks.PERIOD("seconds", seconds)
         if not seconds <= MAX_SECONDS:
             raise ValueError(f"seconds must be at most {MAX_SECONDS}, not {seconds}")
-        if not 1 <= rate <= MAX_RATE:
-            raise ValueError(f"rate must be from 1 to {MAX_RATE}, not {rate}")
+        rates = checks.NUMBER.within(
+            f"from 1 to {MAX_RATE}", lambda n: 1 <= n <= MAX_RATE
+        )
+        rates("rate", rate)
         if slot is not None:
-            check_int("slot", slot, at_least=0)
+            checks.at_least(0)("slot", slot)
         request = ProfileRequest(float(seconds), float(rate), _name_of(function))
         return await self._life.open().profiles.take(request, slot)
 
@@ -1188,8 +1168,8 @@ class Pool(Caller, Supervised, JobsListened):
             Any number of tasks may call it, and all get the same result.  The strictest
             *finish* and the earliest end count.
         """
-        check_choice("finish", finish, tuple(_FINISH))
-        check_timeout(timeout)
+        checks.one_of(tuple(_FINISH))("finish", finish)
+        checks.TIMEOUT("timeout", timeout)
         return await self._life.close(_FINISH[finish], timeout)
 
     async def __aenter__(self) -> Self:
@@ -1246,7 +1226,7 @@ class Pool(Caller, Supervised, JobsListened):
         kwargs: dict[str, Any],
         options: JobOptions,
     ) -> dict[int, Any]:
-        check_called("broadcast", fn)
+        checks.called("broadcast", fn)
         return await self._life.open().broadcasts.broadcast(fn, args, kwargs, options)
 
 

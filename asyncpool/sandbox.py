@@ -8,15 +8,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import field
 from typing import TYPE_CHECKING, Any
 
-from asyncpool._core.policies import (
-    INT,
-    NUMBER,
-    SECONDS,
-    SWITCH,
-    check_types,
-    or_none,
-    several,
-)
+from asyncpool._core import checks
 from asyncpool._dataclass import dataclass
 
 if TYPE_CHECKING:
@@ -25,14 +17,16 @@ if TYPE_CHECKING:
 __all__ = ["Sandbox"]
 
 _TYPES = {
-    "workdir": ((str, os.PathLike, type(None)), "a path or None"),
-    "imports": SWITCH,
-    "processes": or_none(INT),
-    "memory": or_none(INT),
-    "cpu_seconds": or_none(SECONDS),
-    "cpus": or_none(NUMBER),
-    "user": ((str, int, type(None)), "the name or the number of a user, or None"),
-    "strict": SWITCH,
+    "workdir": checks.Argument((str, os.PathLike), "a path").or_none(),
+    "imports": checks.SWITCH,
+    "processes": checks.INT.or_none(),
+    "memory": checks.INT.or_none(),
+    "cpu_seconds": checks.SECONDS.or_none(),
+    "cpus": checks.NUMBER.or_none(),
+    "user": checks.Argument(
+        (str, int, type(None)), "the name or the number of a user, or None"
+    ),
+    "strict": checks.SWITCH,
 }
 _GIB = 1 << 30
 _MOST_PORT = 65535
@@ -100,9 +94,9 @@ class Sandbox:
     strict: bool = True
 
     def __post_init__(self) -> None:
-        check_types(self, _TYPES)
+        checks.apply_to(self, _TYPES)
         for name in ("read", "write"):
-            paths = several(
+            paths = checks.several(
                 name, getattr(self, name), "paths", single=(str, os.PathLike)
             )
             self._set(name, tuple(_absolute(name, path) for path in paths))
@@ -174,7 +168,9 @@ def _ports_of(network: object) -> tuple[int, ...] | None:
     if isinstance(network, bool):
         return None if network else ()
     ports: list[int] = []
-    for each in several("network", network, "True, False or numbers of TCP ports"):
+    for each in checks.several(
+        "network", network, "True, False or numbers of TCP ports"
+    ):
         if isinstance(each, str):
             raise ValueError(  # noqa: TRY004 - a text, but one that may well be meant
                 f"network names {each!r}, and the kernel tells ports apart, not hosts: give "

@@ -8,12 +8,11 @@ from functools import partial
 from types import TracebackType
 from typing import Any, ParamSpec, Self, TypeVar, Unpack, overload
 
-from asyncpool._core.job_options import AttemptPolicy, JobOptions, Options, changed
-from asyncpool._core.policies import SWITCH, check_type
+from asyncpool._core import checks
+from asyncpool._core.options import JobOptions, Options, changed
 from asyncpool._dataclass import dataclass, replace
 from asyncpool._engine.engine import Engine
 from asyncpool._engine.job import Job
-from asyncpool._engine.machine import check_called, check_timeout
 from asyncpool._engine.sessions import SessionWorker
 from asyncpool.stream import Stream
 
@@ -45,8 +44,8 @@ class WorkerSession:
         timeout: float | None,
         fresh: bool,
     ) -> None:
-        check_timeout(timeout)
-        check_type("fresh", fresh, SWITCH)
+        checks.TIMEOUT("timeout", timeout)
+        checks.SWITCH("fresh", fresh)
         self._running_supervisor = supervisor
         self._options = _checked(options)
         self._timeout = timeout
@@ -124,7 +123,7 @@ class WorkerSession:
         Cancellation:
             As in the pool.  If the pool has to kill the worker for it, the session loses it.
         """
-        check_called("submit", fn)
+        checks.called("submit", fn)
         return self._call(fn, args, kwargs, self._options)
 
     @overload
@@ -152,7 +151,7 @@ class WorkerSession:
         Cancellation:
             As in the pool.  The errors of :meth:`submit` are raised with the first item.
         """
-        check_called("stream", fn)
+        checks.called("stream", fn)
         options = replace(self._options, via="stream")
         return Stream(
             self._running_supervisor(), partial(self._call, fn, args, kwargs, options)
@@ -238,7 +237,7 @@ def _checked(options: JobOptions) -> JobOptions:
         ValueError: If it cannot.
     """
     for name, given in (
-        ("max_attempts", options.attempts.max_attempts != 1),
+        ("max_attempts", options.max_attempts != 1),
         ("priority", options.priority != 0),
         ("key", options.key is not None),
         ("lease", options.lease is not None),
@@ -248,4 +247,4 @@ def _checked(options: JobOptions) -> JobOptions:
                 f"{name} is no option of a worker to oneself: its calls run once, in "
                 "this worker, in their order"
             )
-    return replace(options, attempts=AttemptPolicy())
+    return options

@@ -14,13 +14,13 @@ import anyio
 import anyio.to_process
 from anyio.lowlevel import checkpoint_if_cancelled
 
+from asyncpool._core import checks
 from asyncpool._core.functions import travels_by_name
-from asyncpool._core.job_options import JobLimits, JobOptions
+from asyncpool._core.options import JobOptions
 from asyncpool._dataclass import replace
 from asyncpool._engine.job import Job
 from asyncpool._engine.large import unpicklable
 from asyncpool._engine.loop import outlast, shielded
-from asyncpool._engine.machine import check_called
 from asyncpool._futures import with_base
 from asyncpool._wire.buffers import HEAVY, StreamTooLongError
 from asyncpool._wire.pickling import is_flat, pack_job
@@ -87,7 +87,7 @@ async def run_sync(
         when a call needs it.  Otherwise the call runs to its end first; then the waiting task is
         cancelled.
     """
-    check_called("run_sync", func)
+    checks.called("run_sync", func)
     if limiter is not None and not hasattr(limiter, "__aenter__"):
         raise TypeError(f"limiter must be an anyio.CapacityLimiter, not {limiter!r}")
     await checkpoint_if_cancelled()
@@ -157,7 +157,7 @@ class _Resident:
             self.pool.start(), name="asyncpool start of to_process"
         )
         self.calls = 0
-        self._options = JobOptions(), JobOptions(limits=JobLimits(on_cancel="kill"))
+        self._options = JobOptions(), JobOptions(on_cancel="kill")
 
     def submit(
         self, func: Callable[..., Any], call: tuple[Any, ...], *, killable: bool

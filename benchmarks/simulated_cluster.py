@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from asyncpool._core.job_options import JobTraits
+from asyncpool._core.functions import JobTraits
 from asyncpool._remote.agent_jobs import CREDITS, AgentJobs, AgentWindow
 from asyncpool._remote.client_jobs import ClientJobs, SignsOfLife, Trust
 from asyncpool._remote.messages import (

@@ -520,5 +520,5 @@ def test_a_pool_over_ray_writes_no_trace() -> None:
 def test_options_add_up() -> None:
     view = Pool(1, timeout=5.0).options(max_attempts=2).options(queue_timeout=3.0)
     options = view.options(max_attempts=4)._options
-    assert options.attempts.max_attempts == 4
-    assert (options.limits.timeout, options.limits.queue_timeout) == (5.0, 3.0)
+    assert options.max_attempts == 4
+    assert (options.timeout, options.queue_timeout) == (5.0, 3.0)

@@ -15,7 +15,7 @@ from asyncpool._cli.logs.log_options import log_format, log_level
 from asyncpool._cli.parameters import CommandError, Exit, RefusedError, seconds
 from asyncpool._cli.shared_pools import give_control, make_pool
 from asyncpool._core import log_messages as say
-from asyncpool._core.policies import MAX_WORKERS
+from asyncpool._core.options import MAX_WORKERS
 from asyncpool._engine.machine import raise_descriptor_limit
 from asyncpool._observe.control.socket_files import clear_path, folders_locked
 from asyncpool._remote.agent import MOST_CLIENTS

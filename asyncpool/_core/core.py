@@ -54,16 +54,10 @@ from asyncpool._core.deadlines import earliest
 from asyncpool._core.dispatcher import Dispatcher
 from asyncpool._core.endings import STACK_GRACE, Closing, Endings, Finish
 from asyncpool._core.exits import Exits
+from asyncpool._core.functions import PINNED, JobTraits, SessionTraits
 from asyncpool._core.in_flight import InFlight
-from asyncpool._core.job_options import (
-    KILL,
-    PINNED,
-    CancelMode,
-    JobTraits,
-    SessionTraits,
-)
 from asyncpool._core.lifecycle import STOP_GRACE, Aftermath, Lifecycle
-from asyncpool._core.policies import RestartPolicy, WorkerLimits
+from asyncpool._core.options import KILL, CancelMode, RestartPolicy, WorkerLimits
 from asyncpool._core.sessions import Sessions
 from asyncpool._core.slots import UP, Sizing, Slot, SlotEvent, StopStage
 from asyncpool.enums import NextStep, SlotState

@@ -10,7 +10,7 @@ that the pool can let them go.
 
 If no worker is idle, a job that is known to be short may travel ahead.  It then waits
 inside a worker behind other short jobs, as long as what that worker has in flight does
-not exceed a budget; see ``job_options.py``.  So a worker need not wait for the pool
+not exceed a budget; see ``functions.py``.  So a worker need not wait for the pool
 between two short jobs, and no job waits behind a long one.
 
 Where workers run several jobs at once, workers with a free lane come after the idle
@@ -28,17 +28,51 @@ The methods are plain calls, since this is the hot path.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 
+from asyncpool._core.functions import BUDGET, JobTraits
 from asyncpool._core.in_flight import InFlight
-from asyncpool._core.job_options import BUDGET, JobTraits, choose
 from asyncpool._core.queue import OLDEST_EVERY, JobQueue, QueuedJob, Standing
+
+# Which bucket a key belongs to is decided by rendezvous hashing.  Rendezvous hashing (Thaler and
+# Ravishankar, "Using name-based mappings to increase hit rates", 1998) is also called highest random
+# weight.  Each pair of a key and a bucket has a weight that looks random.  A key belongs to the bucket
+# with which its weight is the highest.  So buckets have equal shares of all keys.  A new bucket takes
+# its share from all others alike.  A bucket that goes leaves its keys to the others, each key to its
+# next choice.  No other keys move, and nothing has to be remembered of any key.
+#
+# Rejected: the hash modulo the number of buckets, which moves nearly all keys when that
+# number changes.  Also rejected: a ring of hashes, which needs a table with a hundred
+# points for each bucket until the shares are nearly equal.  It would find one of hundreds
+# of buckets sooner.  But a weight costs 0.5 us, and a pool has some dozens of buckets at
+# the most.
+
+_MASK = (1 << 64) - 1
+
+# The constants of SplitMix64 (Steele, Lea and Flood, 2014), and its last steps below.
+_GOLDEN = 0x9E37_79B9_7F4A_7C15
+_FIRST = 0xBF58_476D_1CE4_E5B9
+_SECOND = 0x94D0_49BB_1331_11EB
+
+
+def weight(key: int, bucket: int) -> int:
+    """Return the weight of a key's hash and a bucket; the key belongs to the highest."""
+    x = (key & _MASK) ^ ((bucket + 1) * _GOLDEN & _MASK)
+    x = (x ^ (x >> 30)) * _FIRST & _MASK
+    x = (x ^ (x >> 27)) * _SECOND & _MASK
+    return x ^ (x >> 31)
+
+
+def choose(key: int, buckets: Collection[int]) -> int | None:
+    """Return the bucket that *key* belongs to; ``None`` if there is no bucket."""
+    return max(buckets, key=lambda bucket: weight(key, bucket), default=None)
+
 
 # The jobs that wait for one worker, since they have a key.
 #
 # Each worker that stays in the pool has a *bucket*; see ``sessions.py``.  Each
 # bucket has a queue of its own, with the same rules as the common queue.  A job waits in
-# the queue of the bucket that its key belongs to (``job_options.py``).  If the key comes
+# the queue of the bucket that its key belongs to.  If the key comes
 # to belong to another bucket, the job moves to the queue of that one, with its age, its
 # priority, and how often others have passed it.  While the pool has no bucket at all, the
 # job waits for the first one.

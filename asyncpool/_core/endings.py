@@ -24,9 +24,10 @@ import enum
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
+from asyncpool._core.functions import JobTraits
 from asyncpool._core.in_flight import InFlight
-from asyncpool._core.job_options import CancelMode, JobTraits
 from asyncpool._core.lifecycle import EMPTY
+from asyncpool._core.options import CancelMode
 from asyncpool._core.slots import (
     BY_ITSELF,
     UP,

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING
 
 from asyncpool._core.deadlines import earliest
 from asyncpool._core.lifecycle import EMPTY, NOT_NEEDED, Aftermath
-from asyncpool._core.policies import RestartPolicy
+from asyncpool._core.options import RestartPolicy
 from asyncpool._core.slots import COMING, UP, Sizing, Slot, SlotEvent, StopStage
 from asyncpool.enums import NextStep, SlotState
 

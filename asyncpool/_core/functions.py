@@ -1,6 +1,11 @@
-"""Which functions a worker remembers, so that a call only needs to send a number.
+"""What the pool knows of the functions that it calls: how they travel, and how long they take.
 
-These are the functions that travel by reference, since such a reference means the same
+The run times of a function decide whether its jobs may travel ahead.  A job may wait inside a
+worker, behind another one, only if both are known to be short.  The pool knows what it has measured:
+an exponential average of the run times of the same function, in microseconds.  One long call among
+many short ones raises the average at once, and the average forgets it after some dozens of calls.
+
+A worker remembers some functions, so that a call only needs to send a number.  These are the functions that travel by reference, since such a reference means the same
 at every call.  Other functions travel by value (a closure, a lambda, a function of a
 ``__main__`` that workers cannot import) or have a state (a bound method, a
 ``partial``).  The pool pickles these anew for each call, since that state may have
@@ -15,7 +20,6 @@ from itertools import count
 from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
 from typing import TYPE_CHECKING
 
-from asyncpool._core.job_options import JobTraits
 from asyncpool._wire.buffers import MAIN
 from asyncpool._wire.frames import MAX_NUMBER
 from asyncpool._wire.pickling import PICKLE, Serializer
@@ -28,6 +32,120 @@ if TYPE_CHECKING:
 
     from asyncpool._core.figures import FunctionFigures, FunctionTotals
     from asyncpool.events import Via
+
+# How much work a worker may have in flight at once.  If a job waits there for a slow one,
+# the pool revokes it after some milliseconds.
+BUDGET = 16000.0
+
+# A worker gets more jobs when it has this much left, so that it gets several at a time.
+REFILL = BUDGET / 2
+
+# The most jobs that a worker has in flight.  More jobs gain nothing: 128 jobs without
+# any work are half a millisecond.
+DEEPEST = 128
+# The least cost that a call counts with.
+LEAST = BUDGET / DEEPEST
+
+# The cost of a job of which nothing is known: more than any budget.
+UNKNOWN = 1e9
+
+_WEIGHT = 1 / 8
+
+
+class JobTraits:
+    """What the jobs of one function have in common: their run times.
+
+    Args:
+        exclusive: As below.
+
+    Attributes:
+        cost: How long the next call is expected to take.
+        exclusive: Whether no other job may be sent while such a job is the last one.
+        key: The hash of the key of such a job, if it has one.
+    """
+
+    __slots__ = ("cost", "exclusive")
+
+    key: int | None = None
+
+    def __init__(self, *, exclusive: bool = False) -> None:
+        self.cost: float = UNKNOWN
+        self.exclusive = exclusive
+
+    @property
+    def function(self) -> JobTraits:
+        """Those of the function, which all its jobs have."""
+        return self
+
+    def note(self, duration: float) -> None:
+        """Record a call that took *duration*."""
+        if duration <= LEAST:
+            if self.cost == LEAST:
+                return
+            duration = LEAST
+        if self.cost == UNKNOWN:
+            self.cost = duration
+            return
+        self.cost += (duration - self.cost) * _WEIGHT
+        if self.cost < LEAST + 1:
+            self.cost = LEAST  # which it would only come near, and be noted for ever
+
+
+# The traits of jobs behind which no other job waits, whatever is known of them:
+# streams, and jobs whose large arguments take a while to send, so that nothing else can
+# be sent meanwhile.
+STREAM_TRAITS = JobTraits()
+LOADING_TRAITS = JobTraits(exclusive=True)
+
+# The traits of pinned jobs.  No other worker may run them, and no job begins beside
+# them: each later job finds what they have done.
+PINNED = JobTraits(exclusive=True)
+
+
+class SessionTraits(JobTraits):
+    """The traits of a call of a session: nothing begins beside it, or behind it.
+
+    Args:
+        session: The session.
+    """
+
+    __slots__ = ("session",)
+
+    def __init__(self, session: int) -> None:
+        super().__init__(exclusive=True)
+        self.session: int = session
+
+
+class KeyedTraits(JobTraits):
+    """The traits of a job that has a key: that of its function, and the key.
+
+    Args:
+        function: The traits of its function, whose run times change later, too.
+        key: The hash of the key.
+    """
+
+    __slots__ = ("_function", "key")
+
+    def __init__(self, function: JobTraits, key: int) -> None:
+        self._function = function
+        self.key: int | None = key
+        self.exclusive = function.exclusive
+
+    @property
+    def function(self) -> JobTraits:
+        """Those of the function, which all its jobs have."""
+        return self._function
+
+    # Reads and writes go to the traits of the function.
+    @property
+    def cost(self) -> float:
+        """How long the next call of the function is expected to take."""
+        return self._function.cost
+
+    @cost.setter
+    def cost(self, cost: float) -> None:  # pyright: ignore[reportIncompatibleVariableOverride]
+        self._function.cost = cost
+
 
 # How many functions the pool remembers.  If workers have forgotten a function, the pool
 # still knows how long its calls take, and so can send them ahead.

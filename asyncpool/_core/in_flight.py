@@ -21,15 +21,8 @@ from collections import OrderedDict, deque
 from collections.abc import Iterable
 from itertools import islice
 
-from asyncpool._core.job_options import (
-    BUDGET,
-    LEAST,
-    PINNED,
-    REFILL,
-    UNKNOWN,
-    JobTraits,
-)
-from asyncpool._core.policies import NEVER
+from asyncpool._core.functions import BUDGET, LEAST, PINNED, REFILL, UNKNOWN, JobTraits
+from asyncpool._core.options import NEVER
 from asyncpool.errors import ProtocolError
 
 

@@ -1,6 +1,6 @@
 """The slots of a pool: how workers start and end in them, and what follows a death.
 
-The restart ledger (``policies.py``) decides whether a dead worker is replaced, and when.
+The restart ledger (``options.py``) decides whether a dead worker is replaced, and when.
 This module turns that decision into effects and deadlines.  It does not know what the
 workers do while they live.
 """
@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from asyncpool._core.deadlines import earliest
-from asyncpool._core.policies import (
+from asyncpool._core.options import (
     GiveUpRestarting,
     RestartDecision,
     RestartLedger,

@@ -30,7 +30,7 @@ from enum import IntEnum
 from heapq import heapify, heappop, heappush
 from typing import NamedTuple
 
-from asyncpool._core.job_options import JobTraits
+from asyncpool._core.functions import JobTraits
 
 # Of this many jobs that leave in a row, at least one is the oldest.  With 16, urgent
 # jobs would give up 6 % of all turns.  With 1024, and jobs of a second each, an oldest

@@ -39,7 +39,7 @@ import itertools
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from asyncpool._core.job_options import PINNED, SessionTraits
+from asyncpool._core.functions import PINNED, SessionTraits
 from asyncpool._core.slots import ALIVE, UP, Slot
 from asyncpool.enums import SlotState
 

@@ -87,8 +87,7 @@ from typing import TypeVar
 
 from asyncpool._core.deadlines import earliest
 from asyncpool._core.in_flight import InFlight
-from asyncpool._core.job_options import CancelMode
-from asyncpool._core.policies import NEVER, RecycleLimits
+from asyncpool._core.options import NEVER, CancelMode, RecycleLimits
 from asyncpool._dataclass import dataclass
 from asyncpool.enums import SlotState
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from asyncpool import events
 from asyncpool._core import log_messages as say
-from asyncpool._core.job_options import DrainHold, JobOptions
+from asyncpool._core.options import DrainHold, JobOptions
 from asyncpool._engine.loop import Alarm
 from asyncpool._engine.registry import broken_errors
 from asyncpool.errors import PoolClosedError, PoolFullError

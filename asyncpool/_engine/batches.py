@@ -19,8 +19,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from asyncpool._core.deadlines import RecentCount
-from asyncpool._core.functions import travels_by_name
-from asyncpool._core.job_options import BUDGET, UNKNOWN, AttemptPolicy, JobOptions
+from asyncpool._core.functions import BUDGET, UNKNOWN, travels_by_name
+from asyncpool._core.options import JobOptions
 from asyncpool._dataclass import replace
 from asyncpool._engine.admission import MapHold
 from asyncpool._engine.job import ChunkJob, PoolJob
@@ -305,7 +305,7 @@ class BatchRunner:
         )
         self._together = replace(
             task.options,
-            attempts=AttemptPolicy(),
+            max_attempts=1,
             via="map",
             name=self._name,
         )
@@ -477,7 +477,7 @@ class BatchRunner:
 
     def _take_in(self, part: Part, outcomes: list[Any]) -> None:
         """Take outcomes; send each item that is to be tried again as a job of its own."""
-        once = self._task.options.attempts.max_attempts == 1
+        once = self._task.options.max_attempts == 1
         failed = _any_failed(outcomes)
         if once or not failed:
             self._settle(part.batch, part.offset, outcomes, failed=failed)
@@ -491,7 +491,7 @@ class BatchRunner:
 
     def _again(self, error: BaseException) -> bool:
         """Return whether an item gets another attempt after its first."""
-        policy = self._task.options.attempts
+        policy = self._task.options
         if isinstance(error, WorkerCrashedError):
             kind = error.crashes[-1].kind
             return policy.after_crash(
@@ -524,9 +524,8 @@ def _pack(function: Callable[..., Any]) -> bytes | None:
 
 def _may_share(options: JobOptions) -> bool:
     """Return whether items may share a job, though each has the options for itself."""
-    limits = options.limits
-    patient = limits.timeout is None or limits.timeout >= _SHORTEST_TIMEOUT
-    return patient and limits.heartbeat_timeout is None and options.lease is None
+    patient = options.timeout is None or options.timeout >= _SHORTEST_TIMEOUT
+    return patient and options.heartbeat_timeout is None and options.lease is None
 
 
 def _is_of_all(error: BaseException) -> bool:

@@ -8,8 +8,8 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from asyncpool import events
-from asyncpool._core.job_options import costs_attempt
 from asyncpool._core.lifecycle import Aftermath
+from asyncpool._core.options import costs_attempt
 from asyncpool._core.slots import (
     CRASH,
     Slot,

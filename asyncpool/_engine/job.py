@@ -21,16 +21,14 @@ from typing import (
     cast,
 )
 
-from asyncpool._core.functions import Function
-from asyncpool._core.job_options import (
+from asyncpool._core.functions import (
     LOADING_TRAITS,
     STREAM_TRAITS,
-    AttemptPolicy,
-    JobLimits,
-    JobOptions,
+    Function,
     JobTraits,
     KeyedTraits,
 )
+from asyncpool._core.options import JobOptions
 from asyncpool._engine.loop import check_home
 from asyncpool._wire.frames import Frame, FrameKind
 from asyncpool._wire.page import CHUNK_SIZE, LOST, Beat, ChunkResult
@@ -409,7 +407,7 @@ class PoolJob(Job[R]):
         self.function: Function = function
         self.options: JobOptions = options
         self.payload: Any = payload
-        self.context: bytes = options.limits.context
+        self.context: bytes = options.context
         self.queued_at: float = monotonic()
         # Where there is one lane it is not needed; to set it takes 100 ns in all.
         self.sent_at: float
@@ -417,14 +415,9 @@ class PoolJob(Job[R]):
         self.owner = owner
 
     @property
-    def limits(self) -> JobLimits:
-        """How long it may take."""
-        return self.options.limits
-
-    @property
-    def attempt_policy(self) -> AttemptPolicy:
-        """When it has another attempt."""
-        return self.options.attempts
+    def attempt_policy(self) -> JobOptions:
+        """The options that say whether it has another attempt."""
+        return self.options
 
     @property
     def traits(self) -> JobTraits:
@@ -528,7 +521,7 @@ class ChunkJob(Chunk, PoolJob[R]):
 
 # A job whose caller takes what it yields, item by item.
 
-_ONCE = AttemptPolicy()
+_ONCE = JobOptions()
 
 
 class StreamJob(PoolJob[Any]):
@@ -586,7 +579,7 @@ class StreamJob(PoolJob[Any]):
         self._received, self.credit = 0, self._prefetch
 
     @property
-    def attempt_policy(self) -> AttemptPolicy:
+    def attempt_policy(self) -> JobOptions:
         # Another attempt would yield again what the caller has taken.
         return _ONCE if self._taken else super().attempt_policy
 

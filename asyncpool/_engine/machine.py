@@ -15,15 +15,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
-from asyncpool._core import log_messages as say
-from asyncpool._core.policies import (
-    INT,
-    MAX_WORKERS,
-    SECONDS,
-    WorkerLimits,
-    check_type,
-    or_none,
-)
+from asyncpool._core import checks, log_messages as say
+from asyncpool._core.options import MAX_WORKERS, WorkerLimits
 from asyncpool._engine.interpreter import program
 from asyncpool.errors import UnsupportedPlatformError
 
@@ -57,19 +50,6 @@ def tell_once(call: str, error: OSError, instead: str) -> None:
 # What arguments there may be.
 
 
-def check_called(verb: str, function: object) -> None:
-    """Check the *function* that the method named *verb* is to call.
-
-    Raises:
-        TypeError: If it cannot be called.
-    """
-    if callable(function):
-        return
-    called = hasattr(function, "__await__") or hasattr(function, "__aiter__")
-    hint = ": pass the function, and its arguments behind it" if called else ""
-    raise TypeError(f"{verb}() takes a callable first, not {function!r}{hint}")
-
-
 def not_picklable(owner: object) -> TypeError:
     """Return the error for a pool, or something like one, that a job was given."""
     return TypeError(
@@ -92,78 +72,13 @@ def least_and_most(workers: int | tuple[int, int]) -> tuple[int, int]:
             f"workers must be an int, or a pair such as (2, 16), not {workers!r}"
         )
     for number in pair:
-        check_int("workers", number, at_least=1)
+        checks.at_least(1)("workers", number)
         if number > MAX_WORKERS:
             raise ValueError(f"workers must be at most {MAX_WORKERS}, not {number}")
     least, most = pair
     if least > most:
         raise ValueError(f"workers must be the least and the most, not {workers!r}")
     return least, most
-
-
-def check_callable(name: str, value: T) -> T:
-    """Return an argument that is called, if it is not missing.
-
-    Raises:
-        TypeError: If it cannot be called.
-    """
-    if value is not None and not callable(value):
-        raise TypeError(f"{name} must be callable, not {value!r}")
-    return value
-
-
-def check_int(
-    name: str, value: int | None, *, at_least: int, optional: bool = False
-) -> int | None:
-    """Return an argument that is an int with a lower bound; ``None`` passes if *optional*.
-
-    Raises:
-        TypeError: If it is no int.
-        ValueError: If it is too small.
-    """
-    check_type(name, value, or_none(INT) if optional else INT)
-    if value is not None and value < at_least:
-        raise ValueError(f"{name} must be at least {at_least}, not {value}")
-    return value
-
-
-def check_choice(name: str, value: str, choices: tuple[str, ...]) -> str:
-    """Return an argument that is one of some words.
-
-    Raises:
-        ValueError: If it is none of *choices*.
-    """
-    if value not in choices:
-        raise ValueError(f"{name} must be one of {', '.join(choices)}, not {value!r}")
-    return value
-
-
-def check_seconds(
-    name: str, value: float | None, *, optional: bool = False
-) -> float | None:
-    """Return a time in seconds; ``None`` passes if *optional*.
-
-    Raises:
-        TypeError: If it is no number.
-        ValueError: If it is not greater than 0.
-    """
-    check_type(name, value, or_none(SECONDS) if optional else SECONDS)
-    if value is not None and not value > 0:
-        none = " or None" if optional else ""
-        raise ValueError(f"{name} must be > 0 seconds{none}, not {value}")
-    return value
-
-
-def check_timeout(timeout: float | None) -> None:
-    """Check a timeout, which may be 0.
-
-    Raises:
-        TypeError: If it is no number.
-        ValueError: If it is negative.
-    """
-    check_type("timeout", timeout, or_none(SECONDS))
-    if timeout is not None and not timeout >= 0:
-        raise ValueError(f"timeout must be >= 0 seconds, not {timeout}")
 
 
 # On macOS a fork without exec breaks the system's frameworks: jobs that use Accelerate, as NumPy
@@ -227,7 +142,7 @@ def check_loop(name: str, value: str) -> str:
     Raises:
         ValueError: If there is no such kind, or it is not installed.
     """
-    check_choice(name, value, ("asyncio", "uvloop"))
+    checks.one_of(("asyncio", "uvloop"))(name, value)
     if value == "uvloop" and importlib.util.find_spec("uvloop") is None:
         raise ValueError(
             "uvloop is not installed: pip install 'asyncpool-supervised[uvloop]'"

@@ -9,34 +9,27 @@ from __future__ import annotations
 import itertools
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import fields, replace
+from dataclasses import replace
 from functools import partial
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
-from asyncpool._core.job_options import OPTIONS, JobLimits, JobOptions
+from asyncpool._core import checks
 from asyncpool._core.lifecycle import STOP_GRACE
-from asyncpool._core.policies import (
-    SWITCH,
-    TEXT,
-    GivenEnv,
+from asyncpool._core.options import (
+    OPTIONS,
+    JobOptions,
     RestartPolicy,
     WorkerEnv,
     WorkerLimits,
-    check_type,
-    or_none,
-    several,
+    changed,
 )
 from asyncpool._dataclass import dataclass
 from asyncpool._engine.interpreter import main_script
 from asyncpool._engine.loop import CrashCallback
 from asyncpool._engine.machine import (
-    check_callable,
-    check_choice,
-    check_int,
     check_limits,
     check_loop,
-    check_seconds,
     least_and_most,
     module_path,
     usable_cpus,
@@ -50,17 +43,11 @@ from asyncpool._wire.text import NAMES, is_name
 if TYPE_CHECKING:
     from asyncpool import sandbox
     from asyncpool._core import data_only
-    from asyncpool._core.data_only import DataOnly
     from asyncpool._engine import handover, propagation
     from asyncpool._engine.engine import Engine
-    from asyncpool._engine.handover import Handover
-    from asyncpool._engine.propagation import Propagation
     from asyncpool._engine.worker import Serving
     from asyncpool._sandbox import confinement
-    from asyncpool._sandbox.confinement import Confinement
     from asyncpool._wire import formats, schemas
-    from asyncpool._wire.formats import Format
-    from asyncpool.sandbox import Sandbox
 else:  # for options that few pools have
     data_only = Later("asyncpool._core.data_only")
     formats = Later("asyncpool._wire.formats")
@@ -75,53 +62,18 @@ LoopKind = Literal["asyncio", "uvloop"]
 OutputMode = Literal["log", "inherit"]
 ReadyWhen = Literal["any", "all"]
 
-T = TypeVar("T")
 
-# Takes an option's name and the value that was given; returns the value in the shape in
-# which it is kept.  It raises TypeError or ValueError with a text that names the option.
-Check: TypeAlias = Callable[[str, Any], Any]
-
-
-def checked(table: Mapping[str, Check], given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the options of *table*, by name, each as its check returns it.
-
-    Args:
-        table: The check of each option, in the order in which they are made.
-        given: The values, by name.  It may hold more than the table names.
-
-    Raises:
-        TypeError: If a value is of the wrong type.
-        ValueError: If a value is out of range.
-    """
-    return {name: check(name, given[name]) for name, check in table.items()}
-
-
-def anything(_: str, value: T) -> T:
+def anything(_: str, value: Any) -> Any:
     """Accept every value: what makes use of it checks it."""
     return value
 
 
-def at_least(least: int, *, optional: bool = False) -> Check:
-    """Return the check of an int with a lower bound; ``None`` passes if *optional*."""
-    return partial(check_int, at_least=least, optional=optional)
-
-
-def seconds(*, optional: bool = False) -> Check:
-    """Return the check of a positive number of seconds; ``None`` passes if *optional*."""
-    return partial(check_seconds, optional=optional)
-
-
-def one_of(choices: tuple[str, ...]) -> Check:
-    """Return the check of an option that is one of some words."""
-    return partial(check_choice, choices=choices)
-
-
-def name_or_number(kind: str) -> Check:
+def name_or_number(kind: str) -> checks.Check:
     """Return the check of a name; without one it is made up: ``"pool-1"``, ``"pool-2"``."""
     numbers = itertools.count(1)
 
     def check(name: str, value: str | None) -> str:
-        check_type(name, value, or_none(TEXT))
+        checks.TEXT.or_none()(name, value)
         try:
             (value or "").encode()
         except UnicodeEncodeError:  # half of a surrogate pair
@@ -149,39 +101,30 @@ def check_codec(codec: object, **needing: object) -> None:
             raise ValueError(f"{name} is for pools with a codec, and this one has none")
 
 
-def _items(words: str, *, each: type = object) -> Check:
-    return lambda name, value: several(name, value, words, each=each)
-
-
-def _switch(name: str, value: bool) -> bool:  # noqa: FBT001 - it checks one
-    check_type(name, value, SWITCH)
-    return value
-
-
-def _restart_policy(name: str, value: RestartPolicy | None) -> RestartPolicy:
+def _restart_policy(name: str, value: Any) -> RestartPolicy:
     policy = RestartPolicy() if value is None else value
-    check_type(name, policy, ((RestartPolicy,), "a RestartPolicy"))
+    checks.Argument((RestartPolicy,), "a RestartPolicy")(name, policy)
     return policy
 
 
-def _worker_limits(name: str, value: WorkerLimits | None) -> WorkerLimits:
+def _worker_limits(name: str, value: Any) -> WorkerLimits:
     limits = WorkerLimits() if value is None else value
-    check_type(name, limits, ((WorkerLimits,), "a WorkerLimits"))
+    checks.Argument((WorkerLimits,), "a WorkerLimits")(name, limits)
     check_limits(limits)
     return limits
 
 
-WORKER_CHECKS: dict[str, Check] = {
+WORKER_CHECKS: dict[str, checks.Check] = {
     "restart_policy": _restart_policy,
     "worker_limits": _worker_limits,
-    "launcher": one_of(get_args(LauncherKind)),
+    "launcher": checks.one_of(get_args(LauncherKind)),
     "worker_loop": check_loop,
-    "worker_output": one_of(get_args(OutputMode)),
-    "on_crash": check_callable,
-    "preload": _items("names of modules", each=str),
-    "start_timeout": seconds(),
-    "ping_timeout": seconds(optional=True),
-    "ready": one_of(get_args(ReadyWhen)),
+    "worker_output": checks.one_of(get_args(OutputMode)),
+    "on_crash": checks.callback,
+    "preload": partial(checks.several, words="names of modules", each=str),
+    "start_timeout": checks.PERIOD,
+    "ping_timeout": checks.PERIOD_OR_NONE,
+    "ready": checks.one_of(get_args(ReadyWhen)),
 }
 
 
@@ -190,28 +133,17 @@ def _workers(_: str, value: int | tuple[int, int] | None) -> tuple[int, int]:
 
 
 def _concurrency(name: str, value: int) -> int:
-    check_int(name, value, at_least=1)
-    if value > MAX_LANES:
+    if checks.at_least(1)(name, value) > MAX_LANES:
         text = f"{name} must be at most {MAX_LANES}, not {value}"
         raise ValueError(f"{text}: have more workers instead")
     return value
 
 
-def _around(name: str, value: object) -> object:
-    if isinstance(value, str):
-        module, _, attribute = value.partition(":")
-        if not module or not attribute:
-            text = f"{name} takes a name such as 'package.module:name', not {value!r}"
-            raise ValueError(text)
-        return value
-    return check_callable(name, value)
-
-
-def _path(name: str, value: str | os.PathLike[str] | None) -> str | None:
-    check_type(name, value, ((str, os.PathLike, type(None)), "a path or None"))
-    text = None if value is None else os.fspath(value)
-    check_type(name, text, or_none(TEXT))  # a path of bytes cannot be shown
-    if text == "":
+def _path(name: str, value: Any) -> str:
+    checks.Argument((str, os.PathLike), "a path or None")(name, value)
+    text: str = os.fspath(value)
+    checks.TEXT.or_none()(name, text)  # a path of bytes cannot be shown
+    if not text:
         raise ValueError(f"{name} is empty: name a file")
     return text
 
@@ -221,7 +153,7 @@ _CONTROL = "ASYNCPOOL_CONTROL"
 _SWITCH = {"": False, "0": False, "1": True}
 
 
-def _control(name: str, value: object) -> str | None:
+def _control(name: str, value: Any) -> Any:
     """Return a name, or a path with a slash; ``""`` for the pool's own name."""
     if value is None:
         word = os.environ.get(_CONTROL, "")
@@ -234,9 +166,8 @@ def _control(name: str, value: object) -> str | None:
         return "" if value else None
     if isinstance(value, os.PathLike):
         text = _path(name, value)
-        return text if text is None or "/" in text else f"./{text}"
-    check_type(name, value, ((bool, str, type(None)), "a bool, a name, a path or None"))
-    assert isinstance(value, str)
+        return text if "/" in text else f"./{text}"
+    checks.Argument((str,), "a bool, a name, a path or None")(name, value)
     if "/" not in value and not is_name(value):
         raise ValueError(
             f"{name} takes True, a path with a slash in it, or a name, which is {NAMES}, "
@@ -245,60 +176,43 @@ def _control(name: str, value: object) -> str | None:
     return value
 
 
-def _codec(_: str, value: object) -> Format | None:
-    return None if value is None else formats.format_of(value)
+def _sandbox(name: str, value: Any) -> Any:
+    checks.Argument((sandbox.Sandbox,), "a Sandbox or None")(name, value)
+    return value
 
 
-def _functions(name: str, value: object) -> tuple[Any, ...] | None:
-    words = "functions and names such as 'package.module:name'"
-    return None if value is None else several(name, value, words)
-
-
-def _sandbox(name: str, value: object) -> Sandbox | None:
-    if value is None or isinstance(value, sandbox.Sandbox):
-        return value
-    raise TypeError(f"{name} must be a Sandbox or None, not {value!r}")
-
-
-def _worker_env(_: str, value: GivenEnv | None) -> WorkerEnv | None:
-    return None if value is None else WorkerEnv(value)
-
-
-POOL_CHECKS: dict[str, Check] = {
+POOL_CHECKS: dict[str, checks.Check] = {
     "workers": _workers,
-    "max_surge": at_least(0),
-    "max_unavailable": at_least(0),
-    "idle_timeout": seconds(),
-    "close_timeout": seconds(optional=True),
+    "max_surge": checks.at_least(0),
+    "max_unavailable": checks.at_least(0),
+    "idle_timeout": checks.PERIOD,
+    "close_timeout": checks.PERIOD_OR_NONE,
     **WORKER_CHECKS,
-    "max_queued": at_least(0, optional=True),
-    "max_message_size": at_least(1024, optional=True),
-    "max_shared_memory": at_least(0),
+    "max_queued": checks.at_least(0).or_none(),
+    "max_message_size": checks.at_least(1024).or_none(),
+    "max_shared_memory": checks.at_least(0),
     "concurrency": _concurrency,
-    "initializer": check_callable,
-    "initargs": _items("a tuple of arguments"),
-    "worker_env": _worker_env,
-    "fresh": _switch,
-    "trace": _path,
-    "max_traced": at_least(1, optional=True),
+    "initializer": checks.callback,
+    "initargs": partial(checks.several, words="a tuple of arguments"),
+    "worker_env": checks.optional(lambda _, value: WorkerEnv(value)),
+    "fresh": checks.SWITCH,
+    "trace": checks.optional(_path),
+    "max_traced": checks.at_least(1).or_none(),
     "control": _control,
-    "codec": _codec,
-    "functions": _functions,
-    "errors": _items("classes of exceptions"),
-    "around": _around,
-    "sandbox": _sandbox,
+    "codec": checks.optional(lambda _, value: formats.format_of(value)),
+    "functions": checks.optional(
+        partial(
+            checks.several, words="functions and names such as 'package.module:name'"
+        )
+    ),
+    "errors": partial(checks.several, words="classes of exceptions"),
+    "around": checks.optional(
+        partial(checks.function, words="callable", named="takes a name such as")
+    ),
+    "sandbox": checks.optional(_sandbox),
     "propagate": anything,  # Propagation checks it when it looks for the variables
     "name": name_or_number("pool"),  # last, so that a refused pool takes no number
 }
-
-# The limits that the jobs of a pool have by default; JobLimits checks them.
-JOB_LIMITS = (
-    "timeout",
-    "queue_timeout",
-    "heartbeat_timeout",
-    "on_cancel",
-    "cancel_grace",
-)
 
 
 def pool_options(given: Mapping[str, Any]) -> dict[str, Any]:
@@ -311,10 +225,11 @@ def pool_options(given: Mapping[str, Any]) -> dict[str, Any]:
         ValueError: If one is out of range, or two do not go together.
         UnsupportedPlatformError: If this machine lacks what one needs.
     """
-    options = checked(POOL_CHECKS, given)
-    options["job_options"] = JobOptions(
-        limits=JobLimits(**{name: given[name] for name in JOB_LIMITS}),
-        codec=options["codec"],
+    options = checks.apply(POOL_CHECKS, given)
+    # An option of jobs that is one of the pool, too, is the default of its jobs.
+    for_jobs = [name for name in OPTIONS if name in given and name != "codec"]
+    options["job_options"] = changed(
+        JobOptions(codec=options["codec"]), {name: given[name] for name in for_jobs}
     )
     worker_env: WorkerEnv | None = options["worker_env"]
     if options["sandbox"] is not None and worker_env and worker_env.common:
@@ -347,34 +262,7 @@ def pool_options(given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WorkerOptions:
-    """The options of workers that pools and clusters share, checked and normalized.
-
-    See :class:`asyncpool.Pool` for the meaning of each.
-    """
-
-    name: str
-    restart_policy: RestartPolicy
-    worker_limits: WorkerLimits
-    launcher: LauncherKind
-    worker_loop: LoopKind
-    worker_output: OutputMode
-    on_crash: CrashCallback | None
-    preload: tuple[str, ...]
-    start_timeout: float
-    ping_timeout: float | None
-    ready: ReadyWhen
-    max_surge: int
-
-    def shared(self) -> dict[str, Any]:
-        """Return the options of this class, by name, without those of a subclass."""
-        return {
-            field.name: getattr(self, field.name) for field in fields(WorkerOptions)
-        }
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SupervisorConfig(WorkerOptions):
+class SupervisorConfig:
     """The options of a pool, or of the workers of a cluster, and what is made of them.
 
     See :class:`asyncpool.Pool` for the meaning of its options.
@@ -394,6 +282,18 @@ class SupervisorConfig(WorkerOptions):
         job_options: The options of jobs for which no others are set.
     """
 
+    name: str
+    restart_policy: RestartPolicy
+    worker_limits: WorkerLimits
+    launcher: LauncherKind
+    worker_loop: LoopKind
+    worker_output: OutputMode
+    on_crash: CrashCallback | None
+    preload: tuple[str, ...]
+    start_timeout: float
+    ping_timeout: float | None
+    ready: ReadyWhen
+    max_surge: int
     workers: tuple[int, int]
     worker: WorkerConfig
     max_unavailable: int = 0
@@ -401,13 +301,13 @@ class SupervisorConfig(WorkerOptions):
     close_timeout: float | None = None
     max_queued: int | None = None
     max_shared_memory: int = 0
-    propagation: Propagation | None = None
+    propagation: propagation.Propagation | None = None
     stop_grace: float = STOP_GRACE
     end_grace: float | None = None
     serving: Callable[[Engine, WorkerConfig], Serving] | None = None
-    handover: Handover | None = None
-    data: DataOnly | None = None
-    confinement: Confinement | None = None
+    handover: handover.Handover | None = None
+    data: data_only.DataOnly | None = None
+    confinement: confinement.Confinement | None = None
     worker_env: WorkerEnv | None = None
     fresh: bool = False
     trace: str | None = None
@@ -461,30 +361,26 @@ def pool_config(given: Mapping[str, Any]) -> SupervisorConfig:
         UnsupportedPlatformError: If this machine lacks what an option needs.
     """
     options = pool_options(given)
-    limits = options["worker_limits"]
+    limits, loop = options["worker_limits"], options["worker_loop"]
     take = options.pop  # what is left is kept as it is
     # This comes first.  It looks at __main__, which decides how the initializer is pickled below.
-    worker = worker_config(
-        limits,
-        options["worker_loop"],
-        max_payload=take("max_message_size") or MAX_PAYLOAD,
-    )
+    most = take("max_message_size") or MAX_PAYLOAD
+    worker = worker_config(limits, loop, max_payload=most)
+    codec, functions, errors = take("codec"), take("functions"), take("errors")
     initializer, initargs = take("initializer"), take("initargs")
-    around, codec = take("around"), take("codec")
-    functions, errors = take("functions"), take("errors")
-    data, confined, first, hook = None, None, None, None
+    around, box, variables = take("around"), take("sandbox"), take("propagate")
+    data, confined, first = None, None, None
     if codec is not None:
         data = data_only.DataOnly(codec, functions, errors)
         schemas.check_name("initializer", initializer)
         schemas.check_name("around", around)
-    given_sandbox = take("sandbox")
-    if given_sandbox is not None:
+    if box is not None:
         # What workers import for themselves, and could not import in a sandbox.
-        if options["worker_loop"] == "uvloop":
+        if loop == "uvloop":
             options["preload"] += ("uvloop",)
         if codec is not None and find_spec("msgspec") is not None:
             options["preload"] += ("msgspec",)
-        confined = confinement.confine(given_sandbox, limits)
+        confined = confinement.confine(box, limits)
         worker = worker._replace(
             sandbox=confined.plan,
             script=confined.script,
@@ -492,14 +388,11 @@ def pool_config(given: Mapping[str, Any]) -> SupervisorConfig:
         )
     if initializer is not None:
         first = handover.Handover(initializer, initargs)
-    if around is not None:
-        hook = handover.packed_hook(around)
-    variables = take("propagate")
     return SupervisorConfig(
         worker=worker._replace(
             initializer=None if first is None else first.payload,
             concurrency=take("concurrency"),
-            around=hook,
+            around=None if around is None else handover.packed_hook(around),
             codec=b"" if data is None else data.config,
             options=tuple(OPTIONS),
         ),

@@ -9,7 +9,7 @@ from contextvars import ContextVar
 from types import ModuleType
 from typing import Any
 
-from asyncpool._core.policies import several
+from asyncpool._core import checks
 from asyncpool._wire import scripts
 from asyncpool._wire.messages import MAX_VARIABLES, with_variables
 from asyncpool._wire.pickling import pack_variables
@@ -33,7 +33,7 @@ class Propagation:
     """
 
     def __init__(self, variables: Iterable[ContextVar[Any] | str]) -> None:
-        given = several("propagate", variables, _WORDS, single=(str, ContextVar))
+        given = checks.several("propagate", variables, _WORDS, single=(str, ContextVar))
         self._variables = tuple(map(_resolve, given))
         self._last = (b"", b"", b"")
 
@@ -75,11 +75,8 @@ def _resolve(variable: object) -> tuple[str, ContextVar[Any]]:
 
 
 def _import(name: str) -> ContextVar[Any]:
+    checks.function("propagate", name, named="takes names such as")
     module, _, attribute = name.partition(":")
-    if not module or not attribute:
-        raise ValueError(
-            f"propagate takes names such as 'package.module:name', not {name!r}"
-        )
     if module == "__main__" and not _is_imported(attribute):
         raise ValueError(_not_in_main(attribute))
     try:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from asyncpool._core.deadlines import Deadlines
 from asyncpool._core.figures import Durations, FunctionTotals
-from asyncpool._core.job_options import Keeper, begun_attempts
+from asyncpool._core.options import Keeper, begun_attempts
 from asyncpool._core.slots import Slot
 from asyncpool._engine.hub import Attempt, PoolHub
 from asyncpool._engine.job import (
@@ -402,7 +402,7 @@ class JobRegistry:
     def enter(self, job: PoolJob[Any]) -> None:
         """Add a job to those that are open."""
         self.jobs[job.id] = job
-        if job.limits.timed:
+        if job.options.timed:
             self.timed += 1
         if self.leases.coming is not None:
             self.leases.enter(job)
@@ -613,7 +613,7 @@ class JobRegistry:
             job.context = with_details(job.context, job.heartbeats.details)
         if job.began is not None:
             job.began = job.exceeded = None
-            deadline = job.limits.deadline
+            deadline = job.options.deadline
             if deadline is None:
                 self.deadlines.discard(job.id)
             else:
@@ -638,7 +638,7 @@ class JobRegistry:
 
     def _leave(self, job: PoolJob[Any]) -> None:
         del self.jobs[job.id]
-        if job.limits.timed:
+        if job.options.timed:
             self.timed -= 1
             self.deadlines.discard(job.id)
         if self.leases.open:
@@ -695,7 +695,7 @@ def timeout_error(job: PoolJob[object], stack: str = "") -> JobTimeoutError:
     """
     limit = job.exceeded
     assert limit is not None
-    seconds = getattr(job.limits, limit)
+    seconds = getattr(job.options, limit)
     attempt = job.attempt if job.began is not None else 0
     return JobTimeoutError(
         job_id=job.id,
@@ -709,7 +709,7 @@ def timeout_error(job: PoolJob[object], stack: str = "") -> JobTimeoutError:
 
 def expire(job: PoolJob[object], now: float) -> JobTimeoutError:
     """Note which of its limits a job has exceeded *now*, and return its error."""
-    job.exceeded = job.limits.exceeded(now, running=job.began is not None)
+    job.exceeded = job.options.exceeded(now, running=job.began is not None)
     return timeout_error(job)
 
 

@@ -27,7 +27,8 @@ from contextlib import nullcontext
 from dataclasses import field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from asyncpool._core.job_options import AttemptPolicy, JobOptions, SessionTraits
+from asyncpool._core.functions import SessionTraits
+from asyncpool._core.options import JobOptions
 from asyncpool._core.slots import COMING
 from asyncpool._dataclass import dataclass, replace
 from asyncpool._engine.admission import SessionHold
@@ -279,7 +280,7 @@ class Broadcaster:
         self._remembered.check(broadcast, [run.broadcast for run in self._runs])
         options = replace(
             broadcast.options,
-            attempts=AttemptPolicy(),
+            max_attempts=1,
             via="broadcast",
             name=broadcast.name,
         )

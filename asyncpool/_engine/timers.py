@@ -2,7 +2,7 @@
 
 A heartbeat does not move the next look at its job.  When the time of the look has come, the
 worker's page tells whether there was a heartbeat.  If there was one, the look is moved then.
-``_core/job_options.py`` says whether a job has exceeded a limit.  The core decides how
+``_core/options.py`` says whether a job has exceeded a limit.  The core decides how
 the job is made to end.
 """
 
@@ -132,11 +132,11 @@ class JobTimers:
 
     def wait(self, job: PoolJob[Any]) -> bool:
         """Watch how long a job is queued; if its time is over already, fail it and return false."""
-        limits = job.limits
-        if limits.queue_timeout is None and limits.deadline is None:
+        options = job.options
+        if options.queue_timeout is None and options.deadline is None:
             return True
         now = self._time()
-        until = limits.queue_end(now)
+        until = options.queue_end(now)
         if until is not None and until <= now:
             self._engine.registry.fail(job, expire(job, now))
             return False
@@ -145,12 +145,12 @@ class JobTimers:
 
     def wait_again(self, job: PoolJob[Any]) -> None:
         """Watch how long a job is queued that has left its worker before it began there."""
-        limits = job.limits
-        if limits.queue_timeout is None or job.attempt != job.options.begun:
+        options = job.options
+        if options.queue_timeout is None or job.attempt != options.begun:
             return  # it may wait for its first attempt only
         now = self._time()
         # Not what wait() has set: the job's worker counted as running it, and it had that limit.
-        self._watch(job.id, limits.queue_end(now - (monotonic() - job.queued_at)))
+        self._watch(job.id, options.queue_end(now - (monotonic() - job.queued_at)))
 
     def begin_first(self, slot: int) -> None:
         """Watch how long the first jobs in a worker's hands run."""
@@ -161,9 +161,9 @@ class JobTimers:
 
     def begin(self, job: PoolJob[Any]) -> None:
         """Watch how long a job runs, from now on."""
-        if job.limits.timed:
+        if job.options.timed:
             job.began = now = self._time()
-            look = job.limits.first_check(now)
+            look = job.options.next_check(now, now)
             # If there is an earlier look, since the job had to begin by then, that one will do.
             if look is None or not self._deadlines.is_set(job.id, look):
                 self._watch(job.id, look)
@@ -173,8 +173,8 @@ class JobTimers:
 
         Only its deadline goes on, since that includes the loading.
         """
-        if job.limits.timed:
-            self._watch(job.id, job.limits.deadline)
+        if job.options.timed:
+            self._watch(job.id, job.options.deadline)
 
     def stop(self) -> None:
         """Stop watching."""
@@ -225,12 +225,12 @@ class JobTimers:
                 engine.registry.fail(job, expire(job, now))
                 self._engine.traffic.take_out(job, slot)
         elif engine.core.slots[slot].in_flight.runs(job.id):
-            end = job.limits.run_end(began)
+            end = job.options.run_end(began)
             if end is None or now < end:
                 self._check_silence(job, slot, now)
                 return
-            job.exceeded = job.limits.exceeded(now, running=True)
-            mode = job.limits.cancel_mode
+            job.exceeded = job.options.exceeded(now, running=True)
+            mode = job.options.cancel_mode
             with engine.turn:
                 engine.core.endings.expire(job.id, now, index=slot, mode=mode)
             self._engine.stacks.signal_before_end(engine.handles[slot], now, job.id)
@@ -257,7 +257,7 @@ class JobTimers:
         if next_look is None or now < next_look:
             self._watch(job.id, next_look)
         else:
-            seconds = job.limits.heartbeat_timeout
+            seconds = job.options.heartbeat_timeout
             several = self._engine.config.worker.concurrency > 1
             whose = f" of job {job.id}" if several else ""
             silence = f"no heartbeat{whose} for {seconds:g} s"
@@ -273,7 +273,7 @@ class JobTimers:
             beat = max(beat, heartbeat_log.at)
         if isinstance(job, StreamJob):
             beat = max(beat, job.heard_at(self._time()))
-        return job.limits.next_check(began, beat)
+        return job.options.next_check(began, beat)
 
 
 # The stall watch: a look, every few milliseconds, at workers that have several jobs in flight.

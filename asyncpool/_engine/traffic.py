@@ -19,8 +19,8 @@ from types import FunctionType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from asyncpool._core.figures import FunctionTotals
-from asyncpool._core.functions import Function, FunctionTable
-from asyncpool._core.job_options import LEAST, JobOptions
+from asyncpool._core.functions import LEAST, Function, FunctionTable
+from asyncpool._core.options import JobOptions
 from asyncpool._engine.job import JOB_TYPES, Chunk, PoolJob, StreamJob
 from asyncpool._engine.large import too_large
 from asyncpool._engine.loop import Alarm, elsewhere
@@ -164,7 +164,7 @@ class Traffic:
             if not self._pack(job, function, args, kwargs):
                 return job
             registry.enter(job)
-            if options.limits.timed and not engine.timers.wait(job):
+            if options.timed and not engine.timers.wait(job):
                 return job
             if engine.deciding > 1:
                 # A listener has called this, say, while a decision is carried out: a worker
@@ -490,7 +490,7 @@ class Traffic:
 
     def _end(self, handle: WorkerHandle, job: PoolJob[Any], *, begun: bool) -> None:
         """End a job that its worker has begun, or ask the worker for it."""
-        slot, mode = handle.slot, job.limits.cancel_mode
+        slot, mode = handle.slot, job.options.cancel_mode
         with self._engine.turn as now:
             self._engine.core.cancel(job.id, now, index=slot, begun=begun, mode=mode)
 

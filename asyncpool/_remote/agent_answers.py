@@ -8,7 +8,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from asyncpool._core.job_options import JobOptions
+from asyncpool._core.options import JobOptions
 from asyncpool._core.slots import detail_for_client, reason_for_client
 from asyncpool._engine.engine import Engine
 from asyncpool._engine.job import PoolJob

@@ -12,7 +12,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from asyncpool._core.functions import Function
-from asyncpool._core.job_options import JobOptions
+from asyncpool._core.options import JobOptions
 from asyncpool._engine.job import Holder, PoolJob, StreamJob
 from asyncpool._remote.agent_answers import Answers
 from asyncpool._remote.agent_jobs import CREDITS, AgentJobs

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from asyncpool._core.job_options import JobLimits
+from asyncpool._core.options import JobOptions
 from asyncpool._engine.job import claim_as
 from asyncpool._remote.client_jobs import crash_at_client
 from asyncpool._remote.messages import load_parts, pack_parts
@@ -83,13 +83,13 @@ class AgentErrors(NamedTuple):
 
     Attributes:
         name: The function, as errors call it.
-        limits: Those of the calls.
+        options: Those of the calls.
         serializer: Loads what was raised.
         next_id: Returns the number of a job of the client.  Agents have numbers of their own.
     """
 
     name: str
-    limits: JobLimits
+    options: JobOptions
     serializer: Serializer
     next_id: Callable[[], int]
 
@@ -125,7 +125,7 @@ class AgentErrors(NamedTuple):
     def _late(self, found: JobTimeoutError) -> JobTimeoutError:
         """Return it with the limit as it was set here: the agent knows a deadline by its clock."""
         limit: object = found.limit  # as the agent says
-        seconds = getattr(self.limits, limit) if isinstance(limit, TimeLimit) else None
+        seconds = getattr(self.options, limit) if isinstance(limit, TimeLimit) else None
         if seconds is None:
             raise ProtocolError("an agent sent a time limit that was not set")
         return JobTimeoutError(

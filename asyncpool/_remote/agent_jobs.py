@@ -36,7 +36,7 @@ from collections.abc import Iterable
 from itertools import takewhile
 
 from asyncpool._core.deadlines import RecentCount
-from asyncpool._core.job_options import BUDGET, JobTraits
+from asyncpool._core.functions import BUDGET, JobTraits
 from asyncpool._core.queue import JobQueue
 from asyncpool.errors import ProtocolError
 

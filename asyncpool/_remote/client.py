@@ -48,7 +48,7 @@ class JobWaits:
 
     def begin(self, job: PoolJob[Any]) -> None:
         """Watch a job that waits from now on."""
-        end = job.limits.queue_end(self._loop.time())
+        end = job.options.queue_end(self._loop.time())
         if end is not None:
             self._timers[job.id] = self._loop.call_at(end, self._on_late, job)
 
@@ -61,7 +61,7 @@ class JobWaits:
 
     def left(self, job: PoolJob[Any]) -> float:
         """Return for how many more seconds *job* may wait for its first attempt."""
-        limit = job.limits.queue_timeout
+        limit = job.options.queue_timeout
         if limit is None or job.attempt:
             return math.inf
         return max(1e-3, limit - (monotonic() - job.queued_at))

@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from asyncpool._core.data_only import DataOnly
-from asyncpool._core.job_options import JobLimits, JobOptions
+from asyncpool._core.options import JobOptions
+from asyncpool._dataclass import replace
 from asyncpool._engine.admission import Hold
 from asyncpool._engine.loop import Threads
 from asyncpool._engine.sessions import Broadcast, StartBroadcasts, make_broadcast
@@ -105,10 +105,8 @@ class ClientBroadcasts:
             hold.release()
         results = await self._read(broadcast, _found(run.answers))
         # An agent that comes later has no time of its caller's.
-        old = options.limits
-        limits = JobLimits(timeout=old.timeout, heartbeat_timeout=old.heartbeat_timeout)
-        later = broadcast._replace(options=replace(options, limits=limits))
-        self._remembered.add(later)
+        later = replace(options, queue_timeout=None, deadline=None)
+        self._remembered.add(broadcast._replace(options=later))
         return results
 
     def _begin(self, broadcast: Broadcast) -> _Run:
@@ -137,7 +135,7 @@ class ClientBroadcasts:
     ) -> asyncio.Future[dict[int, Any]]:
         errors = AgentErrors(
             broadcast.name,
-            broadcast.options.limits,
+            broadcast.options,
             broadcast.serializer,
             self._owner.next_id,
         )

@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from asyncpool._core.job_options import JobOptions
+from asyncpool._core.options import JobOptions
 from asyncpool._engine.admission import SessionHold
 from asyncpool._engine.job import PoolJob
 from asyncpool._engine.sessions import SessionWorker

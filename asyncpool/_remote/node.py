@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from asyncpool._core.functions import Function
-from asyncpool._core.job_options import JobOptions
+from asyncpool._core.options import JobOptions
 from asyncpool._engine.hub import Attempt
 from asyncpool._engine.job import PoolJob
 from asyncpool._remote.agent_jobs import AgentWindow
@@ -298,7 +298,7 @@ class Node:
         if job.attempt > 1 and job.heartbeats is not None:
             details = JobContext.unpack(job.context).details
             self.put(Message(Kind.DETAILS, job.id, payload=details))
-        deadline = job.limits.deadline
+        deadline = job.options.deadline
         left = math.inf if deadline is None else deadline - now
         place = 0
         if self._page is not None and options.bound is None:

@@ -13,19 +13,21 @@ An agent does not believe its clients, so the reading functions check everything
 
 from __future__ import annotations
 
-from dataclasses import fields
+from collections.abc import Set as AbstractSet
 from typing import Any
 
-from asyncpool._core.job_options import JobLimits, JobOptions, Keeper, SessionTraits
+from asyncpool._core.functions import SessionTraits
+from asyncpool._core.options import CHECKS, JobOptions, Keeper, changed
 from asyncpool.errors import ProtocolError
 
-_LIMITS = tuple(field.name for field in fields(JobLimits) if field.init)
 # Those that the client enforces for jobs: it sends what is left of them.
 _WAITS = frozenset({"queue_timeout", "deadline"})
+# Those that it decides by alone, or tells in another way.  Agents are told all others.
+_OWN = {"max_attempts", "retry_on", "priority", "key", "lease", "prefetch", "codec"}
+_LIMITS = tuple(name for name in CHECKS if name not in _OWN)
 
-# What only jobs have: a call that the client does not watch is one of its session, or for all workers.
-_OF_JOBS = frozenset({"via", "key", "prefetch", "session", "leased"})
-_NAMES = _OF_JOBS | {"limits"}
+# A call that the client does not watch has nothing but limits.
+_NAMES = frozenset({"limits", "via", "key", "prefetch", "session", "leased"})
 
 # Hashes are smaller.
 _MOST_KEY = 1 << 64
@@ -38,7 +40,7 @@ def write_options(options: JobOptions, now: float | None = None) -> dict[str, An
         options: The options.
         now: The time, for a call that the client does not watch; ``None`` for jobs.
     """
-    limits = {name: getattr(options.limits, name) for name in _LIMITS}
+    limits = {name: getattr(options, name) for name in _LIMITS}
     if now is None:
         for name in _WAITS:
             del limits[name]
@@ -68,19 +70,20 @@ def read_options(told: Any, keeper: Keeper, codec: Any = None) -> JobOptions:
 
     Raises:
         ProtocolError: If it has returned no such thing.
-        ValueError: If a value is out of range; JobLimits and JobOptions check those.
+        ValueError: If a value is out of range; changed() checks those.
         TypeError: If a value has the wrong type.
     """
     about = _checked(told, _NAMES)
-    return JobOptions(
-        limits=_limits(about, None),
+    session = _whole("session", about.get("session"))
+    options = JobOptions(
         key=_whole("key", about.get("key")),
         via=about.get("via", "submit"),
-        prefetch=about.get("prefetch", 1),
-        bound=_bound(_whole("session", about.get("session"))),
+        bound=None if session is None else SessionTraits(session),
         lease=(keeper, 0) if about.get("leased") else None,
         codec=codec,
     )
+    prefetch = about.get("prefetch", 1)
+    return changed(options, {"prefetch": prefetch, **_limits(about, None)})
 
 
 def read_call(told: Any, now: float) -> JobOptions:
@@ -95,28 +98,28 @@ def read_call(told: Any, now: float) -> JobOptions:
         ValueError: If a value is out of range.
         TypeError: If a value has the wrong type.
     """
-    limits = _limits(_checked(told, _NAMES - _OF_JOBS), now)
-    return JobOptions(limits=limits)
+    return changed(JobOptions(), _limits(_checked(told, {"limits"}), now))
 
 
-def _checked(told: Any, names: frozenset[str]) -> dict[str, Any]:
+def _checked(told: Any, names: AbstractSet[str]) -> dict[str, Any]:
     about: dict[str, Any] = told if isinstance(told, dict) else {}
-    if not isinstance(about.get("limits"), dict):
+    limits = about.get("limits")
+    if not isinstance(limits, dict):
         raise ProtocolError("a client sent options without limits")
-    wrong = sorted(about.keys() - names)
+    wrong = sorted((about.keys() - names) | (limits.keys() - _LIMITS))
     if wrong:
         raise ProtocolError(f"a client sent options with {wrong[0]!r:.40}")
     return about
 
 
-def _limits(told: dict[str, Any], now: float | None) -> JobLimits:
+def _limits(told: dict[str, Any], now: float | None) -> dict[str, Any]:
     limits = {name: _number(value) for name, value in told["limits"].items()}
     if now is None:
         if not _WAITS.isdisjoint(limits):
             raise ProtocolError("a client sent the time of one job for many")
     elif isinstance(limits.get("deadline"), float):
         limits["deadline"] += now
-    return JobLimits(**limits)
+    return limits
 
 
 def _number(value: Any) -> Any:
@@ -133,7 +136,3 @@ def _whole(name: str, value: Any) -> int | None:
     if value is not None and abs(value) >= _MOST_KEY:
         raise ProtocolError(f"the client sent a {name} that is too large")
     return value
-
-
-def _bound(session: int | None) -> SessionTraits | None:
-    return None if session is None else SessionTraits(session)

@@ -9,8 +9,8 @@ from functools import partial
 from time import monotonic
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
-from asyncpool._core.functions import Function
-from asyncpool._core.job_options import STREAM_TRAITS, JobOptions, JobTraits
+from asyncpool._core.functions import STREAM_TRAITS, Function, JobTraits
+from asyncpool._core.options import JobOptions
 from asyncpool._dataclass import replace
 from asyncpool._engine.engine import Engine
 from asyncpool._engine.hub import Attempt, PoolHub
@@ -453,13 +453,13 @@ async def _lent(client: AgentClient, number: int, packed: OutOfBandPickle) -> by
 def _limited(call: Call, now: float) -> JobOptions:
     """Return the options of one job, with the limits that are its own, on this loop's clock."""
     options, message = call.options, call.message
-    limits = options.limits
+    own: dict[str, Any] = {}
     if message.deadline < math.inf:
-        limits = replace(limits, deadline=now + message.deadline)
+        own["deadline"] = now + message.deadline
     if message.wait < math.inf:
-        limits = replace(limits, queue_timeout=message.wait)
+        own["queue_timeout"] = message.wait
     if call.details:
-        limits = limits.with_details(call.details)
-    if limits is options.limits and not message.begun:
-        return options
-    return replace(options, limits=limits, begun=message.begun)
+        own["details"] = call.details
+    if message.begun:
+        own["begun"] = message.begun
+    return replace(options, **own) if own else options

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
-from asyncpool._core.job_options import JobOptions
+from asyncpool._core.options import JobOptions
 from asyncpool._engine.job import JOB_TYPES, PoolJob
 from asyncpool._engine.large import Packer, too_large
 from asyncpool._engine.traffic import FunctionTables
@@ -138,7 +138,7 @@ class Submissions:
     def _enter(self, job: PoolJob[Any]) -> None:
         self._client.registry.enter(job)
         self._client.draining.busy()
-        if job.limits.timed:
+        if job.options.timed:
             self._client.waits.begin(job)
 
     def _submit_large(self, job: PoolJob[Any], call: Any) -> PoolJob[Any]:

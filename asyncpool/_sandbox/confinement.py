@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from asyncpool._core.policies import WorkerLimits
+from asyncpool._core.options import WorkerLimits
 from asyncpool._engine.interpreter import main_script
 from asyncpool._sandbox.filters import MACHINES
 from asyncpool._sandbox.places import delegated_limits

@@ -16,22 +16,12 @@ from asyncpool._cluster import log_messages as say
 from asyncpool._cluster.link import MAX_MESSAGE
 from asyncpool._cluster.listeners import Listeners, addresses_locked, open_listeners
 from asyncpool._cluster.service import Service, ServingConfig, Spread
+from asyncpool._core import checks
 from asyncpool._core.endings import Finish
-from asyncpool._core.policies import (
-    TEXT,
-    RestartPolicy,
-    WorkerLimits,
-    check_type,
-    or_none,
-)
+from asyncpool._core.options import RestartPolicy, WorkerLimits
 from asyncpool._engine.lifecycle import SupervisorRunner
 from asyncpool._engine.loop import CrashCallback, shielded
-from asyncpool._engine.machine import (
-    DEFAULT_LAUNCHER,
-    check_int,
-    check_platform,
-    check_timeout,
-)
+from asyncpool._engine.machine import DEFAULT_LAUNCHER, check_platform
 from asyncpool._engine.options import OutputMode, SupervisorConfig
 from asyncpool._wire.buffers import dumps_call
 from asyncpool._wire.messages import WorkerConfig
@@ -43,7 +33,7 @@ from asyncpool._wire.posix import (
     socket_descriptor,
 )
 from asyncpool.cluster._messages import Message, Messages, SocketIterator
-from asyncpool.cluster._options import cluster_config, cluster_options, pack_target
+from asyncpool.cluster._options import cluster_options, pack_target
 from asyncpool.cluster._stats import ClusterStats, cluster_stats
 from asyncpool.errors import NoWorkerError
 from asyncpool.events import CloseSummary, RollResult
@@ -144,9 +134,8 @@ class Cluster(Supervised):
         worker_output: OutputMode = "log",
     ) -> None:
         check_platform()
-        options = self._options = cluster_options(locals())  # by the signature's names
+        options = self._config = cluster_options(locals())  # by the signature's names
         self.name: str = options.name
-        self._config = cluster_config(options)
         self._target = pack_target(options.target)
         self._life = SupervisorRunner("cluster", self.name)
         self._listeners: Listeners | None = None
@@ -194,7 +183,7 @@ class Cluster(Supervised):
 
     async def _listen(self) -> SupervisorConfig:
         self._began = time.monotonic()  # by the one call that listens
-        options = self._options
+        options = self._config
         if options.bind:
             async with addresses_locked(options.bind):
                 self._listeners = open_listeners(options.bind, backlog=options.backlog)
@@ -211,7 +200,7 @@ class Cluster(Supervised):
             self._made = Service(serving, engine, worker)
             return self._made
 
-        return dataclasses.replace(self._config, serving=serve)
+        return dataclasses.replace(options, serving=serve)
 
     async def wait(self) -> None:
         """Return when the cluster is closed.
@@ -246,7 +235,7 @@ class Cluster(Supervised):
         Cancellation:
             Ends the cluster at once.
         """
-        check_type("control", control, or_none(TEXT))
+        checks.TEXT.or_none()("control", control)
         from asyncpool.cluster._run import run  # noqa: PLC0415 - for main programs only
 
         return await run(self, control)
@@ -278,8 +267,8 @@ class Cluster(Supervised):
             counts.
         """
         if timeout is None:
-            timeout = self._options.end_grace
-        check_timeout(timeout)
+            timeout = self._config.end_grace
+        checks.TIMEOUT("timeout", timeout)
         summary = await self._life.close(Finish.ALL, timeout)
         if self._made is None:
             return summary
@@ -323,7 +312,7 @@ class Cluster(Supervised):
         Cancellation:
             Safe: the cluster goes on towards that size, as it does after an error.
         """
-        check_int("workers", workers, at_least=1)
+        checks.at_least(1)("workers", workers)
         replacement = self._life.open().replacement
         await replacement.resize(workers, workers)
 
@@ -348,7 +337,7 @@ class Cluster(Supervised):
             self._made,
             closed=self._life.closed_unused,
             workers=self._config.workers[0],
-            spread=self._options.spread,
+            spread=self._config.spread,
             addresses=self.addresses,
         )
 

@@ -8,20 +8,15 @@ from typing import Any, get_args
 from asyncpool._cluster.addresses import parse_all
 from asyncpool._cluster.link import MAX_MESSAGE
 from asyncpool._cluster.service import Spread
-from asyncpool._core.policies import WorkerLimits, check_function, several
+from asyncpool._core import checks
+from asyncpool._core.options import WorkerLimits
 from asyncpool._dataclass import dataclass
-from asyncpool._engine.machine import check_int, usable_cpus
+from asyncpool._engine.machine import usable_cpus
 from asyncpool._engine.options import (
     WORKER_CHECKS,
-    Check,
     SupervisorConfig,
-    WorkerOptions,
     anything,
-    at_least,
-    checked,
     name_or_number,
-    one_of,
-    seconds,
     worker_config,
 )
 from asyncpool._wire.buffers import dumps_call
@@ -36,13 +31,13 @@ _ADDRESSES = "an address, or several, such as '127.0.0.1:8000'"
 
 def _workers(name: str, value: int | None) -> int:
     workers = usable_cpus() if value is None else value
-    check_int(name, workers, at_least=1)
+    checks.at_least(1)(name, workers)
     return workers
 
 
 def _bind(name: str, value: object) -> tuple[str, ...]:
     addresses = (value,) if isinstance(value, str) else value
-    return several(name, addresses, _ADDRESSES, each=str)
+    return checks.several(name, addresses, _ADDRESSES, each=str)
 
 
 _worker_limits = WORKER_CHECKS["worker_limits"]
@@ -57,13 +52,13 @@ def _limits(name: str, value: object) -> WorkerLimits:
     return limits
 
 
-CLUSTER_CHECKS: dict[str, Check] = {
+CLUSTER_CHECKS: dict[str, checks.Check] = {
     "workers": _workers,
-    "spread": one_of(get_args(Spread)),
-    "backlog": at_least(1),
-    "max_surge": at_least(1),  # a worker serves until there is another
-    "drain_timeout": seconds(),
-    "reload_drain_timeout": seconds(optional=True),
+    "spread": checks.one_of(get_args(Spread)),
+    "backlog": checks.at_least(1),
+    "max_surge": checks.at_least(1),  # a worker serves until there is another
+    "drain_timeout": checks.PERIOD,
+    "reload_drain_timeout": checks.PERIOD_OR_NONE,
     **WORKER_CHECKS,
     "worker_limits": _limits,
     "bind": _bind,
@@ -73,8 +68,10 @@ CLUSTER_CHECKS: dict[str, Check] = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ClusterOptions(WorkerOptions):
+class ClusterOptions(SupervisorConfig):
     """What a cluster is told, checked and in shape; see :class:`asyncpool.Cluster`.
+
+    It is what its supervisor is told, too, before the cluster listens.
 
     Attributes:
         spread: How connections get to workers; without an address there are none, and
@@ -83,21 +80,10 @@ class ClusterOptions(WorkerOptions):
 
     target: str | Callable[..., object]
     bind: tuple[str, ...]
-    workers: int
     spread: Spread
     backlog: int
     drain_timeout: float
     reload_drain_timeout: float
-
-    @property
-    def stop_grace(self) -> float:
-        """Seconds until a worker is killed that is to end while others serve on."""
-        return self.reload_drain_timeout + _GRACE
-
-    @property
-    def end_grace(self) -> float:
-        """Seconds until the workers are killed when the cluster ends."""
-        return self.drain_timeout + _GRACE
 
 
 def cluster_options(given: Mapping[str, Any]) -> ClusterOptions:
@@ -107,26 +93,21 @@ def cluster_options(given: Mapping[str, Any]) -> ClusterOptions:
         TypeError: If one is of the wrong type.
         ValueError: If one is out of range, or an address makes no sense.
     """
-    values = checked(CLUSTER_CHECKS, given)
+    values = checks.apply(CLUSTER_CHECKS, given)
     if values["reload_drain_timeout"] is None:
         values["reload_drain_timeout"] = values["drain_timeout"]
     if values["bind"]:
         parse_all(values["bind"])
     else:
         values["spread"] = "handoff"
-    return ClusterOptions(**values)
-
-
-def cluster_config(options: ClusterOptions) -> SupervisorConfig:
-    """Return what the supervisor of a cluster is told, before it listens."""
-    return SupervisorConfig(
-        **options.shared(),
-        workers=(options.workers, options.workers),
-        worker=worker_config(
-            options.worker_limits, options.worker_loop, max_payload=MAX_MESSAGE
-        ),
-        stop_grace=options.stop_grace,
-        end_grace=options.end_grace,
+    workers = values.pop("workers")
+    limits, loop = values["worker_limits"], values["worker_loop"]
+    return ClusterOptions(
+        **values,
+        workers=(workers, workers),
+        worker=worker_config(limits, loop, max_payload=MAX_MESSAGE),
+        stop_grace=values["reload_drain_timeout"] + _GRACE,  # while others serve on
+        end_grace=values["drain_timeout"] + _GRACE,
     )
 
 
@@ -138,7 +119,7 @@ def pack_target(target: str | Callable[..., object]) -> str | bytes:
         TypeError: If it is neither a name nor callable.
         JobNotPicklableError: If it cannot be pickled, or is too large.
     """
-    check_function("target", target)
+    checks.function("target", target)
     if isinstance(target, str):
         return target
     try:

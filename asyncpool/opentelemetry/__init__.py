@@ -11,7 +11,7 @@ import threading
 import weakref
 from collections.abc import Callable
 
-from asyncpool._engine.machine import check_int
+from asyncpool._core import checks
 from asyncpool._observe.readings import Readable
 from asyncpool.enums import RunState
 from asyncpool.errors import PoolClosedError
@@ -86,7 +86,7 @@ def instrument(
         _check("instrument", meter_provider, MeterProvider)
     if not spans and not metrics:
         raise ValueError("instrument() needs spans, or metrics, or both")
-    check_int("max_traced", max_traced, at_least=1, optional=True)
+    checks.at_least(1).or_none()("max_traced", max_traced)
     pool._life.check_loop()  # noqa: SLF001
     with _lock:
         if pool in _instrumented:

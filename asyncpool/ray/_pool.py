@@ -7,10 +7,10 @@ import inspect
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Literal
 
+from asyncpool._core import checks
 from asyncpool._core.data_only import DataOnly
-from asyncpool._core.job_options import JobOptions
-from asyncpool._core.policies import TEXT, check_type
-from asyncpool._engine.machine import check_int, check_seconds, least_and_most
+from asyncpool._core.options import JobOptions
+from asyncpool._engine.machine import least_and_most
 from asyncpool._engine.options import check_codec, pool_options
 from asyncpool._remote.client import Client
 from asyncpool._remote.node import Node
@@ -110,7 +110,7 @@ class NodeOrders(Orders):
         """Ask the agent that has *slot*, or all."""
         if slot is None:
             return await self._ask_all(what, slot=None, **details)
-        check_int("slot", slot, at_least=0)
+        checks.at_least(0)("slot", slot)
         client = self._open()
         client.check_home()
         node = client.nodes.with_slot(slot)
@@ -221,9 +221,9 @@ class Pool(NodeOrders, RemotePool):
             ("max_queued", max_queued),
         ):
             if count is not None:
-                check_int(name, count, at_least=1)
-        check_seconds("start_timeout", start_timeout)
-        check_seconds("node_timeout", node_timeout)
+                checks.at_least(1)(name, count)
+        checks.PERIOD("start_timeout", start_timeout)
+        checks.PERIOD("node_timeout", node_timeout)
         data = None
         check_codec(codec, functions=functions, errors=errors)
         if codec is not None:
@@ -298,7 +298,7 @@ class Pool(NodeOrders, RemotePool):
 
 
 def _check_address(address: object) -> None:
-    check_type("address", address, TEXT)
+    checks.TEXT("address", address)
     if str(address).startswith("ray://"):
         raise ValueError(
             "address must be that of the cluster's head, and not one of Ray's client: "

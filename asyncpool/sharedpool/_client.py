@@ -10,10 +10,9 @@ from collections.abc import Callable, Iterable
 from typing import Any, Literal
 
 from asyncpool import __version__
+from asyncpool._core import checks
 from asyncpool._core.data_only import DataOnly
-from asyncpool._core.job_options import JobOptions
-from asyncpool._core.policies import TEXT, check_type
-from asyncpool._engine.machine import check_int, check_seconds
+from asyncpool._core.options import JobOptions
 from asyncpool._engine.options import check_codec
 from asyncpool._observe.control.socket_files import (
     check_length,
@@ -187,13 +186,13 @@ def connect(
         TypeError: If an argument is of the wrong type.
         ImportError: If the package of *codec* is not installed.
     """
-    check_type("address", address, TEXT)
+    checks.TEXT("address", address)
     if not address.startswith(_UNIX) or address == _UNIX:
         raise ValueError(f"address must be 'unix:PATH', not {address!r}")
     if node_timeout is not None:
-        check_seconds("node_timeout", node_timeout)
+        checks.PERIOD("node_timeout", node_timeout)
     if max_queued is not None:
-        check_int("max_queued", max_queued, at_least=1)
+        checks.at_least(1)("max_queued", max_queued)
     check_codec(codec, functions=functions, errors=errors)
     data = None if codec is None else DataOnly(format_of(codec), functions, errors)
     return SharedPool(
@@ -216,7 +215,7 @@ def shared_pool(name: str, **options: Any) -> SharedPool:
         LookupError: If there is no pool of that name, or this is no worker of such a server.
         TypeError: If *name* is no str.
     """
-    check_type("name", name, TEXT)
+    checks.TEXT("name", name)
     try:
         found = json.loads(os.environ.get(VARIABLE, "{}"))
     except ValueError:

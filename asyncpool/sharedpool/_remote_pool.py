@@ -8,17 +8,12 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Any, Literal, Self, Unpack
 
+from asyncpool._core import checks
 from asyncpool._core.data_only import DataOnly
-from asyncpool._core.job_options import JobOptions, Options, changed
+from asyncpool._core.options import JobOptions, Options, changed
 from asyncpool._engine.hub import PoolHub
 from asyncpool._engine.loop import check_home
-from asyncpool._engine.machine import (
-    check_called,
-    check_choice,
-    check_int,
-    check_timeout,
-    least_and_most,
-)
+from asyncpool._engine.machine import least_and_most
 from asyncpool._remote.client import Client
 from asyncpool._wire.text import function_name
 from asyncpool.enums import RunState
@@ -48,7 +43,7 @@ class Orders:
     async def stacks(self, *, slot: int | None = None) -> dict[int, str]:
         """Return the stacks of what the workers run; see :meth:`Pool.stacks`."""
         if slot is not None:
-            check_int("slot", slot, at_least=0)
+            checks.at_least(0)("slot", slot)
         found: dict[int, str] = await self._open().ask("stacks", slot=slot)
         return found
 
@@ -85,12 +80,12 @@ class Orders:
 
     async def retire(self, slot: int) -> None:
         """Replace the worker in *slot* by a fresh one; see :meth:`Pool.retire`."""
-        check_int("slot", slot, at_least=0)
+        checks.at_least(0)("slot", slot)
         await self._open().ask("retire", slot=slot)
 
     async def kill(self, slot: int) -> None:
         """Kill the worker in *slot*, whoever's jobs it runs; see :meth:`Pool.kill`."""
-        check_int("slot", slot, at_least=0)
+        checks.at_least(0)("slot", slot)
         await self._open().ask("kill", slot=slot)
 
 
@@ -274,8 +269,8 @@ class RemotePool(Orders, JobsListened, Caller):
         Cancellation:
             Fails the jobs that are left, and leaves the agents.
         """
-        check_choice("finish", finish, ("all", "running", "none"))
-        check_timeout(timeout)
+        checks.one_of(("all", "running", "none"))("finish", finish)
+        checks.TIMEOUT("timeout", timeout)
         client = self._open()
         client.check_home()
         client.registry.mark_close(0)
@@ -324,7 +319,7 @@ class RemotePool(Orders, JobsListened, Caller):
         kwargs: dict[str, Any],
         options: JobOptions,
     ) -> dict[int, Any]:
-        check_called("broadcast", fn)
+        checks.called("broadcast", fn)
         client = self._open()
         client.check_home()
         return await client.broadcasts.broadcast(fn, args, kwargs, options)

@@ -12,11 +12,9 @@ from types import TracebackType
 from typing import Self
 
 from asyncpool import __version__
-from asyncpool._core import log_messages as say
-from asyncpool._core.policies import ArgumentType, check_type
+from asyncpool._core import checks, log_messages as say
 from asyncpool._engine.channel import READ_SIZE
 from asyncpool._engine.loop import Alarm, Threads, check_home
-from asyncpool._engine.machine import check_int, check_seconds
 from asyncpool._observe.control.socket_files import (
     closed_on_error,
     folders_locked,
@@ -37,8 +35,8 @@ MOST_STRANGERS = 64
 # Seconds until the next try, when this process may open no more files.
 _PAUSE = 0.1
 
-_POOL: ArgumentType = ((Pool,), "an asyncpool.Pool")
-_PATH: ArgumentType = ((str, os.PathLike), "a str or a PathLike")
+_POOL = checks.Argument((Pool,), "an asyncpool.Pool")
+_PATH = checks.Argument((str, os.PathLike), "a str or a PathLike")
 
 _LOGGER = logging.getLogger("asyncpool")
 
@@ -72,15 +70,15 @@ class PoolServer:
         max_clients: int = MOST_CLIENTS,
         client_timeout: float = LEASE,
     ) -> None:
-        check_type("pool", pool, _POOL)
-        check_int("max_clients", max_clients, at_least=1)
+        _POOL("pool", pool)
+        checks.at_least(1)("max_clients", max_clients)
         self._pool = pool
-        check_type("path", path, _PATH)
+        _PATH("path", path)
         # Also as connect() has it.
         self._path = os.fspath(path).removeprefix("unix:")
         if not self._path:
             raise ValueError("path must not be empty")
-        check_seconds("client_timeout", client_timeout)
+        checks.PERIOD("client_timeout", client_timeout)
         if math.isinf(client_timeout):
             raise ValueError("client_timeout must be a time that ends, not inf")
         self._max_clients = max_clients

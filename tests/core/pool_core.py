@@ -12,23 +12,21 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from asyncpool._core import core as core_module
+from asyncpool._core.dispatcher import choose
 from asyncpool._core.endings import LEAST_GRACE, REVOKE_GRACE, STACK_GRACE, Finish
-from asyncpool._core.job_options import (
+from asyncpool._core.functions import (
     BUDGET,
-    KILL,
     LEAST,
     LOADING_TRAITS,
     REFILL,
     STREAM_TRAITS,
     UNKNOWN,
-    CancelMode,
     JobTraits,
     KeyedTraits,
     SessionTraits,
-    choose,
 )
 from asyncpool._core.lifecycle import EMPTY, KILL_GRACE, STOP_GRACE, TERM_GRACE
-from asyncpool._core.policies import BURST, RestartPolicy, WorkerLimits
+from asyncpool._core.options import BURST, KILL, CancelMode, RestartPolicy, WorkerLimits
 from asyncpool._core.queue import OLDEST_EVERY
 from asyncpool._core.slots import (
     BY_ITSELF,

@@ -21,19 +21,9 @@ from asyncpool._cluster.addresses import (
     parse_all,
     passed,
 )
-from asyncpool._core.policies import (
-    INT,
-    MAX_BYTES,
-    SECONDS,
-    SWITCH,
-    TEXT,
-    WorkerEnv,
-    check_function,
-    check_type,
-    check_types,
-    or_none,
-    several,
-)
+from asyncpool._core import checks
+from asyncpool._core.checks import several
+from asyncpool._core.options import MAX_BYTES, WorkerEnv
 from asyncpool._wire.messages import note_on_misplaced
 from asyncpool._wire.text import in_units, is_name, printable, printable_lines
 
@@ -169,15 +159,17 @@ FOUND = "of.a.module:attribute"
 @pytest.mark.parametrize(
     ("check", "kind", "text"),
     [
-        (lambda: check_type("n", "2", INT), TypeError, "n must be an int, not '2'"),
-        (lambda: check_type("n", True, INT), TypeError, "n must be an int, not True"),
-        (lambda: check_type("n", False, or_none(SECONDS)), TypeError, "not False"),
-        (lambda: check_type("n", None, TEXT), TypeError, "n must be a str, not None"),
-        (lambda: check_type("n", 1, SWITCH), TypeError, "must be True or False, not 1"),
-        (lambda: check_type("n", "2", or_none(SECONDS)), TypeError, "or None, not '2'"),
-        (lambda: check_type("n", -(10**400), SECONDS), ValueError, "too large for one"),
+        (lambda: checks.INT("n", "2"), TypeError, "n must be an int, not '2'"),
+        (lambda: checks.INT("n", True), TypeError, "n must be an int, not True"),
+        (lambda: checks.SECONDS.or_none()("n", False), TypeError, "not False"),
+        (lambda: checks.TEXT("n", None), TypeError, "n must be a str, not None"),
+        (lambda: checks.SWITCH("n", 1), TypeError, "must be True or False, not 1"),
+        (lambda: checks.SECONDS.or_none()("n", "2"), TypeError, "or None, not '2'"),
+        (lambda: checks.SECONDS("n", -(10**400)), ValueError, "too large for one"),
         (
-            lambda: check_types(SimpleNamespace(a=1, b=2), {"a": INT, "b": TEXT}),
+            lambda: checks.apply_to(
+                SimpleNamespace(a=1, b=2), {"a": checks.INT, "b": checks.TEXT}
+            ),
             TypeError,
             "b must be a str, not 2",
         ),
@@ -186,11 +178,15 @@ FOUND = "of.a.module:attribute"
         (lambda: several("n", "ab", "names"), TypeError, "n takes several: ('ab',)"),
         (lambda: several("n", {3: 4}, "names", single=(dict,)), TypeError, "({3: 4},)"),
         (lambda: several("n", [1, ""], "ints", each=int), TypeError, "ints, not ''"),
-        (lambda: check_function("n", 3), TypeError, "a function, or its name, not 3"),
-        (lambda: check_function("n", None, "a factory"), TypeError, "name, not None"),
+        (lambda: checks.function("n", 3), TypeError, "a function, or its name, not 3"),
+        (
+            lambda: checks.function("n", None, "a factory, or its name"),
+            TypeError,
+            "name, not None",
+        ),
         *(
             (
-                lambda name=name: check_function("n", name),
+                lambda name=name: checks.function("n", name),
                 ValueError,
                 f"n must be 'package.module:name', not {name!r}",
             )
@@ -206,11 +202,13 @@ def test_what_is_wrong_is_told(
 
 
 def test_what_is_right_is_taken() -> None:
-    check_types(SimpleNamespace(a=1.5, b=3), {"a": SECONDS, "b": SECONDS})
-    check_type("n", None, or_none(INT))
-    check_type("n", 10**300, SECONDS)
-    check_function("n", print)
-    check_function("n", FOUND)
+    checks.apply_to(
+        SimpleNamespace(a=1.5, b=3), {"a": checks.SECONDS, "b": checks.SECONDS}
+    )
+    checks.INT.or_none()("n", None)
+    checks.SECONDS("n", 10**300)
+    checks.function("n", print)
+    checks.function("n", FOUND)
     assert several("n", (n for n in range(3)), "numbers") == (0, 1, 2)
     assert several("n", "ab", "letters", single=()) == ("a", "b")
     assert several("n", [], "numbers") == ()

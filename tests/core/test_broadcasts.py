@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from hypothesis import given, strategies as st
 
-from asyncpool._core.job_options import JobOptions
+from asyncpool._core.options import JobOptions
 from asyncpool._engine.sessions import Broadcast, StartBroadcasts
 from asyncpool._wire.pickling import PICKLE
 from asyncpool._wire.text import function_name

@@ -9,7 +9,7 @@ from typing import Any, get_args
 import pytest
 from hypothesis import given, strategies as st
 
-from asyncpool._core.policies import MAX_WORKERS
+from asyncpool._core.options import MAX_WORKERS
 from asyncpool._observe.control import protocol
 from asyncpool._observe.control.protocol import (
     MAX_JOBS,

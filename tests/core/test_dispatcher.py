@@ -14,9 +14,8 @@ from hypothesis.stateful import (
     rule,
 )
 
-from asyncpool._core.dispatcher import AffinityQueues, Dispatcher
-from asyncpool._core.in_flight import InFlight
-from asyncpool._core.job_options import (
+from asyncpool._core.dispatcher import AffinityQueues, Dispatcher, choose
+from asyncpool._core.functions import (
     BUDGET,
     DEEPEST,
     REFILL,
@@ -24,8 +23,8 @@ from asyncpool._core.job_options import (
     UNKNOWN,
     JobTraits,
     KeyedTraits,
-    choose,
 )
+from asyncpool._core.in_flight import InFlight
 from asyncpool._core.queue import OLDEST_EVERY, JobQueue
 from tests.core.list_queue import PRIORITIES, ListQueue
 

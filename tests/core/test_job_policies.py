@@ -11,32 +11,29 @@ from typing import Any
 import pytest
 from hypothesis import given, strategies as st
 
-from asyncpool._core.job_options import (
-    BUDGET,
+from asyncpool._core.functions import BUDGET, REFILL, UNKNOWN, JobTraits, KeyedTraits
+from asyncpool._core.options import (
     KILL,
     MAX_FREE_RETURNS,
-    REFILL,
-    UNKNOWN,
-    AttemptPolicy,
     CancelMode,
-    JobLimits,
-    JobTraits,
-    KeyedTraits,
+    JobOptions,
+    RestartPolicy,
+    WorkerLimits,
     begun_attempts,
+    changed,
     costs_attempt,
 )
-from asyncpool._core.policies import RestartPolicy, WorkerLimits
 from asyncpool.enums import CrashKind, Delivery
 
 # Whether a job is tried again.
 
 
-ONCE = AttemptPolicy()
-THRICE = AttemptPolicy(max_attempts=3)
-OOM_TOO = AttemptPolicy(max_attempts=2, retry_on=("crash", "out of memory"))
-NEVER = AttemptPolicy(max_attempts=9, retry_on=())
+ONCE = JobOptions()
+THRICE = JobOptions(max_attempts=3)
+OOM_TOO = JobOptions(max_attempts=2, retry_on=("crash", "out of memory"))
+NEVER = JobOptions(max_attempts=9, retry_on=())
 ERROR = ValueError("x")
-ON_LOOKUP = AttemptPolicy(max_attempts=2, retry_on=(LookupError, SystemExit))
+ON_LOOKUP = JobOptions(max_attempts=2, retry_on=(LookupError, SystemExit))
 
 
 @pytest.mark.parametrize(
@@ -73,7 +70,7 @@ ON_LOOKUP = AttemptPolicy(max_attempts=2, retry_on=(LookupError, SystemExit))
     ],
 )
 def test_whether_a_job_is_tried_again_after_a_crash(
-    policy: AttemptPolicy,
+    policy: JobOptions,
     kind: str,
     delivery: str,
     attempt: int,
@@ -99,11 +96,11 @@ def test_whether_a_job_is_tried_again_after_a_crash(
         (ON_LOOKUP, KeyError("x"), 2, False),
         (ON_LOOKUP, SystemExit(1), 1, True),
         (ON_LOOKUP, ValueError("x"), 1, False),
-        (AttemptPolicy(retry_on=(LookupError,)), KeyError("x"), 1, False),
+        (JobOptions(retry_on=(LookupError,)), KeyError("x"), 1, False),
     ],
 )
 def test_whether_a_job_is_tried_again_after_it_raised(
-    policy: AttemptPolicy,
+    policy: JobOptions,
     error: BaseException,
     attempt: int,
     again: bool,  # noqa: FBT001
@@ -111,21 +108,45 @@ def test_whether_a_job_is_tried_again_after_it_raised(
     assert policy.after_exception(error, attempt=attempt) is again
 
 
+def of_jobs(**options: Any) -> JobOptions:
+    return changed(JobOptions(), options)
+
+
 @pytest.mark.parametrize(
     ("policy", "options", "error", "text"),
     [
-        (AttemptPolicy, {"max_attempts": -1}, ValueError, "1 and 65535, not -1"),
-        (AttemptPolicy, {"max_attempts": 65_536}, ValueError, "65535, not 65536"),
-        (AttemptPolicy, {"max_attempts": 2.0}, TypeError, "must be an int, not 2.0"),
-        (AttemptPolicy, {"retry_on": (int,)}, TypeError, "not <class 'int'>"),
-        (AttemptPolicy, {"retry_on": (ERROR,)}, TypeError, "not ValueError('x')"),
-        (JobLimits, {"timeout": -1.5}, ValueError, "must be > 0 seconds, not -1.5"),
-        (JobLimits, {"timeout": math.nan}, ValueError, "must be > 0 seconds, not nan"),
-        (JobLimits, {"heartbeat_timeout": 0}, ValueError, "be > 0 seconds, not 0"),
-        (JobLimits, {"queue_timeout": 0.0}, ValueError, "be > 0 seconds, not 0.0"),
-        (JobLimits, {"deadline": math.nan}, ValueError, "the loop's clock, not nan"),
-        (JobLimits, {"cancel_grace": -1}, ValueError, "must be >= 0 seconds, not -1"),
-        (JobLimits, {"cancel_grace": math.nan}, ValueError, ">= 0 seconds, not nan"),
+        (of_jobs, {"max_attempts": -1}, ValueError, "1 and 65535, not -1"),
+        (of_jobs, {"max_attempts": 65_536}, ValueError, "65535, not 65536"),
+        (of_jobs, {"max_attempts": 2.0}, TypeError, "must be an int, not 2.0"),
+        (of_jobs, {"retry_on": (int,)}, TypeError, "not <class 'int'>"),
+        (of_jobs, {"retry_on": (ERROR,)}, TypeError, "not ValueError('x')"),
+        (of_jobs, {"timeout": -1.5}, ValueError, "must be > 0 seconds, not -1.5"),
+        (
+            of_jobs,
+            {"timeout": math.nan},
+            ValueError,
+            "must be > 0 seconds, not nan",
+        ),
+        (of_jobs, {"heartbeat_timeout": 0}, ValueError, "be > 0 seconds, not 0"),
+        (of_jobs, {"queue_timeout": 0.0}, ValueError, "be > 0 seconds, not 0.0"),
+        (
+            of_jobs,
+            {"deadline": math.nan},
+            ValueError,
+            "the loop's clock, not nan",
+        ),
+        (
+            of_jobs,
+            {"cancel_grace": -1},
+            ValueError,
+            "must be >= 0 seconds, not -1",
+        ),
+        (
+            of_jobs,
+            {"cancel_grace": math.nan},
+            ValueError,
+            ">= 0 seconds, not nan",
+        ),
         (WorkerLimits, {"max_jobs": 0}, ValueError, "must be > 0 or None, not 0"),
         (WorkerLimits, {"max_jobs": 1.5}, TypeError, "must be an int or None, not 1.5"),
         (WorkerLimits, {"max_age": "1"}, TypeError, "of seconds or None, not '1'"),
@@ -206,15 +227,15 @@ def test_attempts_that_had_begun_are_told_from_the_others(
 @pytest.mark.parametrize(
     ("limits", "queue_end", "run_end"),
     [
-        (JobLimits(timeout=2.0), None, 12.0),
-        (JobLimits(queue_timeout=3.0), 13.0, None),
-        (JobLimits(deadline=11.0), 11.0, 11.0),
-        (JobLimits(deadline=11.0, timeout=2.0, queue_timeout=3.0), 11.0, 11.0),
-        (JobLimits(deadline=99.0, timeout=2.0, queue_timeout=3.0), 13.0, 12.0),
+        (JobOptions(timeout=2.0), None, 12.0),
+        (JobOptions(queue_timeout=3.0), 13.0, None),
+        (JobOptions(deadline=11.0), 11.0, 11.0),
+        (JobOptions(deadline=11.0, timeout=2.0, queue_timeout=3.0), 11.0, 11.0),
+        (JobOptions(deadline=99.0, timeout=2.0, queue_timeout=3.0), 13.0, 12.0),
     ],
 )
 def test_each_stage_has_its_end(
-    limits: JobLimits, queue_end: float | None, run_end: float | None
+    limits: JobOptions, queue_end: float | None, run_end: float | None
 ) -> None:
     assert limits.timed
     assert limits.queue_end(10.0) == queue_end
@@ -225,23 +246,23 @@ def test_each_stage_has_its_end(
 @pytest.mark.parametrize(
     ("limits", "looks"),
     [
-        (JobLimits(), (None, None)),
-        (JobLimits(heartbeat_timeout=3.0), (13.0, 17.0)),
-        (JobLimits(heartbeat_timeout=3.0, timeout=5.0), (13.0, 15.0)),
-        (JobLimits(heartbeat_timeout=3.0, timeout=2.0), (12.0, 12.0)),
-        (JobLimits(heartbeat_timeout=3.0, deadline=16.0), (13.0, 16.0)),
+        (JobOptions(), (None, None)),
+        (JobOptions(heartbeat_timeout=3.0), (13.0, 17.0)),
+        (JobOptions(heartbeat_timeout=3.0, timeout=5.0), (13.0, 15.0)),
+        (JobOptions(heartbeat_timeout=3.0, timeout=2.0), (12.0, 12.0)),
+        (JobOptions(heartbeat_timeout=3.0, deadline=16.0), (13.0, 16.0)),
     ],
 )
 def test_who_was_heard_of_late_is_looked_at_later(
-    limits: JobLimits, looks: tuple[float | None, float | None]
+    limits: JobOptions, looks: tuple[float | None, float | None]
 ) -> None:
-    assert limits.timed is (limits != JobLimits())
+    assert limits.timed is (limits != JobOptions())
     assert (limits.next_check(10.0, 10.0), limits.next_check(10.0, 14.0)) == looks
     assert limits.queue_end(10.0) == limits.deadline
 
 
 def test_which_limit_it_was() -> None:
-    limits = JobLimits(timeout=2.0, queue_timeout=3.0, deadline=20.0)
+    limits = JobOptions(timeout=2.0, queue_timeout=3.0, deadline=20.0)
     assert limits.exceeded(19.9, running=True) == "timeout"
     assert limits.exceeded(19.9, running=False) == "queue_timeout"
     assert limits.exceeded(20.0, running=True) == "deadline"
@@ -249,10 +270,10 @@ def test_which_limit_it_was() -> None:
 
 
 def test_how_it_is_made_to_end() -> None:
-    assert JobLimits().cancel_mode == CancelMode("interrupt", 2.0)
-    assert JobLimits(cancel_grace=0.5).cancel_mode == CancelMode("interrupt", 0.5)
-    assert JobLimits(on_cancel="kill", cancel_grace=9.0).cancel_mode == KILL
-    assert JobLimits(on_cancel="wait").cancel_mode.action == "wait"
+    assert JobOptions().cancel_mode == CancelMode("interrupt", 2.0)
+    assert JobOptions(cancel_grace=0.5).cancel_mode == CancelMode("interrupt", 0.5)
+    assert JobOptions(on_cancel="kill", cancel_grace=9.0).cancel_mode == KILL
+    assert JobOptions(on_cancel="wait").cancel_mode.action == "wait"
 
 
 # When workers are worn.

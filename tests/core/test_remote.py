@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from hypothesis import given, strategies as st
 
-from asyncpool._core.job_options import JobTraits
+from asyncpool._core.functions import JobTraits
 from asyncpool._remote.agent_jobs import AgentJobs
 from asyncpool._remote.client_jobs import SignsOfLife, Silence, Trust
 from asyncpool._remote.lent_parts import LENT, LentParts

@@ -19,7 +19,7 @@ from hypothesis.stateful import (
     rule,
 )
 
-from asyncpool._core.job_options import JobTraits
+from asyncpool._core.functions import JobTraits
 from asyncpool._remote.agent_jobs import AgentJobs, AgentWindow
 from asyncpool._remote.client_jobs import ClientJobs, SignsOfLife, Trust
 from asyncpool._remote.reliable_link import Batch, ReliableLink

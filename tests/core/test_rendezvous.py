@@ -13,7 +13,8 @@ from uuid import UUID
 import pytest
 from hypothesis import given, strategies as st
 
-from asyncpool._core.job_options import choose, hash_of
+from asyncpool._core.dispatcher import choose
+from asyncpool._core.options import hash_of
 
 hashes = st.integers(-(1 << 63), (1 << 63) - 1)
 places = st.sets(st.integers(0, 40), min_size=1, max_size=20)

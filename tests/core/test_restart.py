@@ -10,7 +10,7 @@ import pytest
 from hypothesis import assume, example, given, strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from asyncpool._core.policies import (
+from asyncpool._core.options import (
     BURST,
     MAX_FAILED_STARTS,
     GiveUpRestarting,

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from asyncpool._core import slots
-from asyncpool._core.job_options import KILL, JobTraits
+from asyncpool._core.functions import JobTraits
+from asyncpool._core.options import KILL
 from asyncpool._core.slots import (
     EndingEvent,
     EndingStage,

@@ -28,7 +28,7 @@ from asyncpool import (
     RestartPolicy,
     WorkerCrashedError,
 )
-from asyncpool._core.job_options import LEAST
+from asyncpool._core.functions import LEAST
 from asyncpool._engine.segments import Segment
 from asyncpool.events import TakenOver
 from tests.helpers import forks, jobs, large

@@ -15,7 +15,7 @@ import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
 from asyncpool import Job, Pool, WorkerCrashedError
-from asyncpool._core.job_options import AttemptPolicy, JobOptions
+from asyncpool._core.options import JobOptions
 from asyncpool._engine.hub import PoolHub
 from asyncpool._remote.client import Client
 from asyncpool.enums import Delivery
@@ -250,7 +250,7 @@ async def client_of(
 
 
 def submit(client: Client, path: Path, number: int) -> Job[int]:
-    options = JobOptions(attempts=AttemptPolicy(max_attempts=2))
+    options = JobOptions(max_attempts=2)
     return client.traffic.submit(jobs.sign, (str(path), number), {}, options)
 
 
@@ -323,7 +323,7 @@ async def test_a_job_of_which_its_client_heard_nothing_has_not_begun(
     ):
         # The agent hears the client, and not the other way round.
         far.mute = far.ways[0][1]
-        once = JobOptions(attempts=AttemptPolicy(max_attempts=1))
+        once = JobOptions(max_attempts=1)
         given = [
             client.traffic.submit(jobs.sign, (str(signed), n), {}, once)
             for n in range(100)

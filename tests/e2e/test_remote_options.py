@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from asyncpool import LeaseKeeper, Pool
-from asyncpool._core.job_options import OPTIONS, AttemptPolicy, JobLimits, JobOptions
+from asyncpool._core.options import OPTIONS, JobOptions
 from asyncpool._engine.admission import SessionHold
 from asyncpool._remote.client import Client
 from asyncpool.sharedpool import SharedPool
@@ -88,6 +88,7 @@ TABLE = {
     ),
     # What users do not choose.
     "begun": Row(2, SENT, True, NONE, "only jobs have several attempts"),
+    "details": Row(None, KEPT, True, NONE, "they travel with each job"),
     "via": Row("stream", SENT, True, NONE, "they are plain calls"),
     "hold": Row(None, KEPT, True, NONE, "it is the client that is held open"),
     "bound": Row(
@@ -96,32 +97,13 @@ TABLE = {
     "name": Row("named", KEPT, True, OWN, "it travels with the function"),
 }
 
-PARTS = {"attempts": AttemptPolicy, "limits": JobLimits}
-
 
 def leaves(options: JobOptions) -> dict[str, Any]:
-    """Return each option, also those that are fields of a part."""
-    found = {}
-    for field in (it for it in fields(options) if it.init):
-        value = getattr(options, field.name)
-        if field.name not in PARTS:
-            found[field.name] = value
-            continue
-        for inner in (it for it in fields(value) if it.init):
-            found[inner.name] = getattr(value, inner.name)
-    return found
+    """Return each option by its name."""
+    return {it.name: getattr(options, it.name) for it in fields(options) if it.init}
 
 
 DEFAULTS = leaves(JobOptions())
-
-
-def options_with(values: dict[str, Any]) -> JobOptions:
-    """Return options that have these values."""
-    given = dict(values)
-    for part, kind in PARTS.items():
-        names = {field.name for field in fields(kind)} & given.keys()
-        given[part] = kind(**{name: given.pop(name) for name in names})
-    return JobOptions(**given)
 
 
 def values_for(form: str, **others: Any) -> dict[str, Any]:
@@ -184,13 +166,11 @@ async def test_of_a_job(tmp_path: Path, begun: int) -> None:
     async with ends(tmp_path) as (pool, _, client, gate), keeper:
         given = values_for("job", lease=(keeper, "mine"), begun=begun)
         job = client.traffic.submit(
-            beats.count_at, (gate.path,), {}, options_with(given)
+            beats.count_at, (gate.path,), {}, JobOptions(**given)
         )
         await gate.visitor("beat 0")
         if begun:
-            assert (
-                options_in(pool).limits.queue_timeout is None
-            )  # for the first attempt
+            assert options_in(pool).queue_timeout is None  # for the first attempt
         else:
             assert_told(options_in(pool), "job", given)
         assert options_in(pool).begun == begun
@@ -216,7 +196,7 @@ async def test_of_a_broadcast(tmp_path: Path) -> None:
     async with ends(tmp_path) as (pool, _, client, gate):
         given = values_for("broadcast")
         call = client.broadcasts.broadcast(
-            jobs.wait_at, (gate.path,), {}, options_with(given)
+            jobs.wait_at, (gate.path,), {}, JobOptions(**given)
         )
         task = asyncio.create_task(call)
         visitor = await gate.visitor()

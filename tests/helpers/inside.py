@@ -37,14 +37,8 @@ if TYPE_CHECKING:
     from asyncpool._core.deadlines import Deadlines
     from asyncpool._core.dispatcher import AffinityQueues
     from asyncpool._core.endings import Finish
-    from asyncpool._core.job_options import (
-        LEAST,
-        MAX_FREE_RETURNS,
-        CrashKindText,
-        JobLimits,
-        JobOptions,
-        JobTraits,
-    )
+    from asyncpool._core.functions import LEAST, JobTraits
+    from asyncpool._core.options import MAX_FREE_RETURNS, CrashKindText, JobOptions
     from asyncpool._core.slots import Slot
     from asyncpool._engine.channel import Channel
     from asyncpool._engine.engine import Engine as PoolEngine
@@ -111,8 +105,8 @@ _PLACES = {
     "_observe.control.protocol": ["Request"],
     "_wire.page": ["CHUNK_SIZE"],
     "_wire.pickling": ["pack_job", "pack_value"],
-    "_core.job_options": ["LEAST", "CrashKindText", "MAX_FREE_RETURNS"],
-    "_core.policies": ["BURST"],
+    "_core.functions": ["LEAST"],
+    "_core.options": ["BURST", "CrashKindText", "MAX_FREE_RETURNS"],
     "_remote.agent_jobs": ["CREDITS"],
     "_core.endings": ["Finish"],
     "_wire.frames": ["FrameKind"],
@@ -252,7 +246,7 @@ def config_of(pool: Pool | Cluster) -> SupervisorConfig:
 
 def options_of(cluster: Cluster) -> ClusterOptions:
     """Return the options of *cluster*, checked."""
-    return cluster._options
+    return cluster._config
 
 
 def slots_held(core: Core) -> set[int]:
@@ -355,10 +349,10 @@ def run_out(pool: Pool, job: Job[Any], *, within: float = 0.0) -> None:
     """
     end, own = asyncio.get_running_loop().time() + within, job._pooled
     assert own.began is not None
-    if own.limits.timeout is not None:
-        own.began = end - own.limits.timeout
+    if own.options.timeout is not None:
+        own.began = end - own.options.timeout
     else:
-        own.options = replace(own.options, limits=replace(own.limits, deadline=end))
+        own.options = replace(own.options, deadline=end)
     supervisor_of(pool).timers._watch(job.id, end)
 
 
@@ -439,9 +433,9 @@ def pickled(job: Job[Any]) -> bool:
     return bool(job._pooled.payload)
 
 
-def limits_of(job: Job[Any]) -> JobLimits:
-    """Return the limits of a job."""
-    return job._pooled.limits
+def limits_of(job: Job[Any]) -> JobOptions:
+    """Return the options of a job, and so its limits."""
+    return job._pooled.options
 
 
 def has_worker(job: Job[Any]) -> bool:

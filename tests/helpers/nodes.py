@@ -8,7 +8,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 
 from asyncpool import Pool, __version__
-from asyncpool._core.job_options import JobOptions
+from asyncpool._core.options import JobOptions
 from asyncpool._remote.agent import Agent
 from asyncpool._remote.carrier import greeting, pack_greeting, unpack_greeting
 from asyncpool._remote.client import Client

@@ -9,7 +9,7 @@ from typing import Any, cast
 import pytest
 from hypothesis import given, strategies as st
 
-from asyncpool._core.job_options import JobOptions
+from asyncpool._core.options import JobOptions
 from asyncpool._engine.engine import PERIOD, LoopLag
 from asyncpool._engine.job import StreamJob
 from asyncpool._engine.loop import Alarm

@@ -18,7 +18,7 @@ from asyncpool import (
     PoolFullError,
     WorkerCrashedError,
 )
-from asyncpool._core.job_options import AttemptPolicy, JobOptions
+from asyncpool._core.options import JobOptions
 from asyncpool._engine import batches as turn_module
 from asyncpool._engine.admission import Hold, MapHold
 from asyncpool._engine.batches import Task
@@ -175,7 +175,7 @@ def map_of(
     buffersize: int | None,
     attempts: int = 1,
 ) -> Map[Any]:
-    options = JobOptions(attempts=AttemptPolicy(max_attempts=attempts))
+    options = JobOptions(max_attempts=attempts)
     task = Task(identity, False, options, pool.submit)
     return Map(Plan(cast("Any", pool), task, (inputs,), chunksize, buffersize))
 

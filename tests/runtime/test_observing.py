@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from asyncpool._core.job_options import JobOptions
+from asyncpool._core.options import JobOptions
 from asyncpool._engine.hub import PoolHub
 from asyncpool._engine.registry import JobWatch
 from asyncpool._observe.trace import Trace, TraceFile

@@ -15,13 +15,12 @@ from typing import Any
 import pytest
 
 from asyncpool import Cluster, JobNotPicklableError, Pool, ProcessPoolExecutor
-from asyncpool._core.job_options import AttemptPolicy, JobLimits, JobOptions, Options
+from asyncpool._core import checks
+from asyncpool._core.options import CHECKS, OPTIONS, JobOptions, Options
 from asyncpool._engine.options import (
-    JOB_LIMITS,
     POOL_CHECKS,
     WORKER_CHECKS,
-    Check,
-    WorkerOptions,
+    SupervisorConfig,
 )
 from asyncpool._engine.propagation import Propagation
 from asyncpool._wire.messages import MAX_VARIABLES, JobContext
@@ -56,16 +55,17 @@ def names(record: type[Any]) -> set[str]:
     ],
 )
 def test_each_option_of_a_signature_has_one_check(
-    kind: type[Any], checks: Mapping[str, Check]
+    kind: type[Any], checks: Mapping[str, checks.Check]
 ) -> None:
-    ours = parameters(kind).keys() - (set(JOB_LIMITS) if kind is Pool else set())
+    ours = parameters(kind).keys() - (OPTIONS - {"codec"} if kind is Pool else set())
     assert ours == checks.keys()
 
 
 def test_pools_and_clusters_share_their_checks_and_defaults() -> None:
-    pool, cluster, shared = parameters(Pool), parameters(Cluster), names(WorkerOptions)
-    assert shared == WORKER_CHECKS.keys() | {"name", "max_surge"}
+    pool, cluster = parameters(Pool), parameters(Cluster)
+    shared = WORKER_CHECKS.keys() | {"name", "max_surge"}
     assert shared == pool.keys() & cluster.keys() - {"workers"}
+    assert shared <= names(SupervisorConfig)
     differ = {
         name: (pool[name].default, cluster[name].default)
         for name in pool.keys() & cluster.keys()
@@ -109,8 +109,7 @@ def test_docstrings_and_the_reference_have_the_options_in_groups() -> None:
     groups = groups_of(inspect.getdoc(Pool.options))
     assert len(groups) > 1
     assert sorted(chain(*groups.values())) == sorted(Options.__annotations__)
-    fields = names(JobOptions) | names(JobLimits) | names(AttemptPolicy)
-    assert Options.__annotations__.keys() <= fields
+    assert Options.__annotations__.keys() == CHECKS.keys() <= names(JobOptions)
     part = REFERENCE.partition("## The pool\n")[2].partition("What a pool does:")[0]
     assert tables_of(part) == groups_of(inspect.getdoc(Pool))
 

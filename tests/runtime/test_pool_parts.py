@@ -12,8 +12,9 @@ from typing import Any, cast
 import pytest
 
 from asyncpool import Pool
-from asyncpool._core.job_options import JobOptions, JobTraits
+from asyncpool._core.functions import JobTraits
 from asyncpool._core.lifecycle import Aftermath
+from asyncpool._core.options import JobOptions
 from asyncpool._core.slots import Slot
 from asyncpool._engine import deaths
 from asyncpool._engine.admission import MapHold

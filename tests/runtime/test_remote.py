@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from asyncpool._core.job_options import JobLimits
+from asyncpool._core.options import JobOptions
 from asyncpool._remote.agent_answers import event_for_client
 from asyncpool._remote.agent_client import AgentClient, ClientKeeper, ComingCalls
 from asyncpool._remote.agent_errors import AgentErrors, read_broadcast
@@ -176,8 +176,8 @@ def late(limit: Any) -> JobTimeoutError:
 
 
 def read(answer: object) -> dict[int, Any]:
-    limits, numbers = JobLimits(timeout=5.0, deadline=100.0), itertools.count(7)
-    errors = AgentErrors("f", limits, PICKLE, numbers.__next__)
+    options, numbers = JobOptions(timeout=5.0, deadline=100.0), itertools.count(7)
+    errors = AgentErrors("f", options, PICKLE, numbers.__next__)
     return read_broadcast([(10, answer)], errors)
 
 

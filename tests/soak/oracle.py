@@ -22,7 +22,7 @@ from asyncpool import (
     WorkerHungError,
     WorkerOutOfMemoryError,
 )
-from asyncpool._core.job_options import MAX_FREE_RETURNS
+from asyncpool._core.options import MAX_FREE_RETURNS
 from tests.soak.plans import Plan
 from tests.soak.work import OwnError
 

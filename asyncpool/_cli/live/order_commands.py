@@ -10,7 +10,7 @@ import click
 
 from asyncpool._cli.live.reaching import asked, connected, status_of, which
 from asyncpool._cli.parameters import CommandError, RefusedError, say
-from asyncpool._core.policies import MAX_WORKERS
+from asyncpool._core.options import MAX_WORKERS
 
 # ``asyncpool stacks``: where the jobs of a pool are, or what a server does.
 

@@ -18,7 +18,7 @@ from asyncpool._cli.journal.journal_file import JournalError
 from asyncpool._cli.map.inputs import Input, InputError, Item
 from asyncpool._cli.map.outputs import Outputs, failure_line
 from asyncpool._cli.targets import Work, call_item, load, trouble
-from asyncpool._core.policies import WorkerLimits
+from asyncpool._core.options import WorkerLimits
 from asyncpool._engine.machine import usable_cpus
 from asyncpool.errors import PoolBrokenError, PoolClosedError
 from asyncpool.pool import BoundPool, Pool

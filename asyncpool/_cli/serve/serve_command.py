@@ -27,7 +27,7 @@ from asyncpool._cli.serve.server_options import read_options, server_options
 from asyncpool._cli.serve.serving import Serving, ServingPlan
 from asyncpool._cli.shared_pools import named_pools
 from asyncpool._cluster.first_process import look_after_orphans
-from asyncpool._core.policies import MAX_WORKERS, RestartPolicy, WorkerLimits
+from asyncpool._core.options import MAX_WORKERS, RestartPolicy, WorkerLimits
 from asyncpool._engine.machine import DEFAULT_LAUNCHER, raise_descriptor_limit
 from asyncpool._wire.text import NAMES, is_name
 from asyncpool.errors import AsyncPoolError

@@ -7,6 +7,7 @@ from typing import Protocol
 
 from asyncpool._engine.lifecycle import SupervisorRunner
 from asyncpool._engine.loop import shielded
+from asyncpool._engine.options import SupervisorConfig
 from asyncpool._wire.profile import ProfileRequest
 from asyncpool.errors import ProtocolError
 from asyncpool.events import RollResult
@@ -122,3 +123,47 @@ class LocalOrders:
     async def resize(self, workers: int) -> None:
         """Change how many there are."""
         await self._life.open().replacement.resize(workers, workers)
+
+
+async def open_beside(
+    life: SupervisorRunner, config: SupervisorConfig, control: str | None
+) -> None:
+    """Open what a pool was asked to have beside it, before anything happens in it.
+
+    Args:
+        life: The pool's life.  Not the pool itself: who drops it would not be noticed then.
+        config: What the pool was told; the trace is there.
+        control: The name or path of the control socket; ``""`` for the pool's name, ``None``
+            for no socket.
+
+    Raises:
+        OSError: If the file cannot be written, or the socket cannot be made at its path.
+
+    Cancellation:
+        Opens neither.
+    """
+    orders, hub, opened = LocalOrders(life), life.hub, None
+    concurrency = config.worker.concurrency
+    if control is not None:
+        from asyncpool._observe.control.pool_control import open_pool_control  # noqa: PLC0415 - few have one
+
+        opened = await open_pool_control(
+            orders, hub, config.name, control or None, concurrency
+        )
+    if config.trace is None or hub.ended:  # the pool may be closed meanwhile
+        return
+    from asyncpool._observe.trace import Trace  # noqa: PLC0415 - few have one
+
+    try:
+        Trace(
+            config.trace,
+            name=config.name,
+            concurrency=concurrency,
+            hub=hub,
+            stats=orders.latest,
+            most=config.max_traced,
+        )
+    except BaseException:
+        if opened is not None:
+            opened.socket.shut()
+        raise

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
-from asyncpool._core.policies import MAX_WORKERS
+from asyncpool._core.options import MAX_WORKERS
 from asyncpool._wire.text import MAX_PROGRAM_NAME
 from asyncpool.errors import ProtocolError
 

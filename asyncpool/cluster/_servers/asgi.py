@@ -5,7 +5,6 @@ from __future__ import annotations
 import inspect
 import logging
 
-from asyncpool._core.policies import check_function
 from asyncpool._wire import log_records as say
 from asyncpool._wire.records import Later
 
@@ -16,10 +15,10 @@ if TYPE_CHECKING:
     import uvicorn
 
     from asyncpool._cluster.worker import Worker
-    from asyncpool._engine import machine
+    from asyncpool._core import checks
     from asyncpool.cluster._servers.wsgi import Threads
 else:  # the master checks targets, and workers have them without
-    machine = Later("asyncpool._engine.machine")
+    checks = Later("asyncpool._core.checks")
 
 # What the cluster decides, and what makes sense for one process only.
 _NOT_OURS = {
@@ -128,7 +127,7 @@ def wsgi(
         TypeError: As of :func:`asgi`.
         ValueError: Likewise; if there is to be no thread.
     """
-    machine.check_int("threads", threads, at_least=1)
+    checks.at_least(1)("threads", threads)
     return _Asgi(app, options, threads, request_timeout, header_timeout, header_size)
 
 
@@ -153,11 +152,11 @@ class _Asgi:
         header_timeout: float,
         header_size: int,
     ) -> None:
-        check_function("app", app, "an application")
+        checks.function("app", app, "an application, or its name")
         if request_timeout is not None:
-            machine.check_seconds("request_timeout", request_timeout)
-        machine.check_seconds("header_timeout", header_timeout)
-        machine.check_int("header_size", header_size, at_least=1)
+            checks.PERIOD("request_timeout", request_timeout)
+        checks.PERIOD("header_timeout", header_timeout)
+        checks.at_least(1)("header_size", header_size)
         foreign = sorted(_NOT_OURS & options.keys())
         if foreign:
             raise TypeError(f"these options are not for workers: {', '.join(foreign)}")

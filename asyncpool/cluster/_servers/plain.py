@@ -12,13 +12,13 @@ if TYPE_CHECKING:
     from typing import Any
 
     from asyncpool._cluster.worker import Worker
-    from asyncpool._core import policies
+    from asyncpool._core import checks
 
     Handler = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[object]]
     Factory = Callable[[], asyncio.BaseProtocol]
     Ssl = Callable[[], ssl_module.SSLContext]
 else:  # the master checks targets, and workers have them without
-    policies = Later("asyncpool._core.policies")
+    checks = Later("asyncpool._core.checks")
 
 
 def streams(handler: Handler | str, *, ssl: Ssl | str | None = None) -> _Plain:
@@ -36,7 +36,7 @@ def streams(handler: Handler | str, *, ssl: Ssl | str | None = None) -> _Plain:
         TypeError: If one of them is neither a function nor a name.
         ValueError: If one is a name of nothing.
     """
-    policies.check_function("handler", handler)
+    checks.function("handler", handler)
     return _Plain(handler, ssl, handles=True)
 
 
@@ -53,7 +53,7 @@ def protocol(factory: Factory | str, *, ssl: Ssl | str | None = None) -> _Plain:
         TypeError: If one of them is neither a function nor a name.
         ValueError: If one is a name of nothing.
     """
-    policies.check_function("factory", factory)
+    checks.function("factory", factory)
     return _Plain(factory, ssl, handles=False)
 
 
@@ -68,7 +68,9 @@ class _Plain:
 
     def __init__(self, function: Any, ssl: Any, *, handles: bool) -> None:
         if ssl is not None:
-            policies.check_function("ssl", ssl, "a function that makes the context")
+            checks.function(
+                "ssl", ssl, "a function that makes the context, or its name"
+            )
         self._function = function
         self._ssl = ssl
         self._handles = handles

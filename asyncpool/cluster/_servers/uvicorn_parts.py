@@ -25,7 +25,7 @@ from weakref import WeakKeyDictionary, WeakSet
 import uvicorn
 
 from asyncpool._core.figures import Durations, RequestFigures, class_of
-from asyncpool._core.policies import WorkerLimits
+from asyncpool._core.options import WorkerLimits
 from asyncpool._wire import log_records as say
 from asyncpool._wire.pickling import describe
 from asyncpool._worker.stacks import waiting_frames

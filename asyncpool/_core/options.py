@@ -1,4 +1,4 @@
-"""What users set for the workers of a pool, and how such arguments are checked: limits and restarts.
+"""What users set for the workers of a pool, and for their jobs.
 
 Limits say when a worker is due for recycling, so that another one takes its place.  Workers that
 began together would reach the same limit together.  So each generation of each slot has limits of
@@ -34,125 +34,35 @@ restart, and off by default.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import field
-from sys import float_info
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Literal,
+    NamedTuple,
+    Protocol,
+    TypedDict,
+    get_args,
+)
 
-from asyncpool._dataclass import dataclass
-from asyncpool._wire.messages import Variables
+from asyncpool._core import checks
+from asyncpool._dataclass import dataclass, replace
+from asyncpool._wire.frames import MAX_ATTEMPTS, MAX_NUMBER
+from asyncpool._wire.messages import JobContext, Variables, end_of
 from asyncpool._wire.text import in_units
+from asyncpool.enums import CrashKind, Delivery, TimeLimit
+from asyncpool.events import Via
 
 if TYPE_CHECKING:
+    from asyncpool._core.functions import SessionTraits
+    from asyncpool._wire.formats import Format
     from asyncpool._wire.messages import KernelLimit
-
-# The classes that an argument may have, and their name in words.  Callers may define
-# further ones.
-ArgumentType = tuple[tuple[type, ...], str]
-INT: ArgumentType = ((int,), "an int")
-NUMBER: ArgumentType = ((int, float), "a number")
-SECONDS: ArgumentType = ((int, float), "a number of seconds")
-SWITCH: ArgumentType = ((bool,), "True or False")
-TEXT: ArgumentType = ((str,), "a str")
 
 # How many workers there may be: a larger number is more likely a mistake, and to make so many slots
 # would stop the process.
 MAX_WORKERS = 4096
-
-
-def or_none(expected: ArgumentType) -> ArgumentType:
-    """Return the same type, for an argument that may also be ``None``."""
-    types, words = expected
-    return (*types, type(None)), f"{words} or None"
-
-
-def check_type(name: str, value: object, expected: ArgumentType) -> None:
-    """Check an argument.
-
-    Raises:
-        TypeError: If it has another type, or is a bool in place of a number.
-        ValueError: If it is an int beyond every float, in place of a number.
-    """
-    types, words = expected
-    is_no_number = isinstance(value, bool) and int in types and bool not in types
-    if is_no_number or not isinstance(value, types):
-        raise TypeError(f"{name} must be {words}, not {value!r}")
-    if isinstance(value, int) and float in types and abs(value) > float_info.max:
-        raise ValueError(f"{name} must be {words}, and this int is too large for one")
-
-
-def check_types(record: object, expected: Mapping[str, ArgumentType]) -> None:
-    """Check the attributes of *record* that *expected* names.
-
-    Raises:
-        TypeError: If one has another type.
-        ValueError: If one is an int beyond every float, in place of a number.
-    """
-    for name, each in expected.items():
-        check_type(name, getattr(record, name), each)
-
-
-def several(
-    name: str,
-    values: object,
-    words: str,
-    *,
-    single: tuple[type, ...] = (str,),
-    each: type = object,
-) -> tuple[Any, ...]:
-    """Return an argument that is an iterable of several things, as a tuple.
-
-    Args:
-        name: The name of the argument.
-        values: An iterable.
-        words: What the argument takes, in words.
-        single: The types of a value that was certainly meant as a single element,
-            even if it is iterable.
-        each: The type of each element.
-
-    Raises:
-        TypeError: If it is no iterable, if it is a single element, or if one
-            element has another type.
-    """
-    if isinstance(values, single):
-        raise TypeError(f"{name} takes several: ({values!r},)")
-    if isinstance(values, bytes) or not isinstance(values, Iterable):
-        raise TypeError(f"{name} takes {words}, not {values!r}")
-    found: tuple[Any, ...] = tuple(values)
-    for value in found:
-        if not isinstance(value, each):
-            raise TypeError(f"{name} takes {words}, not {value!r}")
-    return found
-
-
-def check_function(name: str, value: object, words: str = "a function") -> None:
-    """Check a function that workers call, or import by its name and call.
-
-    Raises:
-        TypeError: If it is neither a name nor callable.
-        ValueError: If nothing has this name.
-    """
-    if isinstance(value, str):
-        module, colon, attribute = value.partition(":")
-        if not (module and colon and attribute):
-            raise ValueError(f"{name} must be 'package.module:name', not {value!r}")
-    elif not callable(value):
-        raise TypeError(f"{name} must be {words}, or its name, not {value!r}")
-
-
-_POSITIVE = {
-    "max_jobs": or_none(INT),
-    "max_memory": or_none(INT),
-    "kill_memory": or_none(INT),
-    "max_age": or_none(SECONDS),
-    "drain_timeout": or_none(SECONDS),
-}
-_LIMIT_TYPES = _POSITIVE | {
-    "nice": INT,
-    "jitter": NUMBER,
-    "rlimits": ((Mapping,), "a mapping"),
-}
 
 # More jobs than any worker ever runs.
 NEVER = 1 << 62
@@ -228,24 +138,12 @@ class WorkerLimits:
     drain_timeout: float | None = 600.0
 
     def __post_init__(self) -> None:
-        check_types(self, _LIMIT_TYPES)
-        for name in _POSITIVE:
-            value = getattr(self, name)
-            if value is not None and not value > 0:
-                raise ValueError(f"{name} must be > 0 or None, not {value}")
-        if not 0 <= self.jitter < 1:
-            raise ValueError(
-                f"jitter must be at least 0 and below 1, not {self.jitter}"
-            )
+        checks.apply_to(self, _LIMITS)
         if self.max_memory and self.kill_memory and self.kill_memory <= self.max_memory:
             raise ValueError(
                 f"kill_memory must be more than max_memory ({in_units(self.max_memory)}), "
                 f"not {in_units(self.kill_memory)}"
             )
-        if self.cpu_affinity is not None:
-            object.__setattr__(self, "cpu_affinity", _cpus(self.cpu_affinity))
-        rlimits = {name: _rlimit(name, self.rlimits[name]) for name in self.rlimits}
-        object.__setattr__(self, "rlimits", MappingProxyType(rlimits))
 
     @property
     def cpus(self) -> tuple[int, ...] | None:
@@ -277,20 +175,41 @@ class WorkerLimits:
         )
 
 
-def _cpus(numbers: object) -> tuple[int, ...]:
+def _cpus(name: str, numbers: object) -> tuple[int, ...] | None:
+    if numbers is None:
+        return None
     cpus: tuple[Any, ...] = tuple(numbers) if isinstance(numbers, Iterable) else ()
     if not cpus or not all(isinstance(cpu, int) and cpu >= 0 for cpu in cpus):
-        raise ValueError(f"cpu_affinity must be numbers of CPUs, not {numbers!r}")
+        raise ValueError(f"{name} must be numbers of CPUs, not {numbers!r}")
     return cpus
 
 
-def _rlimit(name: Any, limit: KernelLimit) -> KernelLimit:
-    if not isinstance(name, str) or not name.startswith("RLIMIT_"):
-        raise ValueError(f"rlimits takes names such as 'RLIMIT_AS', not {name!r}")
-    both = limit if isinstance(limit, tuple) else (limit, limit)
-    if [type(value) for value in both] != [int, int]:
-        raise TypeError(f"the limit of {name} must be an int or two, not {limit!r}")
-    return limit
+def _rlimits(name: str, limits: Mapping[Any, Any]) -> Mapping[str, KernelLimit]:
+    checks.Argument((Mapping,), "a mapping")(name, limits)
+    for each, limit in limits.items():
+        if not isinstance(each, str) or not each.startswith("RLIMIT_"):
+            raise ValueError(f"{name} takes names such as 'RLIMIT_AS', not {each!r}")
+        both = limit if isinstance(limit, tuple) else (limit, limit)
+        if [type(value) for value in both] != [int, int]:
+            raise TypeError(f"the limit of {each} must be an int or two, not {limit!r}")
+    return MappingProxyType(dict(limits))
+
+
+_AMOUNT = checks.INT.or_none().within("> 0 or None", checks.is_positive)
+_TIME = checks.SECONDS.or_none().within("> 0 or None", checks.is_positive)
+_LIMITS: dict[str, checks.Check] = {
+    "max_jobs": _AMOUNT,
+    "max_age": _TIME,
+    "max_memory": _AMOUNT,
+    "kill_memory": _AMOUNT,
+    "nice": checks.INT,
+    "cpu_affinity": _cpus,
+    "rlimits": _rlimits,
+    "jitter": checks.NUMBER.within(
+        "at least 0 and below 1", lambda part: 0 <= part < 1
+    ),
+    "drain_timeout": _TIME,
+}
 
 
 # The environment variables that workers have beside those of the service.
@@ -299,9 +218,6 @@ def _rlimit(name: Any, limit: KernelLimit) -> KernelLimit:
 # same for all workers: the launcher itself is started with it, so it holds for all that is
 # imported anywhere.  A function gives each worker its own: then the launcher must import nothing
 # for the workers, and each worker sets its variables before it imports anything.
-
-# What the user gives: variables for all workers, or a function of the slot.
-GivenEnv: TypeAlias = Mapping[str, str] | Callable[[int], Mapping[str, str]]
 
 # The most bytes of the variables of one worker.  They travel in one piece to the launcher, whose
 # socket must hold those of 16 workers.
@@ -315,7 +231,7 @@ class WorkerEnv:
     """The variables, checked.
 
     Args:
-        given: What the user has given.
+        given: What the user has given: variables for all workers, or a function of the slot.
 
     Attributes:
         common: The variables of all workers.
@@ -326,13 +242,15 @@ class WorkerEnv:
         ValueError: If something cannot be the name or the value of a variable.
     """
 
-    def __init__(self, given: GivenEnv) -> None:
+    def __init__(
+        self, given: Mapping[str, str] | Callable[[int], Mapping[str, str]]
+    ) -> None:
         self._function = None if isinstance(given, Mapping) else given
         self.varies = self._function is not None
         self.common: Variables = ()
-        if self._function is None:
-            self.common = _checked("worker_env", given)
-        elif not callable(self._function):
+        if isinstance(given, Mapping):
+            self.common = _variables("worker_env", given)
+        elif not callable(given):
             raise TypeError(
                 "worker_env must be a mapping of names to values, or a function of the slot "
                 f"that returns one, not {given!r}"
@@ -353,7 +271,7 @@ class WorkerEnv:
         if self._function is None:
             return ()
         name = f"worker_env({rank})"
-        variables = _checked(name, self._function(rank))
+        variables = _variables(name, self._function(rank))
         size = sum(len(key) + len(value) for key, value in variables)
         if size > MAX_BYTES:
             raise ValueError(
@@ -370,29 +288,26 @@ class WorkerEnv:
         return variables
 
 
-def _checked(name: str, given: object) -> Variables:
-    if not isinstance(given, Mapping):
-        raise TypeError(f"{name} must be a mapping of names to values, not {given!r}")
-    variables: list[tuple[str, str]] = []
-    for key, value in given.items():
-        if not isinstance(key, str) or not isinstance(value, str):
-            wrong = value if isinstance(key, str) else key
-            what = f"the value of {key!r}" if isinstance(key, str) else "a name"
-            raise TypeError(f"{name}: {what} must be a str, not {wrong!r}")
+def _variables(name: str, given: Mapping[str, str]) -> Variables:
+    checks.Argument((Mapping,), "a mapping of names to values")(name, given)
+    variables = tuple(given.items())
+    for key, value in variables:
+        checks.TEXT(f"{name}: a name", key)
+        checks.TEXT(f"{name}: the value of {key!r}", value)
         if not key or "=" in key or "\0" in key:
             raise ValueError(f"{name}: {key!r} cannot be the name of a variable")
         if "\0" in value:
             raise ValueError(f"{name}: the value of {key!r} has a null character")
-        variables.append((key, value))
-    return tuple(variables)
+    return variables
 
 
-_RESTART_TYPES = {
-    "initial_delay": SECONDS,
-    "max_delay": SECONDS,
-    "max_failed_starts": or_none(INT),
-    "max_restarts": or_none(INT),
-    "period": SECONDS,
+_COUNT = checks.INT.or_none().within(">= 1 or None", lambda number: number >= 1)
+_RESTARTS: dict[str, checks.Check] = {
+    "initial_delay": checks.SECONDS,
+    "max_delay": checks.SECONDS,
+    "max_failed_starts": _COUNT,
+    "max_restarts": _COUNT,
+    "period": checks.SECONDS,
 }
 
 # After so many failed starts in a row a pool without any worker is broken, by default.
@@ -445,7 +360,7 @@ class RestartPolicy:
     period: float = 60.0
 
     def __post_init__(self) -> None:
-        check_types(self, _RESTART_TYPES)
+        checks.apply_to(self, _RESTARTS)
         if not 0 <= self.initial_delay <= self.max_delay:
             raise ValueError(
                 f"initial_delay must be between 0 and max_delay ({self.max_delay:g}), "
@@ -453,14 +368,6 @@ class RestartPolicy:
             )
         if not self.period > 0:
             raise ValueError(f"period must be > 0, not {self.period:g}")
-        if self.max_failed_starts is not None and self.max_failed_starts < 1:
-            raise ValueError(
-                f"max_failed_starts must be >= 1 or None, not {self.max_failed_starts}"
-            )
-        if self.max_restarts is not None and self.max_restarts < 1:
-            raise ValueError(
-                f"max_restarts must be >= 1 or None, not {self.max_restarts}"
-            )
         if self.initial_delay == 0 and self.max_restarts is None:
             raise ValueError(
                 "initial_delay=0 would start workers that never become ready without "
@@ -671,3 +578,364 @@ class RestartLedger:
             f"{len(self._deaths)} workers died within {self.policy.period:g} s, "
             f"and the policy allows {self.policy.max_restarts}"
         )
+
+
+# Decide whether a job is tried again after its worker died, or after it raised.
+#
+# The pool counts an attempt as soon as a worker may have begun the job, and not only when
+# the attempt has failed.  A counter that waits for a handled failure would never count a
+# SIGKILL.
+#
+# A worker may die with jobs that it had received but not begun.  That costs such a job no
+# attempt the first few times.  After that it does: a worker that dies before it can mark
+# a job as begun would otherwise pass the same job on for ever.
+
+# The kinds of crash, as users may write them.
+CrashKindText = Literal["crash", "failed start", "out of memory", "hung", "protocol"]
+
+# What another attempt may follow.
+RetryOn = CrashKind | CrashKindText | type[BaseException]
+
+# How often a job may come back without having begun, before that costs it an attempt.
+MAX_FREE_RETURNS = 3
+
+
+def costs_attempt(*, delivery: Delivery, times_returned: int) -> bool:
+    """Tell whether a job that may be the cause of a crash has lost an attempt by it.
+
+    Args:
+        delivery: How far the job had got.
+        times_returned: How often the job has already come back without having begun.
+    """
+    return delivery is Delivery.STARTED or times_returned >= MAX_FREE_RETURNS
+
+
+def begun_attempts(*, attempts: int, times_returned: int) -> int:
+    """Return how many of *attempts* had begun; see :func:`costs_attempt` for the others."""
+    return attempts - max(0, times_returned - MAX_FREE_RETURNS)
+
+
+# What a caller can choose for a job.
+
+OnCancel = Literal["interrupt", "kill", "wait"]
+
+
+class Keeper(Protocol):
+    """What a job needs of a lease keeper."""
+
+    def keep(self, lease: Any, holder: Any, /) -> None:
+        """Keep *lease* until the future *holder* is done; cancel *holder* if it is lost."""
+
+
+class DrainHold(Protocol):
+    """A source of jobs that may keep a closing pool open for jobs to come, such as a map."""
+
+    @property
+    def held(self) -> bool:
+        """Whether it keeps the pool open."""
+        ...
+
+
+class CancelMode(NamedTuple):
+    """How the pool ends a running job.
+
+    Attributes:
+        action: See *on_cancel* of :class:`JobOptions`.
+        grace: How many seconds the job has to end by itself before the pool kills
+            its worker.
+    """
+
+    action: OnCancel
+    grace: float
+
+
+# The mode that gives the job no time.
+KILL = CancelMode("kill", 0.0)
+
+
+class Options(TypedDict, total=False):
+    """The options as users write them; see :meth:`asyncpool.Pool.options`.
+
+    Each of them has a check in :data:`CHECKS`, and a field in :class:`JobOptions`.
+    """
+
+    max_attempts: int
+    retry_on: Iterable[RetryOn]
+    timeout: float | None
+    queue_timeout: float | None
+    heartbeat_timeout: float | None
+    deadline: float | None
+    on_cancel: OnCancel
+    cancel_grace: float
+    priority: int
+    key: Hashable
+    lease: tuple[Keeper, Hashable] | None
+    prefetch: int
+    codec: Any
+
+
+def hash_of(key: Any) -> int:
+    """Return the hash of *key*, which is all that the pool keeps of it.
+
+    Equal keys have equal hashes in this process.  A text has another hash in the next
+    process, but that one has other workers as well.
+
+    Raises:
+        TypeError: If *key* has no hash, or is equal only to itself, or not even that.
+            Then only the very same object is found again, and the next job most likely
+            brings another object.  The parts of a tuple are not looked at: they may be
+            objects of which there is only one, such as None or a class.
+    """
+    try:
+        number = hash(key)
+    except TypeError as error:
+        raise TypeError(
+            f"key must be hashable, such as a str, an int or a tuple of these, "
+            f"not {key!r}"
+        ) from error
+    if getattr(type(key), "__hash__", None) is object.__hash__:
+        raise TypeError(
+            "key must be a value, such as a str, an int or a tuple of these: "
+            f"{type(key).__qualname__} has a hash by identity only"
+        )
+    if key != key:  # noqa: PLR0124 - NaN
+        raise TypeError(f"key must be a value that is equal to itself, not {key!r}")
+    return number
+
+
+def _retry_on(name: str, value: object) -> tuple[RetryOn, ...]:
+    words = "kinds of crashes and types of exceptions"
+    items = checks.several(name, value, words, single=(str, type))
+    for item in items:
+        if isinstance(item, str):
+            if item not in set(CrashKind):
+                raise ValueError(
+                    f"{name} names {item!r}, which is no kind of crash; "
+                    f"there are: {', '.join(sorted(CrashKind))}"
+                )
+        elif not (isinstance(item, type) and issubclass(item, BaseException)):
+            raise TypeError(f"{name} takes {words}, not {item!r}")
+    return items
+
+
+def _priority(name: str, value: int) -> int:
+    # It travels to the agents of shared pools in so many bits.
+    if not -(1 << 63) <= checks.INT(name, value) < 1 << 63:
+        raise ValueError(f"{name} must be an int of 64 bits: from -2**63 to 2**63 - 1")
+    return value
+
+
+def _key(_: str, key: object) -> int | None:
+    return None if key is None else hash_of(key)
+
+
+def _lease(name: str, lease: Any) -> Any:
+    if lease is not None:
+        pair = isinstance(lease, tuple) and len(lease) == 2  # noqa: PLR2004
+        if not pair or not callable(getattr(lease[0], "keep", None)):
+            raise TypeError(f"{name} must be a pair (keeper, lease), not {lease!r}")
+        hash(lease[1])  # raises a TypeError that says what is wrong
+    return lease
+
+
+def _codec(name: str, codec: object) -> Format:
+    if codec is None:
+        raise ValueError(
+            f"{name} must be 'json', 'msgspec' or a Codec: the pool is data only"
+        )
+    from asyncpool._wire.formats import format_of  # noqa: PLC0415 - the pool has a codec
+
+    return format_of(codec)
+
+
+_PERIOD = checks.SECONDS.or_none().within("> 0 seconds", lambda seconds: seconds > 0)
+
+# The check of each option, which returns what the record has of it.
+CHECKS: dict[str, checks.Check] = {
+    "max_attempts": checks.INT.within(
+        f"between 1 and {MAX_ATTEMPTS}", lambda number: 1 <= number <= MAX_ATTEMPTS
+    ),
+    "retry_on": _retry_on,
+    "timeout": _PERIOD,
+    "queue_timeout": _PERIOD,
+    "heartbeat_timeout": _PERIOD,
+    "deadline": checks.SECONDS.or_none().within(
+        "a point on the loop's clock",
+        lambda when: when == when,  # noqa: PLR0124 - NaN
+    ),
+    "on_cancel": checks.one_of(get_args(OnCancel)),
+    "cancel_grace": checks.SECONDS.within(">= 0 seconds", lambda seconds: seconds >= 0),
+    "priority": _priority,
+    "key": _key,
+    "lease": _lease,
+    "prefetch": checks.INT.within(">= 1 item", lambda number: 0 < number <= MAX_NUMBER),
+    "codec": _codec,
+}
+
+# Their names.  No module that a worker imports has them: to import this one would take it 30 ms.
+# So the pool tells its workers, for the hint that an option is no argument of a function.
+OPTIONS = CHECKS.keys()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobOptions:
+    """Everything that a caller can choose for a job, checked; :func:`changed` makes others.
+
+    Attributes:
+        max_attempts: How many times, at the most, workers may start the job.
+        retry_on: Kinds of crash after which there is another attempt, and types of
+            exceptions: if the job raises one of those, the pool tries it again too.
+        timeout: The most seconds that each attempt may run.  ``None`` stands for no
+            limit, here and in the next three.
+        queue_timeout: The most seconds, in all, that the job may wait before its
+            first attempt begins.
+        heartbeat_timeout: The most seconds that an attempt may go without a
+            heartbeat.
+        deadline: The time, on the loop's clock, by which the job must be done.
+        on_cancel: What happens to a running job that the caller cancels.
+            ``"interrupt"``: the pool raises :exc:`asyncpool.JobCancelled` in the job,
+            and kills the worker if that does not end the job.  ``"kill"``: the pool
+            kills the worker at once.  ``"wait"``: the job runs to its end, and nobody
+            receives its outcome.  The same happens to a job that exceeds a time limit,
+            except that ``"wait"`` then means ``"interrupt"``.
+        cancel_grace: How many seconds an interrupted job has to end.
+        priority: The job with the lower number begins first.
+        key: The hash of its key, if it has one.  Jobs with the same key prefer the
+            same worker.
+        lease: A lease keeper, and the lease in an outside system that it keeps
+            while the job is open.
+        prefetch: How many items of a stream may wait for its caller.
+        codec: The format of its call and its outcome, in a pool that is data only.
+        begun: How many attempts were counted before the job was submitted.
+        details: The pickled details that the last of these has sent, or nothing.
+        via: How the function is called: by itself, for several items of a map that
+            travel together, as a stream of what it yields, or in every worker.
+        hold: What keeps the pool open for this job, if anything does.  A pool that
+            drains accepts such a job.
+        bound: The session that it is a call of, if it is one.
+        name: The name of the user's function, if workers call another function in
+            its place.
+        timed: Whether the job has any time limit.
+        context: What the job is told of these options, packed.  All jobs with these
+            options share the object.
+        plain: Whether nothing but its priority and its attempts is special.
+    """
+
+    max_attempts: int = 1
+    retry_on: tuple[RetryOn, ...] = (CrashKind.CRASH, CrashKind.HUNG)
+    timeout: float | None = None
+    queue_timeout: float | None = None
+    heartbeat_timeout: float | None = None
+    deadline: float | None = None
+    on_cancel: OnCancel = "interrupt"
+    cancel_grace: float = 2.0
+    priority: int = 0
+    key: int | None = None
+    lease: tuple[Keeper, Hashable] | None = None
+    prefetch: int = 16
+    codec: Any = None
+    begun: int = 0
+    details: bytes = b""
+    via: Via = "submit"
+    hold: DrainHold | None = None
+    bound: SessionTraits | None = None
+    name: str = ""
+    # The pool reads each of these several times for each job, so they are no properties.
+    timed: bool = field(init=False, repr=False, compare=False)
+    context: bytes = field(init=False, repr=False, compare=False)
+    plain: bool = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        limits = self.timeout, self.heartbeat_timeout, self.queue_timeout, self.deadline
+        timed = limits != (None,) * 4
+        context = b""
+        if timed or self.details:
+            context = JobContext(self.timeout, self.deadline, self.details).pack()
+        special = self.key, self.lease, self.bound, self.codec
+        plain = not timed and self.via == "submit" and not self.name
+        put = object.__setattr__
+        put(self, "timed", timed)
+        put(self, "context", context)
+        put(self, "plain", plain and special == (None,) * 4)
+
+    def after_crash(
+        self, *, kind: CrashKind, delivery: Delivery, attempt: int, times_returned: int
+    ) -> bool:
+        """Tell whether the job goes back to the queue after its worker crashed.
+
+        Args:
+            kind: What happened to the worker.
+            delivery: How far the job had got.
+            attempt: Which attempt this was.
+            times_returned: How often the job has already come back without having begun.
+        """
+        if not costs_attempt(delivery=delivery, times_returned=times_returned):
+            return True
+        return attempt < self.max_attempts and kind in self.retry_on
+
+    def after_exception(self, error: BaseException, *, attempt: int) -> bool:
+        """Tell whether the job is tried again after it raised *error*.
+
+        The check of types is the one that an ``except`` clause makes, which ignores
+        what a metaclass says.
+        """
+        if attempt >= self.max_attempts:
+            return False
+        types = [item for item in self.retry_on if isinstance(item, type)]
+        return any(type.__subclasscheck__(cls, type(error)) for cls in types)
+
+    @property
+    def cancel_mode(self) -> CancelMode:
+        """How the pool ends the job when it is cancelled."""
+        if self.on_cancel == "kill":
+            return KILL
+        return CancelMode(self.on_cancel, self.cancel_grace)
+
+    def exceeded(self, now: float, *, running: bool) -> TimeLimit:
+        """Return the limit that a job has reached by *now*.
+
+        The deadline also counts when the clock was read a moment before it.
+        """
+        period = TimeLimit.TIMEOUT if running else TimeLimit.QUEUE_TIMEOUT
+        deadline = self.deadline
+        if deadline is not None and (deadline <= now or getattr(self, period) is None):
+            return TimeLimit.DEADLINE
+        return period
+
+    def queue_end(self, now: float) -> float | None:
+        """Return until when a job that is submitted *now* may wait in the queue."""
+        return end_of(now, self.queue_timeout, self.deadline)
+
+    def run_end(self, now: float) -> float | None:
+        """Return until when an attempt that begins *now* may run."""
+        return end_of(now, self.timeout, self.deadline)
+
+    def next_check(self, began: float, beat: float) -> float | None:
+        """Return when the next check of a running attempt is; ``None`` for never.
+
+        Args:
+            began: When the attempt began.
+            beat: When its last heartbeat was; *began* if there was none.
+        """
+        return end_of(beat, self.heartbeat_timeout, self.run_end(began))
+
+
+def changed(options: JobOptions, changes: Mapping[str, Any]) -> JobOptions:
+    """Return *options* with these *changes*, which are checked here and nowhere else.
+
+    Raises:
+        ValueError: If a value is out of range.
+        TypeError: If there is no such option, or its value has the wrong type.
+    """
+    for name in changes:
+        if name not in CHECKS:
+            known = ", ".join(CHECKS)
+            raise TypeError(f"there is no option {name!r}; there are: {known}")
+    if "codec" in changes and options.codec is None:
+        raise ValueError(
+            "codec is an option of jobs in a pool that has one: without Pool(codec=...), the "
+            "pool unpickles what its workers send, whatever this job does"
+        )
+    return replace(
+        options, **{name: CHECKS[name](name, changes[name]) for name in changes}
+    )
