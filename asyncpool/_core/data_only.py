@@ -14,13 +14,8 @@ from asyncpool._wire.codec_failures import load_failure, registered
 from asyncpool._wire.formats import Format, PluggedFormat
 from asyncpool._wire.frames import MAX_NUMBER
 from asyncpool._wire.pickling import Serializer
-from asyncpool._wire.schemas import (
-    FunctionNames,
-    Signature,
-    in_one_piece,
-    json_schema,
-    unnamed,
-)
+from asyncpool._wire.plain_data import in_one_piece
+from asyncpool._wire.schemas import FunctionNames, Signature, json_schema, unnamed
 from asyncpool._wire.scripts import CACHED
 from asyncpool.errors import JobNotPicklableError, ProtocolError
 

@@ -13,7 +13,8 @@ from asyncpool._wire.pickling import (
     traceback_of,
     type_name,
 )
-from asyncpool._wire.schemas import in_one_piece, json_schema
+from asyncpool._wire.plain_data import in_one_piece
+from asyncpool._wire.schemas import json_schema
 from asyncpool._wire.text import printable_lines
 from asyncpool.errors import (
     HookError,
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
     from typing import Any
 
-    from asyncpool._wire.schemas import Payload
+    from asyncpool._wire.plain_data import Payload
 
     Errors = Mapping[str, type[BaseException]]
 

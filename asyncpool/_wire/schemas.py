@@ -1,8 +1,6 @@
-"""What annotations say of values and functions, and the messages that such values travel in.
+"""What annotations say of functions, and the calls and outcomes that travel by it.
 
-A message begins with the number of its format, which is only compared, and with whether its value
-is written in parts (``plain_data.py``).  A call is two lists: its arguments, and the names of the
-last of them.
+A call is two lists: its arguments, and the names of the last of them.
 """
 
 from __future__ import annotations
@@ -13,32 +11,18 @@ import typing
 from collections import abc
 from functools import cache, reduce
 
-from asyncpool._wire.buffers import (
-    HEAVY,
-    OutOfBandPickle,
-    ReceivedPickle,
-    StreamTooLongError,
-)
-from asyncpool._wire.formats import (
-    PLAIN,
-    Cost,
-    Format,
-    MismatchError,
-    json_format,
-    path_from,
-)
+from asyncpool._wire.buffers import StreamTooLongError
+from asyncpool._wire.formats import Format, MismatchError, json_format, path_from
 from asyncpool._wire.pickling import describe
 from asyncpool._wire.plain_data import (
-    MOST_BYTES,
+    HEAD,
     PIECE,
-    Assembly,
     MalformedError,
     MissingPackageError,
     NotDataError,
-    Parts,
-    go_on,
-    private,
+    read,
     weigh,
+    write,
 )
 from asyncpool._wire.records import import_named
 from asyncpool._wire.text import function_name, printable_lines
@@ -50,9 +34,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
     from typing import Any, Literal
 
+    from asyncpool._wire.plain_data import Packed, Payload
+
     Direction = Literal["arguments", "result", "exception", "details"]
-    Packed = bytes | OutOfBandPickle
-    Payload = bytes | memoryview | ReceivedPickle
 
 
 class FunctionNames:
@@ -182,15 +166,6 @@ def unnamed(why: Exception, what: str = "fn") -> JobNotPicklableError:
     )
 
 
-# The bytes of a message before its body.
-_HEAD = 2
-
-# Types whose values are short, and the same as plain data.
-_NUMBERS: frozenset[type] = frozenset((int, float, bool, type(None)))
-
-# What stands for an annotation that is not there.
-_NOTHING = inspect.Parameter.empty
-
 # How deep the part of a value is looked for that cannot be sent.
 _DEEPEST = 30
 
@@ -204,135 +179,33 @@ _ITERATORS = (
 )
 
 
-def _piece(cost: Cost | None) -> int:
-    """Return how long a text may be that is read in one step."""
-    return PIECE if cost is None else PIECE // cost.effort
-
-
-def _write(
-    how: Format,
-    value: Any,
-    *,
-    cost: Cost | None,
-    limit: int | None = None,
-    in_band: bool = False,
-) -> Packed:
-    """Return the message for plain data.  There is no *cost* if a worker reads it.
-
-    Raises:
-        StreamTooLongError: If *limit* is too low.
-        Exception: If it is no plain data.
-    """
-    piece = _piece(cost)
-    if weigh([value], piece if limit is None else min(piece, limit)) is not None:
-        text = how.text(value)
-        if len(text) <= piece:
-            return _joined(how, [text])
-    buffers: list[memoryview] = []
-    parts = Parts(how, None if in_band else buffers, limit, cost=cost)
-    return _joined(how, parts.message(value), buffers, parts=True)
-
-
-def _joined(
-    how: Format,
-    pieces: list[bytes],
-    buffers: Sequence[memoryview] = (),
-    *,
-    parts: bool = False,
-) -> Packed:
-    pieces = [bytes((how.number, parts)), *pieces]
-    if buffers or sum(map(len, pieces)) > HEAVY:
-        return OutOfBandPickle(pieces, [*buffers])
-    return b"".join(pieces)
-
-
-def in_one_piece(packed: Packed) -> bytes:
-    """Return a message whose buffers are part of it."""
-    return packed if isinstance(packed, bytes) else b"".join(packed.pieces)
-
-
-def _read(
-    how: Format,
-    payload: Payload,
-    cost: Cost | None,
-    pause: Callable[[], None] = go_on,
-    *,
-    raw: bool = False,
-) -> Any:
-    """Return the plain data of a message; a *raw* body that is not in parts as it is."""
-    received = payload if isinstance(payload, ReceivedPickle) else None
-    stream: Any = payload if received is None else received.stream
-    if cost is not None and len(stream) > MOST_BYTES + PIECE and how.codec is None:
-        raise MalformedError("it is too long")
-    if type(stream) is not bytes:
-        # The worker may write to it while it is read.
-        stream = private(memoryview(stream).cast("B"), pause)
-    if stream[:1] != bytes((how.number,)) or stream[1:_HEAD] not in (b"\0", b"\1"):
-        raise MalformedError(f"it is no message of {how.name}")
-    if stream[1]:
-        buffers = [] if received is None else received.buffers
-        body = memoryview(stream)[_HEAD:]
-        return Assembly(how, body, buffers, cost=cost, pause=pause).value()
-    if len(stream) > _piece(cost) + _HEAD and how.codec is None:
-        raise MalformedError("it is too long for one part")
-    text = bytes(stream[_HEAD:])
-    return text if raw else how.parse(text)
-
-
 class Schema:
     """What is known of one argument or result, which is sent and read by it.
 
     Args:
         how: The format of its messages.
-        kind: The type by which the format reads it; ``None`` if it reads plain data.
-        expected: The class that plain data must have, if the annotation says that much.
-        cost: What values of the type cost whoever makes them.
+        hint: Its annotation.
         what: What errors call it.
         direction: What errors say of its way.
+
+    Attributes:
+        kind: What the annotation says of it.
     """
 
     def __init__(
         self,
         how: Format,
-        kind: Any = None,
-        expected: type | None = None,
-        cost: Cost = PLAIN,
+        hint: Any = typing.Any,
         *,
         what: str = "the job's result",
         direction: Direction = "result",
     ) -> None:
+        self.kind = how.kind_of(hint)
         self._how = how
-        self._kind = kind
-        self._expected = expected
-        self._cost = cost
         self._what = what
         self._direction: Direction = direction
-        # Whether it is known at all, or the user's codec has to be asked.
-        self.typed: bool = kind is not None or expected is not None
-        self._own = how.codec is not None
-        quick = not self._own and expected is None
-        self._quick = how.reader(kind) if quick else None
         self._head = bytes((how.number, False))
-        self._most = _HEAD + _piece(cost)
-
-    def plain(self, value: Any) -> Any:
-        """Return the plain data of an argument.
-
-        Raises:
-            Exception: If there is none.
-        """
-        if not self._own and (self._kind is None or type(value) in _NUMBERS):
-            return value
-        return self._how.plain(value, self._cost)
-
-    def argument(self, value: Any) -> Any:
-        """Return the argument that has come from the pool as this plain data.
-
-        Raises:
-            MismatchError: If it is not of the annotated type.
-            Exception: If there is none.
-        """
-        return self._made(value, self._how.typed_of)
+        self._most = HEAD + self.kind.piece
 
     def pack(self, value: Any, limit: int | None = None) -> Packed:
         """Return *value* as a message.
@@ -343,7 +216,7 @@ class Schema:
         """
         name, codec = type(value).__qualname__, self._how.name
         try:
-            data = self._pack(value)
+            data = self.kind.message(value)
         except Exception as error:
             where, why = self.culprit(value, "$", error)
             raise JobNotPicklableError(
@@ -367,44 +240,39 @@ class Schema:
             JobNotPicklableError: If it is not of the annotated type, or cannot be had here.
             ProtocolError: If it is no message of this format.
         """
+        kind = self.kind
         if (
             type(payload) is bytes
-            and self._quick is not None
-            and payload[:_HEAD] == self._head
+            and kind.read is not None
+            and payload[:HEAD] == self._head
             and len(payload) <= self._most
         ):
             try:
-                return self._quick(payload[_HEAD:])
+                return kind.read(payload[HEAD:])
             except Exception:  # noqa: S110 - what comes next says what is wrong
                 pass
         foreign = False
         try:
-            pause = pause or go_on
-            value = _read(self._how, payload, self._cost, pause, raw=self._own)
-            foreign = self._own
-            return self._made(value, self._how.typed_of if foreign else self._in_steps)
-        except MismatchError as error:
-            text = printable_lines(path_from(str(error), "$"))
-            raise JobNotPicklableError(
-                f"{self._what} is not what the function's annotation says: {text}",
-                direction=self._direction,
-                name="",
-            ) from error
+            data = read(self._how, payload, kind, pause)
+            foreign = self._how.codec is not None
+            return kind.made_in_steps(data)
         except Exception as error:
-            why = _reason_of(error)
-            if not (foreign or isinstance(error, MissingPackageError)):
+            if isinstance(error, MismatchError):
+                text = printable_lines(path_from(str(error), "$"))
+                told = f"is not what the function's annotation says: {text}"
+            elif foreign or isinstance(error, MissingPackageError):
+                told = f"cannot be read here: {_reason_of(error)}"
+            else:
                 raise ProtocolError(
-                    f"it sent {self._what} that is no {self._how.name}: {why}"
+                    f"it sent {self._what} that is no {self._how.name}: {_reason_of(error)}"
                 ) from error
             raise JobNotPicklableError(
-                f"{self._what} cannot be read here: {why}",
-                direction=self._direction,
-                name="",
+                f"{self._what} {told}", direction=self._direction, name=""
             ) from error
 
     def culprit(self, value: Any, path: str, error: Exception) -> tuple[str, Exception]:
         """Return the path of the part of *value* that cannot be sent, and why."""
-        if self._kind is not None or self._own:
+        if self.kind.whole:
             return path, error
         for _ in range(_DEEPEST):
             for where, part in _parts_of(value, path, wide=self._how.wide):
@@ -418,35 +286,10 @@ class Schema:
     def refusal(self, value: Any) -> Exception | None:
         """Return why *value* cannot be sent; ``None`` if it can."""
         try:
-            self._pack(value)
+            self.kind.message(value)
         except Exception as error:
             return error
         return None
-
-    def _pack(self, value: Any) -> Packed:
-        how, kind, cost = self._how, self._kind, self._cost
-        if self._own:
-            return _joined(how, [how.plain(value, cost)])
-        if kind is not None:
-            if not cost.times:
-                text = how.text(value)
-                # It writes NaN as null.
-                if len(text) <= _piece(cost) and b"null" not in text:
-                    return _joined(how, [text])
-            value = how.plain(value, cost)
-            how.in_steps(value, kind, cost, make=False)
-        return _write(how, value, cost=cost)
-
-    def _in_steps(self, value: Any, kind: Any) -> Any:
-        return self._how.in_steps(value, kind, self._cost)
-
-    def _made(self, value: Any, convert: Callable[[Any, Any], Any]) -> Any:
-        if self._own or self._kind is not None:
-            return convert(value, typing.Any if self._kind is None else self._kind)
-        if self._expected is not None and type(value) is not self._expected:
-            wanted, found = self._expected.__qualname__, type(value).__qualname__
-            raise MismatchError(f"Expected `{wanted}`, got `{found}`")
-        return value
 
 
 @cache
@@ -458,8 +301,8 @@ def json_schema(what: str, direction: Direction) -> Schema:
 def _parts_of(value: Any, path: str, *, wide: bool) -> Iterator[tuple[str, Any]]:
     if type(value) is dict:
         for key, one in value.items():
-            name = str(key) if type(key) is str and key.isidentifier() else None
-            yield (f"{path}[{key!r}]" if name is None else f"{path}.{name}"), one
+            named = type(key) is str and key.isidentifier()
+            yield (f"{path}.{key}" if named else f"{path}[{key!r}]"), one
             yield f"{path}[{key!r}]", key
     elif type(value) is list or (type(value) is tuple and wide):
         for index, one in enumerate(value):
@@ -488,52 +331,37 @@ class Signature:
         self.result: Schema = self._others
         self.item: Schema = Schema(how, what="an item of the stream")
         # Whether annotations say anything of its arguments, or the user's codec has to be asked.
-        self._typed = how.codec is not None
+        self._typed = self._others.kind.typed
         self._positional: list[Schema] = []
         self._named: dict[str, Schema] = {}
-        if function is not None and how.typed:
+        if function is not None and how.wide:
             self._take(function)
 
     def _take(self, function: Callable[..., Any]) -> None:
         try:
             hints = typing.get_type_hints(function, include_extras=True)
-            parameters = inspect.signature(function).parameters.values()
+            parameters = inspect.signature(function).parameters
         except Exception:  # it says nothing that this process understands
             return
-        for parameter in parameters:
-            schema = self._schema(hints.get(parameter.name, _NOTHING))
-            self._typed |= schema.typed
-            match parameter.kind:
-                case inspect.Parameter.VAR_POSITIONAL:
-                    self._others = schema
-                case inspect.Parameter.VAR_KEYWORD:
-                    self._other_names = schema
-                case inspect.Parameter.KEYWORD_ONLY:
-                    self._named[parameter.name] = schema
-                case inspect.Parameter.POSITIONAL_ONLY:
+        for name, parameter in parameters.items():
+            schema = Schema(self._how, hints.get(name, typing.Any))
+            self._typed |= schema.kind.typed
+            if parameter.kind is parameter.VAR_POSITIONAL:
+                self._others = schema
+            elif parameter.kind is parameter.VAR_KEYWORD:
+                self._other_names = schema
+            else:
+                if parameter.kind is not parameter.KEYWORD_ONLY:
                     self._positional.append(schema)
-                case _:
-                    self._positional.append(schema)
-                    self._named[parameter.name] = schema
-        result = hints.get("return", _NOTHING)
+                if parameter.kind is not parameter.POSITIONAL_ONLY:
+                    self._named[name] = schema
+        result = hints.get("return", typing.Any)
         origin, args = typing.get_origin(result), typing.get_args(result)
         if origin in (abc.Awaitable, abc.Coroutine) and args:
             result = args[-1]
         elif origin in _ITERATORS and args:
-            self.item = self._schema(args[0], "an item of the stream")
-        self.result = self._schema(result)
-
-    def _schema(self, hint: Any, what: str = "the job's result") -> Schema:
-        how, kind, expected, cost = self._how, None, None, PLAIN
-        if hint is _NOTHING:
-            pass
-        elif how.codec is not None:
-            kind = hint
-        elif hint is bytes or hint is bytearray:
-            expected = hint  # it may be large, and travel beside the message
-        elif (known := how.cost(hint)) is not None:
-            kind, cost = hint, known
-        return Schema(how, kind, expected, cost, what=what)
+            self.item = Schema(self._how, args[0], what="an item of the stream")
+        self.result = Schema(self._how, result)
 
     def pack(
         self,
@@ -569,9 +397,9 @@ class Signature:
                 for at, schema in enumerate(self._schemas(len(args), kwargs)):
                     if room is not None:
                         room = _probe(values[at], room)
-                    values[at] = schema.plain(values[at])
+                    values[at] = schema.kind.plain(values[at])
             call = [values, [*kwargs]]
-            return _write(how, call, cost=None, limit=limit, in_band=in_band)
+            return write(how, call, None, limit=limit, in_band=in_band)
         except StreamTooLongError:
             raise
         except Exception as error:
@@ -591,16 +419,16 @@ class Signature:
         where = "the call"
         try:
             if type(payload) is bytes and payload[1] == 0 and not self._typed:
-                values, names = self._how.parse(payload[_HEAD:])
+                values, names = self._how.parse(payload[HEAD:])
             else:
-                values, names = _read(self._how, payload, None)
+                values, names = read(self._how, payload, None)
             if not names and not self._typed:
                 return values, {}
             count = len(values) - len(names)
             if self._typed:
                 for at, schema in enumerate(self._schemas(count, names)):
                     where = _name_of(at, count, names)
-                    values[at] = schema.argument(values[at])
+                    values[at] = schema.kind.made(values[at])
         except Exception as error:
             text = _reason_of(error)
             if isinstance(error, MismatchError):

@@ -11,14 +11,15 @@ from asyncpool._wire.buffers import ReceivedPickle
 from asyncpool._wire.codec_failures import pack_failure
 from asyncpool._wire.formats import Format, PluggedFormat, format_of
 from asyncpool._wire.pickling import WorkerSerializer
-from asyncpool._wire.schemas import FunctionNames, Signature, in_one_piece, json_schema
+from asyncpool._wire.plain_data import in_one_piece
+from asyncpool._wire.schemas import FunctionNames, Signature, json_schema
 
 TYPE_CHECKING = False  # see _wire/records.py
 if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
-    from asyncpool._wire.schemas import Packed, Payload
+    from asyncpool._wire.plain_data import Packed, Payload
 
 # How many bytes say how long the description of a function is.
 _SIZE = 4

@@ -52,8 +52,7 @@ _ERRORS: dict[str, type[BaseException]] = {
     "E": UnicodeDecodeError,
 }
 _FORMATS = [format_of("json"), format_of("msgspec")]
-_SCHEMAS = [Schema(how, None, cls) for cls in (None, bytes) for how in _FORMATS]
-_SCHEMAS += [Schema(_FORMATS[0]), Schema(_FORMATS[1], list[int])]
+_SCHEMAS = [Schema(how, hint) for hint in (object, bytes, list[int]) for how in _FORMATS]
 
 
 def _decode(parts: list[bytes], most: int) -> tuple[list[Frame], str]:
