@@ -16,7 +16,7 @@ from asyncpool._wire.plain_data import (
     MalformedError,
     NotDataError,
     hash_long,
-    joined,
+    packed,
     size_of,
     write,
 )
@@ -115,7 +115,7 @@ class Format:
     """JSON, by the standard library.
 
     Attributes:
-        number: What the messages in it begin with.
+        head: What a message in it begins with: its number, and a byte for one that is not in parts.
         name: Its name in errors.
         wide: Whether it also sends tuples, sets, bytes, arrays, and dicts with other keys than texts, and
             annotations count.
@@ -124,7 +124,7 @@ class Format:
         parse: Returns the value of such bytes; raises any exception if they are none.
     """
 
-    number = 1
+    head = b"\1\0"
     name = "json"
     wide = False
     codec: Codec | None = None
@@ -142,9 +142,12 @@ class Kind:
 
     Args:
         how: Their format.
+        trusted: Whether a worker reads them.  For that one they may hold any number of values.  Whoever
+            sends them does not write into them later on, and may make it import what they need.
 
     Attributes:
         how: The format.
+        trusted: As above.
         typed: Whether it says anything of them.
         whole: Whether no part of such a value can be sent by itself.
         read: Returns the value of a text; ``None`` if there is more to do.
@@ -159,8 +162,9 @@ class Kind:
     copies = 1
     tracked = False
 
-    def __init__(self, how: Format) -> None:
+    def __init__(self, how: Format, *, trusted: bool = False) -> None:
         self.how: Format = how
+        self.trusted: bool = trusted
         self.read: Callable[[bytes], Any] | None = how.parse
 
     def plain(self, value: Any) -> Any:
@@ -196,7 +200,7 @@ class Kind:
         Raises:
             Exception: If there is none.
         """
-        return write(self.how, value, self)
+        return write(self, value)
 
 
 class _Exactly(Kind):
@@ -219,7 +223,7 @@ class _Exactly(Kind):
 class MsgspecFormat(Format):
     """JSON, by msgspec, which knows the types that annotations name."""
 
-    number = 2
+    head = b"\2\0"
     name = "msgspec"
     wide = True
 
@@ -230,7 +234,9 @@ class MsgspecFormat(Format):
         self.text = msgspec.json.Encoder().encode
         self.parse = msgspec.json.Decoder().decode
         self._kinds: dict[Any, Kind] = {
-            cls: _Exactly(self, cls) for cls in (bytes, bytearray)
+            Any: Kind(self),
+            bytes: _Exactly(self, bytes),
+            bytearray: _Exactly(self, bytearray),
         }
 
     def kind_of(self, hint: Any) -> Kind:
@@ -241,23 +247,10 @@ class MsgspecFormat(Format):
         """
         try:
             if hint not in self._kinds:
-                self._kinds[hint] = self._new_kind(hint)
+                self._kinds[hint] = _Annotated(self, hint)
             return self._kinds[hint]
         except Exception:  # noqa: BLE001 - msgspec does not know it, or a user's class raises
             return Kind(self)
-
-    def _new_kind(self, hint: Any) -> Kind:
-        inspect = self.msgspec.inspect
-        parts = [*_parts(inspect.type_info(hint), inspect)]
-        kinds = {type(part).__name__ for part in parts}
-        hashed = {
-            type(getattr(part, "key_type", getattr(part, "item_type", None))).__name__
-            for part in parts
-            if type(part).__name__ in _HASHING
-        }
-        if kinds & _OPEN or hashed - _HASHED:
-            return Kind(self)
-        return _Annotated(self, hint, parts, kinds)
 
 
 # Types, as msgspec's inspection calls them: those of any value; those whose values take long to make; the
@@ -304,19 +297,27 @@ class _Annotated(Kind):
     Args:
         how: The format.
         hint: The type.
-        parts: What it is made of, as msgspec's inspection says.
-        kinds: The names of the types among these.
+
+    Raises:
+        Exception: If it is none, or says too little.
     """
 
     typed = True
     whole = True
 
-    def __init__(
-        self, how: MsgspecFormat, hint: Any, parts: list[Any], kinds: set[str]
-    ) -> None:
+    def __init__(self, how: MsgspecFormat, hint: Any) -> None:
         super().__init__(how)
         self._msgspec = how.msgspec
         self._hint = hint
+        parts = [*self._parts(self._msgspec.inspect.type_info(hint))]
+        kinds = {type(part).__name__ for part in parts}
+        hashed = {
+            type(getattr(part, "key_type", getattr(part, "item_type", None))).__name__
+            for part in parts
+            if type(part).__name__ in _HASHING
+        }
+        if kinds & _OPEN or hashed - _HASHED:
+            raise NotDataError("there may be anything in it")
         self.read = self._msgspec.json.Decoder(hint).decode
         self._sets = bool(kinds & _SETS)
         self.copies = _IN_BOTH + self._sets
@@ -349,8 +350,23 @@ class _Annotated(Kind):
             type(part).__name__ in _LOOKED
             or getattr(part, "pattern", None)
             or (_is_list(part) and getattr(part, "tag_field", None) is not None)
-            for part in _parts(info, self._msgspec.inspect, named=False)
+            for part in self._parts(info, named=False)
         )
+
+    def _parts(self, info: Any, *, named: bool = True) -> Iterator[Any]:
+        """Yield the types and fields that a type is made of, perhaps without *named* fields."""
+        inspect = self._msgspec.inspect
+        parts, seen = [info], set[int]()
+        while parts:
+            part = parts.pop()
+            if not isinstance(part, inspect.Type | inspect.Field) or id(part) in seen:
+                continue
+            seen.add(id(part))
+            yield part
+            if named or _is_list(part) or not hasattr(part, "fields"):
+                for name in part.__struct_fields__:
+                    value = getattr(part, name)
+                    parts += value if isinstance(value, tuple) else (value,)
 
     def _made_for(self, field: Any, depth: int) -> int:
         """Return how many objects the default of a field makes, or takes as long as."""
@@ -379,10 +395,10 @@ class _Annotated(Kind):
             text = self.how.text(value)
             # It writes NaN as null.
             if len(text) <= self.piece and b"null" not in text:
-                return joined(self.how, [text])
+                return packed([self.how.head, text])
         data = self.plain(value)
         self._convert_in_steps(data, _leave)
-        return write(self.how, data, self)
+        return write(self, data)
 
     def made(self, data: Any) -> Any:
         return self._convert(data, self._hint)
@@ -400,10 +416,18 @@ class _Annotated(Kind):
             raise MismatchError(text) from error
 
     def _convert_in_steps(self, data: Any, convert: Convert) -> Any:
-        if self._sets:
-            for level, _, _ in _levels([data]):
+        objects, defaults = 0, self._defaults
+        more = defaults or self._shortest
+        for level, dicts, lists in _levels([data] if more or self._sets else []):
+            if self._sets:
                 hash_long(level)
-        if (self._defaults or self._shortest) and self._objects(data) > _MOST:
+            objects += len(lists) * (1 + self._shortest)
+            objects += len(dicts) * (1 + defaults.total())
+            # Other keys do not stand for what is not there.
+            objects -= sum(
+                defaults[key] for one in dicts for key in one if key in defaults
+            )
+        if more and objects > _MOST:
             raise NotDataError(
                 f"with the defaults of its fields it holds more than {_MOST:,} lists, dicts or others, "
                 "which would hold up the service: yield it in parts"
@@ -449,8 +473,8 @@ class _Annotated(Kind):
             try:
                 return [self._in_steps(values[0], hint, convert)]
             except MismatchError as error:
-                place = "[...]" if at is None else f"[{at[0]}]"
-                raise MismatchError(path_from(str(error), f"${place}")) from error
+                root = "$[...]" if at is None else f"$[{at[0]}]"
+                raise MismatchError(path_from(str(error), root)) from error
         half = len(values) // 2
         made = self._elements(values[:half], at and at[:half], hint, convert)
         made += self._elements(values[half:], at and at[half:], hint, convert)
@@ -479,33 +503,6 @@ class _Annotated(Kind):
                 elif type(one) is int and (bits := one.bit_length()) > _LONG_BITS:
                     looked += bits
         return looked
-
-    def _objects(self, data: Any) -> int:
-        """Return how many lists, dicts and objects of defaults are made of *data*."""
-        made, defaults = 0, self._defaults
-        for _, dicts, lists in _levels([data]):
-            made += len(dicts) + len(lists) * (1 + self._shortest)
-            made += defaults.total() * len(dicts)
-            # Other keys do not stand for what is not there.
-            made -= sum(
-                defaults[key] for one in dicts for key in one if key in defaults
-            )
-        return made
-
-
-def _parts(info: Any, inspect: Any, *, named: bool = True) -> Iterator[Any]:
-    """Yield the types and fields that a type is made of, perhaps without *named* fields."""
-    parts, seen = [info], set[int]()
-    while parts:
-        part = parts.pop()
-        if not isinstance(part, inspect.Type | inspect.Field) or id(part) in seen:
-            continue
-        seen.add(id(part))
-        yield part
-        if named or _is_list(part) or not hasattr(part, "fields"):
-            for name in part.__struct_fields__:
-                value = getattr(part, name)
-                parts += value if isinstance(value, tuple) else (value,)
 
 
 def _is_list(part: Any) -> bool:
@@ -566,7 +563,7 @@ def path_from(text: str, root: str) -> str:
 class PluggedFormat(Format):
     """A codec of the user's, which is asked for each argument."""
 
-    number = 3
+    head = b"\3\0"
     wide = True
 
     def __init__(self, codec: Codec) -> None:
@@ -607,18 +604,11 @@ class _Plugged(Kind):
         return self._codec.decode(data, self._hint)
 
     def message(self, value: Any) -> Packed:
-        return joined(self.how, [self.plain(value)])
+        return packed([self.how.head, self.plain(value)])
 
 
-@cache
-def json_format() -> Format:
-    """Return the format for JSON."""
-    return Format()
-
-
-@cache
-def _msgspec_format() -> MsgspecFormat:
-    return MsgspecFormat()
+JSON = Format()
+_msgspec_format = cache(MsgspecFormat)
 
 
 def format_of(codec: object) -> Format:
@@ -630,7 +620,7 @@ def format_of(codec: object) -> Format:
         ImportError: If its package is not installed.
     """
     if codec == "json":
-        return json_format()
+        return JSON
     if codec == "msgspec":
         try:
             return _msgspec_format()

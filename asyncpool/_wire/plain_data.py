@@ -20,7 +20,7 @@ import re
 import sys
 import time
 from io import BytesIO
-from itertools import chain
+from itertools import chain, islice
 
 from asyncpool._wire.buffers import (
     HEAVY,
@@ -32,10 +32,10 @@ from asyncpool._wire.buffers import (
 
 TYPE_CHECKING = False  # see _wire/records.py
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Collection, Iterator, Sequence
     from typing import Any
 
-    from asyncpool._wire.formats import Format, Kind
+    from asyncpool._wire.formats import Kind
 
     Packed = bytes | OutOfBandPickle
     Payload = bytes | memoryview | ReceivedPickle
@@ -156,20 +156,13 @@ def weigh(values: Sequence[Any], most: int) -> int | None:
 
 
 def write(
-    how: Format,
-    value: Any,
-    kind: Kind | None,
-    *,
-    limit: int | None = None,
-    in_band: bool = False,
+    kind: Kind, value: Any, *, limit: int | None = None, in_band: bool = False
 ) -> Packed:
     """Return the message for plain data.
 
     Args:
-        how: The format.
+        kind: What whoever reads it knows of it.
         value: The plain data.
-        kind: What whoever reads it knows of it; ``None`` if that is a worker, for which it may hold any
-            number of values.
         limit: How large the message may become, roughly.
         in_band: Whether large buffers are part of it.
 
@@ -179,25 +172,18 @@ def write(
         RecursionError: If it holds itself, or is nested too deeply.
         Exception: Whatever else the format raises.
     """
-    piece = PIECE if kind is None else kind.piece
+    how, piece = kind.how, kind.piece
     if weigh([value], piece if limit is None else min(piece, limit)) is not None:
         text = how.text(value)
         if len(text) <= piece:
-            return joined(how, [text])
+            return packed([how.head, text])
     buffers: list[memoryview] = []
-    writer = _Writer(how, kind, None if in_band else buffers, limit)
-    return joined(how, writer.message(value), buffers, parts=True)
+    writer = _Writer(kind, None if in_band else buffers, limit)
+    return packed([how.head[:1], b"\1", *writer.body(value)], buffers)
 
 
-def joined(
-    how: Format,
-    pieces: list[bytes],
-    buffers: Sequence[memoryview] = (),
-    *,
-    parts: bool = False,
-) -> Packed:
-    """Return the message whose body is in *pieces*."""
-    pieces = [bytes((how.number, parts)), *pieces]
+def packed(pieces: list[bytes], buffers: Sequence[memoryview] = ()) -> Packed:
+    """Return the message in *pieces*, with what travels beside it."""
     if buffers or sum(map(len, pieces)) > HEAVY:
         return OutOfBandPickle(pieces, [*buffers])
     return b"".join(pieces)
@@ -208,19 +194,12 @@ def in_one_piece(packed: Packed) -> bytes:
     return packed if isinstance(packed, bytes) else b"".join(packed.pieces)
 
 
-def read(
-    how: Format,
-    payload: Payload,
-    kind: Kind | None,
-    pause: Callable[[], None] | None = None,
-) -> Any:
+def read(kind: Kind, payload: Payload, pause: Callable[[], None] | None = None) -> Any:
     """Return the plain data of a message, or the bytes that a codec of the user's has written.
 
     Args:
-        how: The format.
+        kind: What is known of its value.
         payload: The message.
-        kind: What is known of its value; ``None`` if the sender is no worker, which may write into the
-            buffers later on, and must not make this process import anything.
         pause: Called now and then.
 
     Raises:
@@ -229,21 +208,22 @@ def read(
     """
     received = payload if isinstance(payload, ReceivedPickle) else None
     stream: Any = payload if received is None else received.stream
-    own, pause = kind is not None and how.codec is not None, pause or _go_on
-    if kind is not None and len(stream) > MOST_BYTES + PIECE and not own:
+    how, pause = kind.how, pause or _go_on
+    own = how.codec is not None and not kind.trusted
+    if len(stream) > MOST_BYTES + PIECE and not (own or kind.trusted):
         raise MalformedError("it is too long")
     if type(stream) is not bytes:
         # The worker may write to it while it is read.
         stream = _private(memoryview(stream).cast("B"), pause)
-    if len(stream) < HEAD or stream[0] != how.number or stream[1] > 1:
+    if len(stream) < HEAD or stream[0] != how.head[0] or stream[1] > 1:
         raise MalformedError(f"it is no message of {how.name}")
     if stream[1]:
         buffers = [] if received is None else received.buffers
-        return _Reader(how, kind, memoryview(stream)[HEAD:], buffers, pause).value()
+        return _Reader(kind, memoryview(stream)[HEAD:], buffers, pause).value()
     text = stream[HEAD:]
     if own:
         return text
-    if len(text) > (PIECE if kind is None else kind.piece):
+    if len(text) > kind.piece:
         raise MalformedError("it is too long for one part")
     return how.parse(text)
 
@@ -251,17 +231,19 @@ def read(
 class _Scales:
     """Weighs what a message holds, where it is written and where it is read."""
 
-    def __init__(self, kind: Kind | None) -> None:
+    def __init__(self, kind: Kind) -> None:
+        self._how = kind.how
         self._kind = kind
+        self._trusted = kind.trusted
+        self._most: float = math.inf if kind.trusted else _MOST // kind.copies
         self._weight = 0
 
     def _count(self, weight: int) -> None:
         self._weight += weight
-        kind = self._kind
-        if kind is not None and self._weight > (most := _MOST // kind.copies):
-            others = "UUID" if kind.tracked else "other"
+        if self._weight > self._most:
+            others = "UUID" if self._kind.tracked else "other"
             raise NotDataError(
-                f"it holds more than {most:,} values, of which each list, dict or {others} counts "
+                f"it holds more than {self._most:,} values, of which each list, dict or {others} counts "
                 f"{_CONTAINER} more, which would hold up the service: send an array or bytes, or yield it "
                 "in parts"
             )
@@ -271,9 +253,28 @@ class _Scales:
         alone = _ALONE if instruction in _SMALL else _CONTAINER
         self._count(alone + (_MEMBER - 1) * members)
 
+    def _has_texts(self, table: str, keys: Collection[Any]) -> bool:
+        """Tell whether all *keys* of a *table* are texts.
+
+        Raises:
+            NotDataError: If they are others than it may have.
+        """
+        if set(map(type, keys)) <= _TEXTS:
+            return True
+        if not self._how.wide or not all(map(_is_key, keys)):
+            raise NotDataError(
+                f"the keys of a {table} must be texts, numbers, bytes, None, or tuples of up to 8 of these"
+            )
+        if len(keys) > _MOST_KEYS and not self._trusted:
+            raise NotDataError(
+                f"a {table} of more than {_MOST_KEYS:,} such keys would hold up the service: send a list, "
+                "or yield it in parts"
+            )
+        return False
+
     def _count_text(self, text: bytes) -> None:
         """Count the values of the list in a text, with those of its lists and dicts."""
-        if self._kind is None:
+        if self._trusted:
             return
         long = len(_LONG_TEXT.findall(text)) if self._kind.tracked else 0
         # Without escapes it takes less time.
@@ -289,14 +290,9 @@ class _Writer(_Scales):
     """Writes a value in parts, once; large buffers go to *buffers*, if there are any."""
 
     def __init__(
-        self,
-        how: Format,
-        kind: Kind | None,
-        buffers: list[memoryview] | None,
-        limit: int | None,
+        self, kind: Kind, buffers: list[memoryview] | None, limit: int | None
     ) -> None:
         super().__init__(kind)
-        self._how = how
         self._buffers = buffers
         self._room: float = math.inf if limit is None else limit
         self._program: list[int] = []
@@ -306,12 +302,12 @@ class _Writer(_Scales):
         self._texts: list[bytes] = []
         self._bytes: list[bytes | bytearray | memoryview] = []
 
-    def message(self, value: Any) -> list[bytes]:
+    def body(self, value: Any) -> list[bytes]:
         """Return the body of the message for *value*, in pieces."""
         self._put([value])
         self._flush()
         size = sum(map(len, self._bytes))
-        if self._kind is not None and size + sum(map(len, self._texts)) > MOST_BYTES:
+        if size + sum(map(len, self._texts)) > MOST_BYTES and not self._trusted:
             raise NotDataError(
                 f"its texts and short bytes have more than {MOST_BYTES >> 20} MiB: yield it in parts"
             )
@@ -393,10 +389,10 @@ class _Writer(_Scales):
 
     def _put_one(self, value: Any) -> None:
         cls, wide = type(value), self._how.wide
-        if cls is list:
-            self._make(LIST, value)
+        if cls is list or (cls is tuple and wide):
+            self._make(LIST if cls is list else TUPLE, [*value])
         elif cls is dict and (wide or set(map(type, value)) <= _TEXTS):
-            self._check_keys(value)
+            self._has_texts("dict", value)
             self._make(DICT, [*chain.from_iterable(value.items())])
         elif cls is str:
             self._spend(len(value))
@@ -412,10 +408,8 @@ class _Writer(_Scales):
             raise NotDataError(_NO_JSON.get(cls) or f"{name} is no JSON")
         elif cls is float:
             self._make(FLOAT, [repr(value)])
-        elif cls is tuple:
-            self._make(TUPLE, [*value])
         elif cls is set or cls is frozenset:
-            self._check_keys(value)
+            self._has_texts(cls.__name__, value)
             self._make(SET if cls is set else FROZENSET, [*value])
         elif cls is bytes:
             self._put_bytes(value, BYTES, BUFFER)
@@ -425,21 +419,6 @@ class _Writer(_Scales):
             self._put_array(value)
         else:
             raise NotDataError(f"{_name_of(cls)} is no plain data")
-
-    def _check_keys(self, table: Any) -> None:
-        """Refuse keys of which no table is built again."""
-        if set(map(type, table)) <= _TEXTS:
-            return
-        if not all(map(_is_key, table)):
-            raise NotDataError(
-                f"the keys of a {type(table).__name__} must be texts, numbers, bytes, None, or "
-                "tuples of up to 8 of these"
-            )
-        if self._kind is not None and len(table) > _MOST_KEYS:
-            raise NotDataError(
-                f"a {type(table).__name__} of more than {_MOST_KEYS:,} such keys would hold up the "
-                "service: send a list, or yield it in parts"
-            )
 
     def _beside(self, view: bytes | memoryview) -> int | None:
         """Return the number of the buffer that *view* has become; ``None`` if it is too small."""
@@ -479,14 +458,12 @@ class _Reader(_Scales):
 
     def __init__(
         self,
-        how: Format,
-        kind: Kind | None,
+        kind: Kind,
         body: memoryview,
         buffers: list[memoryview],
         pause: Callable[[], None],
     ) -> None:
         super().__init__(kind)
-        self._how = how
         self._pause = pause
         self._buffers: list[memoryview | None] = [*buffers]
         size = int.from_bytes(body[:8])
@@ -495,25 +472,20 @@ class _Reader(_Scales):
 
     def value(self) -> Any:
         """Return the value."""
-        program: list[Any] = []
-        for some in self._texts():
-            program += some
+        program = [*chain.from_iterable(self._texts())]
         self._weight = 0  # of the value, and not of its program
+        values = chain.from_iterable(self._texts())
         stack: list[Any] = []
-        ready: list[Any] = []
-        texts, at = self._texts(), 0
         where: list[int] = []  # on the stack the instructions have put something
         deep: list[int] = []  # and how deep it is nested
         for instruction, count in zip(program[::2], program[1::2], strict=True):
             if type(count) is not int or count < 0:
                 raise MalformedError("its program is none")
             if instruction == PUSH:
-                end = at + count
-                while end > len(ready):
-                    stack += ready[at:]
-                    ready, at, end = next(texts), 0, end - len(ready)
-                stack += ready[at:end]
-                at = end
+                end = len(stack) + count
+                stack += islice(values, count)
+                if len(stack) < end:
+                    raise MalformedError("its program takes what is not there")
                 continue
             self._pause()
             self._count_instruction(instruction, count)
@@ -534,7 +506,7 @@ class _Reader(_Scales):
             stack.append(self._made(instruction, parts))
             where.append(start)
             deep.append(depth)
-        if len(stack) != 1 or at < len(ready) or next(texts, None) is not None:
+        if len(stack) != 1 or [*islice(values, 1)]:
             raise MalformedError("it is not one value")
         return stack[0]
 
@@ -581,23 +553,16 @@ class _Reader(_Scales):
         Raises:
             MalformedError: If it takes longer than it would with keys that nobody has chosen.
         """
-        texts = set(map(type, keys)) <= _TEXTS
-        if not texts:
-            if len(keys) > _MOST_KEYS and self._kind is not None:
-                raise MalformedError("one of its tables has too many keys")
-            if not self._how.wide or not all(map(_is_key, keys)):
-                raise MalformedError("one of its tables has keys that are none")
+        texts = self._has_texts(type(made).__name__, keys)
         step, begin, late = _COLLECTED if texts else _FEW, time.thread_time(), 0.0
         for at in range(0, len(keys), step):
             some = keys[at : at + step]
             hash_long(some)
-            if values is None:
-                made.update(some)
-            else:
-                made.update(zip(some, values[at : at + step], strict=True))
+            others = values and values[at : at + step]
+            made.update(some if others is None else zip(some, others, strict=True))
             if not texts:
                 late = time.thread_time() - begin - _EACH_KEY * (at + step)
-                if late > self._free and self._kind is not None:
+                if late > self._free and not self._trusted:
                     raise MalformedError("keys of a table were chosen for their hash")
             self._pause()
         self._free -= max(late, 0.0)
@@ -642,7 +607,7 @@ class _Reader(_Scales):
             data = self._buffer(data)
         elif type(data) is not bytes:
             raise MalformedError("an array has no bytes")
-        if self._kind is not None and "numpy" not in sys.modules:
+        if "numpy" not in sys.modules and not self._trusted:
             raise MissingPackageError(
                 "a NumPy array has come, and this process has not imported numpy"
             )
@@ -652,7 +617,7 @@ class _Reader(_Scales):
             raise MalformedError("the bytes of an array do not fit its shape")
         array = numpy.ndarray(shape, real, data, order=order)
         # What is in bytes cannot be written to.
-        return array if beside and self._kind is None else array.copy("A")
+        return array if beside and self._trusted else array.copy("A")
 
 
 def _is_key(key: Any) -> bool:

@@ -1,4 +1,4 @@
-"""What annotations say of functions, and the calls and outcomes that travel by it.
+"""The calls and outcomes of data-only pools: functions by their names, values by their annotations.
 
 A call is two lists: its arguments, and the names of the last of them.
 """
@@ -9,24 +9,38 @@ import inspect
 import sys
 import typing
 from collections import abc
-from functools import cache, reduce
+from functools import reduce
 
 from asyncpool._wire.buffers import StreamTooLongError
-from asyncpool._wire.formats import Format, MismatchError, json_format, path_from
-from asyncpool._wire.pickling import describe
+from asyncpool._wire.formats import JSON, Format, Kind, MismatchError, path_from
+from asyncpool._wire.pickling import (
+    describe,
+    raisable,
+    text_of,
+    traceback_of,
+    type_name,
+)
 from asyncpool._wire.plain_data import (
     HEAD,
     PIECE,
     MalformedError,
     MissingPackageError,
     NotDataError,
+    in_one_piece,
     read,
     weigh,
     write,
 )
 from asyncpool._wire.records import import_named
 from asyncpool._wire.text import function_name, printable_lines
-from asyncpool.errors import JobNotPicklableError, ProtocolError
+from asyncpool.errors import (
+    HookError,
+    JobCancelled,
+    JobNotPicklableError,
+    ProtocolError,
+    RemoteError,
+    RemoteTraceback,
+)
 
 TYPE_CHECKING = False  # see _wire/records.py
 
@@ -37,6 +51,7 @@ if TYPE_CHECKING:
     from asyncpool._wire.plain_data import Packed, Payload
 
     Direction = Literal["arguments", "result", "exception", "details"]
+    Errors = Mapping[str, type[BaseException]]
 
 
 class FunctionNames:
@@ -55,26 +70,27 @@ class FunctionNames:
     """
 
     def __init__(self, allowed: Iterable[object] | None) -> None:
-        self.allowed: tuple[str, ...] | None = None
-        if allowed is not None:
-            self.allowed = tuple(_pattern(one) for one in allowed)
+        self.allowed: tuple[str, ...] | None = (
+            None if allowed is None else tuple(map(_pattern, allowed))
+        )
 
     def check(self, name: str) -> None:
         """Raise a :exc:`LookupError` unless workers may call the function of that *name*."""
-        if self.allowed is None:
-            return
-        module = name.partition(":")[0]
-        if name not in self.allowed and f"{module}:*" not in self.allowed:
+        names = {name, f"{name.partition(':')[0]}:*"}
+        if self.allowed is not None and names.isdisjoint(self.allowed):
             raise LookupError(f"{name} is not among the functions of this pool")
 
     def name_of(self, function: Callable[..., Any]) -> str:
         """Return the name of *function*, ``"package.module:name"``.
 
         Raises:
-            LookupError: If it has none that workers find, or may call.
+            JobNotPicklableError: If it has none that workers find, or may call.
         """
-        name = name_of(function)
-        self.check(name)
+        try:
+            name = name_of(function)
+            self.check(name)
+        except LookupError as why:
+            raise unnamed(why) from why
         return name
 
     def find(self, name: str) -> Any:
@@ -93,10 +109,8 @@ def name_of(function: Callable[..., Any]) -> str:
     Raises:
         LookupError: If there is none.
     """
-    path, home = (
-        getattr(function, "__qualname__", None),
-        getattr(function, "__module__", None),
-    )
+    path = getattr(function, "__qualname__", None)
+    home = getattr(function, "__module__", None)
     if not isinstance(path, str) or not isinstance(home, str):
         raise LookupError(  # noqa: TRY004 - it has no name
             f"{function_name(function)} is an object of a "
@@ -113,18 +127,13 @@ def name_of(function: Callable[..., Any]) -> str:
     if found is not function:
         raise LookupError(f"{home}:{path} is not this function but {found!r}")
     if home == "__main__":
-        home = _real_name(module)
+        spec = getattr(module, "__spec__", None)
+        if spec is None:
+            raise LookupError(
+                "it is a function of __main__, which has no name: put it into a module of its own"
+            )
+        home = spec.name  # by which workers import it
     return f"{home}:{path}"
-
-
-def _real_name(main: Any) -> str:
-    """Return the name by which workers import the main module."""
-    spec = getattr(main, "__spec__", None)
-    if spec is None:
-        raise LookupError(
-            "it is a function of __main__, which has no name: put it into a module of its own"
-        )
-    return str(spec.name)
 
 
 def _pattern(one: object) -> str:
@@ -149,10 +158,9 @@ def check_name(option: str, function: object) -> None:
     Raises:
         JobNotPicklableError: If they do not.
     """
-    if not callable(function):
-        return
     try:
-        name_of(function)
+        if callable(function):
+            name_of(function)
     except LookupError as why:
         raise unnamed(why, option) from why
 
@@ -200,11 +208,10 @@ class Schema:
         what: str = "the job's result",
         direction: Direction = "result",
     ) -> None:
-        self.kind = how.kind_of(hint)
-        self._how = how
+        self.kind: Kind = how.kind_of(hint)
         self._what = what
         self._direction: Direction = direction
-        self._head = bytes((how.number, False))
+        self._head = how.head
         self._most = HEAD + self.kind.piece
 
     def pack(self, value: Any, limit: int | None = None) -> Packed:
@@ -214,7 +221,7 @@ class Schema:
             JobNotPicklableError: If it is no plain data, and not of the annotated type, or has more than
                 *limit* bytes.
         """
-        name, codec = type(value).__qualname__, self._how.name
+        name, codec = type(value).__qualname__, self.kind.how.name
         try:
             data = self.kind.message(value)
         except Exception as error:
@@ -253,8 +260,8 @@ class Schema:
                 pass
         foreign = False
         try:
-            data = read(self._how, payload, kind, pause)
-            foreign = self._how.codec is not None
+            data = read(kind, payload, pause)
+            foreign = kind.how.codec is not None
             return kind.made_in_steps(data)
         except Exception as error:
             if isinstance(error, MismatchError):
@@ -264,7 +271,7 @@ class Schema:
                 told = f"cannot be read here: {_reason_of(error)}"
             else:
                 raise ProtocolError(
-                    f"it sent {self._what} that is no {self._how.name}: {_reason_of(error)}"
+                    f"it sent {self._what} that is no {kind.how.name}: {_reason_of(error)}"
                 ) from error
             raise JobNotPicklableError(
                 f"{self._what} {told}", direction=self._direction, name=""
@@ -275,7 +282,7 @@ class Schema:
         if self.kind.whole:
             return path, error
         for _ in range(_DEEPEST):
-            for where, part in _parts_of(value, path, wide=self._how.wide):
+            for where, part in _parts_of(value, path, wide=self.kind.how.wide):
                 if (own := self.refusal(part)) is not None:
                     value, path, error = part, where, own
                     break
@@ -290,12 +297,6 @@ class Schema:
         except Exception as error:
             return error
         return None
-
-
-@cache
-def json_schema(what: str, direction: Direction) -> Schema:
-    """Return the schema of any value that is sent as JSON."""
-    return Schema(json_format(), what=what, direction=direction)
 
 
 def _parts_of(value: Any, path: str, *, wide: bool) -> Iterator[tuple[str, Any]]:
@@ -326,7 +327,7 @@ class Signature:
 
     def __init__(self, function: Callable[..., Any] | None, how: Format) -> None:
         self._how = how
-        self._head = bytes((how.number, False))
+        self._call = Kind(how, trusted=True)
         self._others = self._other_names = Schema(how)
         self.result: Schema = self._others
         self.item: Schema = Schema(how, what="an item of the stream")
@@ -391,7 +392,7 @@ class Signature:
                 # It is the same if a type is made of it.
                 text = how.text((values, [*kwargs]))
                 if len(text) <= PIECE:
-                    return self._head + text
+                    return how.head + text
             elif self._typed:
                 room = limit
                 for at, schema in enumerate(self._schemas(len(args), kwargs)):
@@ -399,7 +400,7 @@ class Signature:
                         room = _probe(values[at], room)
                     values[at] = schema.kind.plain(values[at])
             call = [values, [*kwargs]]
-            return write(how, call, None, limit=limit, in_band=in_band)
+            return write(self._call, call, limit=limit, in_band=in_band)
         except StreamTooLongError:
             raise
         except Exception as error:
@@ -421,7 +422,7 @@ class Signature:
             if type(payload) is bytes and payload[1] == 0 and not self._typed:
                 values, names = self._how.parse(payload[HEAD:])
             else:
-                values, names = read(self._how, payload, None)
+                values, names = read(self._call, payload)
             if not names and not self._typed:
                 return values, {}
             count = len(values) - len(names)
@@ -438,13 +439,11 @@ class Signature:
             ) from error
         return values[:count], dict(zip(names, values[count:], strict=True))
 
-    def _schemas(self, count: int, names: Iterable[str]) -> Iterator[Schema]:
-        """Yield the schemas of so many positional arguments, and of those of these names."""
-        known = self._positional
-        for at in range(count):
-            yield known[at] if at < len(known) else self._others
-        for name in names:
-            yield self._named.get(name, self._other_names)
+    def _schemas(self, count: int, names: Iterable[str]) -> list[Schema]:
+        """Return the schemas of so many positional arguments, and of those of these names."""
+        known = self._positional[:count]
+        named = [self._named.get(name, self._other_names) for name in names]
+        return known + [self._others] * (count - len(known)) + named
 
     def _culprit(
         self, args: tuple[Any, ...], kwargs: Mapping[str, Any], error: Exception
@@ -493,3 +492,164 @@ def _reason_of(why: Exception) -> str:
         return "it is nested too deeply, or holds itself"
     own = isinstance(why, NotDataError | MalformedError | MissingPackageError)
     return printable_lines(str(why) if own else describe(why))
+
+
+# What a job raises is data too: always JSON, whatever the codec of the calls.  An exception comes home as
+# a RemoteError with its name, its text and its traceback.  If its class was registered, the pool makes it
+# anew by its constructor, from plain arguments.
+_ERROR = Schema(JSON, what="an exception", direction="exception")
+_TEXTS = ("type", "text", "traceback")
+_MOST_NOTES = 100
+
+# Of a text so many characters are sent, and believed.
+_LONGEST = 1 << 20
+
+
+def registered(errors: Iterable[object]) -> dict[str, type[BaseException]]:
+    """Return classes of exceptions by their names.
+
+    Raises:
+        TypeError: If one is no such class.
+    """
+    found: dict[str, type[BaseException]] = {}
+    for cls in errors:
+        if not (isinstance(cls, type) and issubclass(cls, BaseException)):
+            raise TypeError(f"errors takes classes of exceptions, not {cls!r}")
+        found[f"{cls.__module__}.{cls.__qualname__}"] = cls
+    return found
+
+
+def pack_failure(error: BaseException, *, skip: int) -> bytes:
+    """Return the payload of an ``ERROR`` frame, whatever *error* is.
+
+    Args:
+        error: What the job raised.
+        skip: How many of the outermost frames of its traceback belong to the worker.
+    """
+    fields = _fields(error, skip)
+    try:
+        data = _ERROR.pack(fields)
+    except Exception:  # with its arguments it may exceed what one message holds
+        data = _ERROR.pack(fields | {"args": None})
+    return in_one_piece(data)
+
+
+def _text(value: str) -> str:
+    """Return *value* as text that can be sent: not too long, and without halves of surrogate pairs."""
+    return value[:_LONGEST].encode(errors="backslashreplace").decode()
+
+
+def _fields(error: BaseException, skip: int) -> dict[str, Any]:
+    fields: dict[str, Any] = {
+        "type": type_name(error),
+        "text": _text(text_of(error)),
+        "traceback": _text(traceback_of(error, skip)),
+        "notes": _notes(error),
+        "args": _plain_args(error),
+    }
+    if isinstance(error, HookError):
+        fields["hook"] = [error.hook, error.stage, _fields(error.exception, 0)]
+    elif isinstance(error, JobNotPicklableError):
+        fields["args"] = [error.direction, error.name, _text(error.text)]
+    return fields
+
+
+def _plain_args(error: BaseException) -> list[Any] | None:
+    try:
+        args = [*error.args]
+    except Exception:  # its args may be anything
+        return None
+    return None if _ERROR.refusal(args) else args
+
+
+def _notes(error: BaseException) -> list[str]:
+    notes = getattr(error, "__notes__", None)
+    if type(notes) is not list:
+        return []
+    return [_text(note) for note in notes if type(note) is str][:_MOST_NOTES]
+
+
+def load_failure(
+    errors: Errors, payload: Payload, pause: Callable[[], None] | None = None
+) -> BaseException:
+    """Return the exception in the payload of an ``ERROR`` frame, which may be anything.
+
+    Args:
+        errors: The classes that are rebuilt, by name.
+        payload: The payload.
+        pause: Called now and then while a large one is loaded.
+
+    Raises:
+        ProtocolError: If it is no such payload.
+    """
+    return raisable(_error_of(_ERROR.load(payload, pause), errors))
+
+
+def _error_of(found: Any, errors: Errors) -> BaseException:
+    """Return the exception that *found* describes."""
+    fields: dict[str, Any] = found if type(found) is dict else {}
+    if any(type(fields.get(name)) is not str for name in _TEXTS):
+        raise ProtocolError("it sent an exception without a name, text or traceback")
+    notes, args = fields.get("notes"), fields.get("args")
+    if type(notes) is not list or any(type(note) is not str for note in notes):
+        raise ProtocolError("it sent an exception whose notes are no texts")
+    if args is not None and type(args) is not list:
+        raise ProtocolError("it sent an exception whose arguments are no list")
+    shown = {name: _shown(fields[name]) for name in _TEXTS}
+    fields = {**fields, **shown, "notes": [*map(_shown, notes[:_MOST_NOTES])]}
+    error = _own(fields, errors) or _rebuilt(fields, errors)
+    if error is None:
+        error = RemoteError(
+            fields["type"],
+            fields["text"],
+            traceback=fields["traceback"],
+            args=None if args is None else tuple(args),
+        )
+    for note in fields["notes"]:
+        error.add_note(note)
+    if not isinstance(error, HookError):
+        error.__cause__ = RemoteTraceback(fields["traceback"])
+    return error
+
+
+def _shown(text: str) -> str:
+    return printable_lines(text[:_LONGEST])
+
+
+def _rebuilt(fields: dict[str, Any], errors: Errors) -> BaseException | None:
+    cls, args = errors.get(fields["type"]), fields.get("args")
+    if cls is None or args is None:
+        return None
+    try:
+        error = cls(*args)
+    except Exception as why:  # it is the user's constructor
+        note = f"{cls.__qualname__} cannot be rebuilt: {describe(why)}"
+        fields["notes"].append(_shown(note))
+        return None
+    return error if type(error) is cls else None
+
+
+def _own(fields: dict[str, Any], errors: Errors) -> BaseException | None:
+    """Return one of the errors that workers raise themselves."""
+    match fields:
+        case {"type": "asyncpool.errors.JobCancelled"}:
+            return JobCancelled(fields["text"])
+        case {
+            "type": "asyncpool.errors.JobNotPicklableError",
+            "args": [
+                "arguments" | "result" | "exception" | "details" as direction,
+                str(name),
+                str(text),
+            ],
+        }:
+            return JobNotPicklableError(
+                fields["text"],
+                direction=direction,
+                name=_shown(name),
+                text=_shown(text),
+            )
+        case {"hook": [str(hook), "enter" | "exit" as stage, dict(inner)]}:
+            cause = _error_of({**inner, "hook": None}, errors)
+            return HookError(_shown(hook), stage=stage, exception=cause)
+        case _:
+            return None

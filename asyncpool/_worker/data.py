@@ -8,11 +8,10 @@ from binascii import a2b_base64
 from contextvars import ContextVar
 
 from asyncpool._wire.buffers import ReceivedPickle
-from asyncpool._wire.codec_failures import pack_failure
-from asyncpool._wire.formats import Format, PluggedFormat, format_of
+from asyncpool._wire.formats import JSON, Format, PluggedFormat, format_of
 from asyncpool._wire.pickling import WorkerSerializer
 from asyncpool._wire.plain_data import in_one_piece
-from asyncpool._wire.schemas import FunctionNames, Signature, json_schema
+from asyncpool._wire.schemas import FunctionNames, Schema, Signature, pack_failure
 
 TYPE_CHECKING = False  # see _wire/records.py
 if TYPE_CHECKING:
@@ -25,7 +24,7 @@ if TYPE_CHECKING:
 _SIZE = 4
 
 # As JSON, whatever the codec: threads of a job may have no context that tells it.
-_DETAILS = json_schema("the details", "details")
+_DETAILS = Schema(JSON, what="the details", direction="details")
 
 
 class DataFunction:

@@ -17,10 +17,16 @@ from hypothesis import given, strategies as st
 from asyncpool._core.data_only import DataOnly
 from asyncpool._wire import formats
 from asyncpool._wire.buffers import OutOfBandPickle, ReceivedPickle, StreamTooLongError
-from asyncpool._wire.codec_failures import load_failure, pack_failure, registered
 from asyncpool._wire.formats import Format, format_of
 from asyncpool._wire.plain_data import NotDataError
-from asyncpool._wire.schemas import FunctionNames, Schema, Signature
+from asyncpool._wire.schemas import (
+    FunctionNames,
+    Schema,
+    Signature,
+    load_failure,
+    pack_failure,
+    registered,
+)
 from asyncpool.errors import (
     HookError,
     JobCancelled,
