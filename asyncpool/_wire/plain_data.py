@@ -189,9 +189,9 @@ def packed(pieces: list[bytes], buffers: Sequence[memoryview] = ()) -> Packed:
     return b"".join(pieces)
 
 
-def in_one_piece(packed: Packed) -> bytes:
+def in_one_piece(message: Packed) -> bytes:
     """Return a message whose buffers are part of it."""
-    return packed if isinstance(packed, bytes) else b"".join(packed.pieces)
+    return message if isinstance(message, bytes) else b"".join(message.pieces)
 
 
 def read(kind: Kind, payload: Payload, pause: Callable[[], None] | None = None) -> Any:
@@ -249,6 +249,8 @@ class _Scales:
             )
 
     def _count_instruction(self, instruction: int, count: int) -> None:
+        if self._trusted:
+            return
         members = count if instruction in (SET, FROZENSET) else 0
         alone = _ALONE if instruction in _SMALL else _CONTAINER
         self._count(alone + (_MEMBER - 1) * members)
@@ -420,19 +422,16 @@ class _Writer(_Scales):
         else:
             raise NotDataError(f"{_name_of(cls)} is no plain data")
 
-    def _beside(self, view: bytes | memoryview) -> int | None:
-        """Return the number of the buffer that *view* has become; ``None`` if it is too small."""
-        if len(view) < LARGE or self._buffers is None:
-            return None
-        self._buffers.append(memoryview(view))
-        return len(self._buffers) - 1
-
     def _put_bytes(self, view: bytes | memoryview, small: int, large: int) -> None:
-        number = self._beside(view)
-        if number is None:
+        if len(view) < LARGE or self._buffers is None:
             self._spend(len(view))
             self._bytes.append(view)
             self._add(small, len(view))
+            return
+        number = len(self._buffers)
+        self._buffers.append(memoryview(view))
+        if large == PUSH:
+            self._put([number])
         else:
             self._add(large, number)
 
@@ -445,11 +444,7 @@ class _Writer(_Scales):
         order = "C" if array.flags.c_contiguous else "F"
         self._put([[dtype.str, [*array.shape], order]])
         view = memoryview(array.reshape(-1, order=order).view("u1"))
-        number = self._beside(view)
-        if number is None:
-            self._put_bytes(view, BYTES, BUFFER)
-        else:
-            self._put([number])
+        self._put_bytes(view, BYTES, PUSH)  # an array takes its buffer by number
         self._add(ARRAY, 2)
 
 
@@ -465,7 +460,7 @@ class _Reader(_Scales):
     ) -> None:
         super().__init__(kind)
         self._pause = pause
-        self._buffers: list[memoryview | None] = [*buffers]
+        self._buffers = dict(enumerate(buffers))
         size = int.from_bytes(body[:8])
         self._bytes, self._rest = body[8 : 8 + size], body[8 + size :]
         self._free = _FREE
@@ -583,13 +578,11 @@ class _Reader(_Scales):
         _copy(view, made.extend, self._pause)
         return made
 
-    def _buffer(self, index: Any) -> memoryview:
+    def _buffer(self, index: int) -> memoryview:
         """Return a buffer, once: a message that named it often would take any memory."""
-        known = type(index) is int and 0 <= index < len(self._buffers)
-        found: memoryview | None = self._buffers[index] if known else None
+        found = self._buffers.pop(index, None)
         if found is None:
             raise MalformedError("there is no such buffer")
-        self._buffers[index] = None
         return found.cast("B")
 
     def _array(self, meta: list[Any], data: Any) -> Any:

@@ -80,17 +80,17 @@ class FunctionNames:
         if self.allowed is not None and names.isdisjoint(self.allowed):
             raise LookupError(f"{name} is not among the functions of this pool")
 
-    def name_of(self, function: Callable[..., Any]) -> str:
-        """Return the name of *function*, ``"package.module:name"``.
+    def name_of(self, function: Callable[..., Any], what: str = "fn") -> str:
+        """Return the name of *function*, ``"package.module:name"``; errors call it *what*.
 
         Raises:
             JobNotPicklableError: If it has none that workers find, or may call.
         """
         try:
-            name = name_of(function)
+            name = _name_of_function(function)
             self.check(name)
         except LookupError as why:
-            raise unnamed(why) from why
+            raise unnamed(why, what) from why
         return name
 
     def find(self, name: str) -> Any:
@@ -103,7 +103,7 @@ class FunctionNames:
         return import_named(name)
 
 
-def name_of(function: Callable[..., Any]) -> str:
+def _name_of_function(function: Callable[..., Any]) -> str:
     """Return the name by which workers find *function*, ``"package.module:name"``.
 
     Raises:
@@ -139,7 +139,7 @@ def name_of(function: Callable[..., Any]) -> str:
 def _pattern(one: object) -> str:
     if callable(one):
         try:
-            return name_of(one)
+            return _name_of_function(one)
         except LookupError as error:
             raise TypeError(
                 f"functions takes functions with a name: {error}"
@@ -158,11 +158,8 @@ def check_name(option: str, function: object) -> None:
     Raises:
         JobNotPicklableError: If they do not.
     """
-    try:
-        if callable(function):
-            name_of(function)
-    except LookupError as why:
-        raise unnamed(why, option) from why
+    if callable(function):
+        FunctionNames(None).name_of(function, option)
 
 
 def unnamed(why: Exception, what: str = "fn") -> JobNotPicklableError:
@@ -528,10 +525,9 @@ def pack_failure(error: BaseException, *, skip: int) -> bytes:
     """
     fields = _fields(error, skip)
     try:
-        data = _ERROR.pack(fields)
+        return in_one_piece(_ERROR.pack(fields))
     except Exception:  # with its arguments it may exceed what one message holds
-        data = _ERROR.pack(fields | {"args": None})
-    return in_one_piece(data)
+        return in_one_piece(_ERROR.pack(fields | {"args": None}))
 
 
 def _text(value: str) -> str:

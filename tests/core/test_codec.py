@@ -15,18 +15,11 @@ import pytest
 from hypothesis import given, strategies as st
 
 from asyncpool._core.data_only import DataOnly
-from asyncpool._wire import formats
+from asyncpool._wire import formats, schemas
 from asyncpool._wire.buffers import OutOfBandPickle, ReceivedPickle, StreamTooLongError
 from asyncpool._wire.formats import Format, format_of
 from asyncpool._wire.plain_data import NotDataError
-from asyncpool._wire.schemas import (
-    FunctionNames,
-    Schema,
-    Signature,
-    load_failure,
-    pack_failure,
-    registered,
-)
+from asyncpool._wire.schemas import Schema, Signature, load_failure, pack_failure
 from asyncpool.errors import (
     HookError,
     JobCancelled,
@@ -229,7 +222,7 @@ def test_json_does_not_join_two_halves_in_silence() -> None:
 
 # Exceptions.
 
-ERRORS = registered([StockError, StopIteration, SystemExit])
+ERRORS = schemas.registered([StockError, StopIteration, SystemExit])
 
 
 def there_and_back(error: BaseException) -> BaseException:
@@ -297,7 +290,7 @@ def test_a_text_of_any_length_comes_home() -> None:
 @pytest.mark.parametrize("wrong", ["math", ":sqrt", "math:", 3])
 def test_an_entry_of_that_list_that_names_nothing_is_refused(wrong: Any) -> None:
     with pytest.raises(ValueError, match="functions takes functions and names"):
-        FunctionNames([wrong])
+        schemas.FunctionNames([wrong])
 
 
 JSON = format_of("json")
