@@ -391,8 +391,8 @@ class _Writer(_Scales):
 
     def _put_one(self, value: Any) -> None:
         cls, wide = type(value), self._how.wide
-        if cls is list or (cls is tuple and wide):
-            self._make(LIST if cls is list else TUPLE, [*value])
+        if cls is list:
+            self._make(LIST, value)
         elif cls is dict and (wide or set(map(type, value)) <= _TEXTS):
             self._has_texts("dict", value)
             self._make(DICT, [*chain.from_iterable(value.items())])
@@ -410,6 +410,8 @@ class _Writer(_Scales):
             raise NotDataError(_NO_JSON.get(cls) or f"{name} is no JSON")
         elif cls is float:
             self._make(FLOAT, [repr(value)])
+        elif cls is tuple:
+            self._make(TUPLE, [*value])
         elif cls is set or cls is frozenset:
             self._has_texts(cls.__name__, value)
             self._make(SET if cls is set else FROZENSET, [*value])
