@@ -5,20 +5,21 @@ from __future__ import annotations
 import json
 import pickle
 from binascii import b2a_base64
-from functools import partial
+from functools import lru_cache, partial
 from typing import TYPE_CHECKING
 
 from asyncpool._core.functions import FunctionTable
 from asyncpool._wire.buffers import HEAVY, LIGHT, OutOfBandPickle, ReceivedPickle
-from asyncpool._wire.codec_failures import load_failure, registered
-from asyncpool._wire.formats import Format, PluggedFormat
+from asyncpool._wire.formats import JSON, Format, PluggedFormat
 from asyncpool._wire.frames import MAX_NUMBER
 from asyncpool._wire.pickling import Serializer
+from asyncpool._wire.plain_data import in_one_piece
 from asyncpool._wire.schemas import (
     FunctionNames,
+    Schema,
     Signature,
-    in_one_piece,
-    json_schema,
+    load_failure,
+    registered,
     unnamed,
 )
 from asyncpool._wire.scripts import CACHED
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
 
     from asyncpool._core.figures import FunctionTotals
 
-_DETAILS = json_schema("the details of a heartbeat", "details")
+_DETAILS = Schema(JSON, what="the details of a heartbeat", direction="details")
 
 
 class DataOnly:
@@ -60,7 +61,8 @@ class DataOnly:
         self.how: Format = how
         self.names: FunctionNames = FunctionNames(functions)
         self.errors: dict[str, type[BaseException]] = registered(errors)
-        self._specs: dict[Format, object] = {}
+        # There may be a view with a new codec for each job.
+        self._spec = lru_cache(16)(_spec)
 
     @property
     def config(self) -> bytes:
@@ -71,13 +73,10 @@ class DataOnly:
         """Return what tells a worker of *function*, and in which format its calls are.
 
         Raises:
-            LookupError: If it has no name, or may not be called.
+            JobNotPicklableError: If it has no name, or may not be called.
         """
         name = self.names.name_of(function)
-        spec = self._specs.get(how)
-        if spec is None:
-            spec = self._specs[how] = _spec(how)
-        return json.dumps({"codec": spec, "function": name}).encode()
+        return json.dumps({"codec": self._spec(how), "function": name}).encode()
 
     def serializer_of(
         self, function: Callable[..., Any], how: Format
@@ -97,10 +96,7 @@ class DataOnly:
         Raises:
             JobNotPicklableError: If it cannot be sent.
         """
-        try:
-            head = self.describe(function, how)
-        except LookupError as why:
-            raise unnamed(why) from why
+        head = self.describe(function, how)
         call = Signature(function, how).pack(args, kwargs, in_band=True)
         return len(head).to_bytes(4) + head + in_one_piece(call)
 
@@ -131,10 +127,7 @@ class DataSerializer(Serializer):
     ) -> bytes | OutOfBandPickle:
         """Pack a call."""
         if not number:
-            try:
-                self._names.name_of(function)
-            except LookupError as why:
-                raise unnamed(why) from why
+            self._names.name_of(function)  # which says why it has none
             raise unnamed(LookupError(f"this pool has called {MAX_NUMBER} functions"))
         if pause is not None:
             pause()  # a message is written in one step, so there is no other place for a break
@@ -193,7 +186,7 @@ class DataFunctionTable(FunctionTable):
             return b"", serializer
         try:
             return self._data.describe(function, self._how), serializer
-        except LookupError:  # each call of it is refused
+        except JobNotPicklableError:  # each call of it is refused
             return b"", serializer
 
 

@@ -4,6 +4,9 @@ A short value that JSON knows is one JSON text.  Any other value is written in *
 that JSON knows, in texts of at most :data:`PIECE` bytes, and a *program* for a stack that makes the
 rest of them.  ``(1, [2, 3])`` is the text ``[1,[2,3]]`` and the program "push 2, tuple of 2".
 
+A message begins with the number of its format, which is only compared, and with whether its value
+is written in parts.
+
 Whoever reads believes nothing.  No step of C code takes long: JSON's keys are texts, whose hashes
 nobody can choose, and a table with other keys is built here, some keys at a time, against a budget
 of CPU time.  Python's threads take turns between two steps.
@@ -17,16 +20,28 @@ import re
 import sys
 import time
 from io import BytesIO
-from itertools import chain
+from itertools import chain, islice
 
-from asyncpool._wire.buffers import HEAVY, LARGE, StreamTooLongError
+from asyncpool._wire.buffers import (
+    HEAVY,
+    LARGE,
+    OutOfBandPickle,
+    ReceivedPickle,
+    StreamTooLongError,
+)
 
 TYPE_CHECKING = False  # see _wire/records.py
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Collection, Iterator, Sequence
     from typing import Any
 
-    from asyncpool._wire.formats import Cost, Format
+    from asyncpool._wire.formats import Kind
+
+    Packed = bytes | OutOfBandPickle
+    Payload = bytes | memoryview | ReceivedPickle
+
+# The bytes of a message before its body.
+HEAD = 2
 
 # The most bytes of a text that is read in one step: of the densest JSON some 10 ms.
 PIECE = HEAVY
@@ -53,7 +68,8 @@ _LONGEST = 16 << 20
 # How deep values may be nested: to hash a tuple or to compare lists takes C's stack.
 _DEEPEST = 1000
 
-# What a value counts, beside its characters; what makes a text; and how deep is looked for that.
+# What a value counts, beside its characters; what makes a text, which has at most 12 bytes for each, and
+# so less than PIECE; and how deep is looked for that.
 _EACH, _WEIGHT, _LEVELS = 8, 8192, 100
 _CHARACTERS = 4096
 
@@ -69,11 +85,16 @@ PUSH, LIST, DICT, TEXT, FLOAT, TUPLE, SET, FROZENSET, ARRAY = range(9)
 BYTES, BYTEARRAY, BUFFER, LARGE_BYTEARRAY = range(9, 13)
 
 # Those that make one value without others in it.
-_SMALL = frozenset((PUSH, TEXT, FLOAT, BYTES, BUFFER))
+_SMALL = frozenset((TEXT, FLOAT, BYTES, BUFFER))
 
 _TEXTS: frozenset[type] = frozenset((str,))
 _KEYS: frozenset[type] = frozenset((str, int, float, bool, type(None), bytes))
-_TABLES: dict[type, int] = {set: SET, frozenset: FROZENSET}
+
+# Why JSON does not have some.
+_NO_JSON: dict[type, str] = {
+    tuple: "tuple is no JSON, and would come back as a list: send a list",
+    dict: "a dict whose keys are not all str is no JSON",
+}
 
 # The types of arrays: booleans, numbers, times, and texts of fixed length.
 _DTYPE = re.compile(r"[<>|=][biufcmMSU][1-9][0-9]{0,6}(\[[0-9]{0,6}[A-Za-zμ]{1,7}\])?")
@@ -81,7 +102,6 @@ _DIMENSIONS = 32
 
 # The strings of a text; the last one may have no end, so that a search takes one pass.
 _STRINGS = re.compile(rb'"(?:[^"\\]+|\\.)*+"?', re.DOTALL)
-
 
 # A string that may stand for a UUID.
 _LONG_TEXT = re.compile(rb'"(?:[^"\\]|\\.){32,}"', re.DOTALL)
@@ -135,87 +155,177 @@ def weigh(values: Sequence[Any], most: int) -> int | None:
     return None
 
 
-class Parts:
-    """Writes a value in parts.
+def write(
+    kind: Kind, value: Any, *, limit: int | None = None, in_band: bool = False
+) -> Packed:
+    """Return the message for plain data.
 
     Args:
-        how: The format.
-        buffers: Where large buffers go; ``None`` if they stay in the message.
+        kind: What whoever reads it knows of it.
+        value: The plain data.
         limit: How large the message may become, roughly.
-        cost: What its values cost whoever reads it; ``None`` if it may hold any number, since a worker
-            reads it.
+        in_band: Whether large buffers are part of it.
+
+    Raises:
+        NotDataError: If it is no plain data.
+        StreamTooLongError: If *limit* is too low.
+        RecursionError: If it holds itself, or is nested too deeply.
+        Exception: Whatever else the format raises.
     """
+    how, piece = kind.how, kind.piece
+    if weigh([value], piece if limit is None else min(piece, limit)) is not None:
+        text = how.text(value)
+        if len(text) <= piece:
+            return packed([how.head, text])
+    buffers: list[memoryview] = []
+    writer = _Writer(kind, None if in_band else buffers, limit)
+    return packed([how.head[:1], b"\1", *writer.body(value)], buffers)
+
+
+def packed(pieces: list[bytes], buffers: Sequence[memoryview] = ()) -> Packed:
+    """Return the message in *pieces*, with what travels beside it."""
+    if buffers or sum(map(len, pieces)) > HEAVY:
+        return OutOfBandPickle(pieces, [*buffers])
+    return b"".join(pieces)
+
+
+def in_one_piece(message: Packed) -> bytes:
+    """Return a message whose buffers are part of it."""
+    return message if isinstance(message, bytes) else b"".join(message.pieces)
+
+
+def read(kind: Kind, payload: Payload, pause: Callable[[], None] | None = None) -> Any:
+    """Return the plain data of a message, or the bytes that a codec of the user's has written.
+
+    Args:
+        kind: What is known of its value.
+        payload: The message.
+        pause: Called now and then.
+
+    Raises:
+        MissingPackageError: If it is an array, and this process has not imported NumPy.
+        Exception: If there is none.
+    """
+    received = payload if isinstance(payload, ReceivedPickle) else None
+    stream: Any = payload if received is None else received.stream
+    how, pause = kind.how, pause or _go_on
+    own = how.codec is not None and not kind.trusted
+    if len(stream) > MOST_BYTES + PIECE and not (own or kind.trusted):
+        raise MalformedError("it is too long")
+    if type(stream) is not bytes:
+        # The worker may write to it while it is read.
+        stream = _private(memoryview(stream).cast("B"), pause)
+    if len(stream) < HEAD or stream[0] != how.head[0] or stream[1] > 1:
+        raise MalformedError(f"it is no message of {how.name}")
+    if stream[1]:
+        buffers = [] if received is None else received.buffers
+        return _Reader(kind, memoryview(stream)[HEAD:], buffers, pause).value()
+    text = stream[HEAD:]
+    if own:
+        return text
+    if len(text) > kind.piece:
+        raise MalformedError("it is too long for one part")
+    return how.parse(text)
+
+
+class _Scales:
+    """Weighs what a message holds, where it is written and where it is read."""
+
+    def __init__(self, kind: Kind) -> None:
+        self._how = kind.how
+        self._kind = kind
+        self._trusted = kind.trusted
+        self._most: float = math.inf if kind.trusted else _MOST // kind.copies
+        self._weight = 0
+
+    def _count(self, weight: int) -> None:
+        self._weight += weight
+        if self._weight > self._most:
+            others = "UUID" if self._kind.tracked else "other"
+            raise NotDataError(
+                f"it holds more than {self._most:,} values, of which each list, dict or {others} counts "
+                f"{_CONTAINER} more, which would hold up the service: send an array or bytes, or yield it "
+                "in parts"
+            )
+
+    def _count_instruction(self, instruction: int, count: int) -> None:
+        if self._trusted:
+            return
+        members = count if instruction in (SET, FROZENSET) else 0
+        alone = _ALONE if instruction in _SMALL else _CONTAINER
+        self._count(alone + (_MEMBER - 1) * members)
+
+    def _has_texts(self, table: str, keys: Collection[Any]) -> bool:
+        """Tell whether all *keys* of a *table* are texts.
+
+        Raises:
+            NotDataError: If they are others than it may have.
+        """
+        if set(map(type, keys)) <= _TEXTS:
+            return True
+        if not self._how.wide or not all(map(_is_key, keys)):
+            raise NotDataError(
+                f"the keys of a {table} must be texts, numbers, bytes, None, or tuples of up to 8 of these"
+            )
+        if len(keys) > _MOST_KEYS and not self._trusted:
+            raise NotDataError(
+                f"a {table} of more than {_MOST_KEYS:,} such keys would hold up the service: send a list, "
+                "or yield it in parts"
+            )
+        return False
+
+    def _count_text(self, text: bytes) -> None:
+        """Count the values of the list in a text, with those of its lists and dicts."""
+        if self._trusted:
+            return
+        long = len(_LONG_TEXT.findall(text)) if self._kind.tracked else 0
+        # Without escapes it takes less time.
+        outside = _STRINGS.split(text) if b"\\" in text else text.split(b'"')[::2]
+        text = b"".join(outside)
+        made = text.count(b"[") + text.count(b"{") - 1
+        empty = text.count(b"[]") + text.count(b"{}")
+        values = text.count(b",") + text.count(b":") + 1 - empty
+        self._count(values + _CONTAINER * (made + long))
+
+
+class _Writer(_Scales):
+    """Writes a value in parts, once; large buffers go to *buffers*, if there are any."""
 
     def __init__(
-        self,
-        how: Format,
-        buffers: list[memoryview] | None,
-        limit: int | None,
-        *,
-        cost: Cost | None,
+        self, kind: Kind, buffers: list[memoryview] | None, limit: int | None
     ) -> None:
-        self._how = how
-        self._cost = cost
+        super().__init__(kind)
         self._buffers = buffers
         self._room: float = math.inf if limit is None else limit
         self._program: list[int] = []
-        self._weighs = 0
+        # The values that come next, and what their text weighs.
         self._values: list[Any] = []
-        self._weight = 0
+        self._pending = 0
         self._texts: list[bytes] = []
         self._bytes: list[bytes | bytearray | memoryview] = []
 
-    def message(self, value: Any) -> list[bytes]:
-        """Return the message for *value*, in pieces.
-
-        Raises:
-            NotDataError: If it is no plain data.
-            StreamTooLongError: If the message would become larger than the limit.
-            RecursionError: If it holds itself, or is nested too deeply.
-        """
+    def body(self, value: Any) -> list[bytes]:
+        """Return the body of the message for *value*, in pieces."""
         self._put([value])
-        self._flush(self._values)
+        self._flush()
+        size = sum(map(len, self._bytes))
+        if size + sum(map(len, self._texts)) > MOST_BYTES and not self._trusted:
+            raise NotDataError(
+                f"its texts and short bytes have more than {MOST_BYTES >> 20} MiB: yield it in parts"
+            )
         program = [
             self._how.text(self._program[start : start + _CHARACTERS])
             for start in range(0, len(self._program), _CHARACTERS)
         ]
-        if self._cost is not None:
-            weighs = sum(_weight(text, self._cost) for text in self._texts)
-            _check_weight(self._weighs + weighs, self._cost)
-            if sum(map(len, [*self._bytes, *self._texts])) > MOST_BYTES:
-                raise NotDataError(
-                    f"its texts and short bytes have more than {MOST_BYTES >> 20} MiB: yield it in "
-                    "parts"
-                )
-        pieces = [sum(map(len, self._bytes)).to_bytes(8), *map(bytes, self._bytes)]
-        for texts in (program, self._texts):
-            for text in texts:
-                pieces += (len(text).to_bytes(4), text)
-            pieces.append(bytes(4))
+        pieces = [size.to_bytes(8), *map(bytes, self._bytes)]
+        for text in (*program, b"", *self._texts, b""):
+            pieces += (len(text).to_bytes(4), text)
         return pieces
 
     def _spend(self, size: int) -> None:
         self._room -= size
         if self._room < 0:
             raise StreamTooLongError
-
-    def _add(self, instruction: int, count: int) -> None:
-        if instruction == PUSH and self._program[-2:-1] == [PUSH]:
-            self._program[-1] += count
-        else:
-            self._program += (instruction, count)
-            self._weighs += _weight_of(instruction, count)
-
-    def _flush(self, values: list[Any]) -> None:
-        if not values:
-            return
-        text = self._how.text(values)
-        if len(text) <= PIECE or len(values) == 1:
-            self._texts.append(text)
-            return
-        half = len(values) // 2
-        self._flush(values[:half])
-        self._flush(values[half:])
 
     def _put(self, values: list[Any]) -> None:
         """Put *values* on the stack: as they are if JSON knows them, each by itself if not."""
@@ -224,26 +334,34 @@ class Parts:
             some = values[at : at + count]
             weight = weigh(some, _WEIGHT)
             if weight is not None:
-                self._spend(weight)
-                self._add(PUSH, len(some))
                 self._push(some, weight)
+                if self._program[-2:-1] == [PUSH]:
+                    self._program[-1] += len(some)
+                else:
+                    self._program += (PUSH, len(some))
+                # The next ones are often like these: nearly as many as would have fitted in.
+                fit = _WEIGHT * len(some) // weight
+                count = max(1, min(2 * count, fit - fit // 8))
             elif len(some) == 1:
                 self._put_one(some[0])
             elif not self._put_tuples(some):
                 count //= 2
                 continue
             at += len(some)
-            # The next ones are often like these: nearly as many as would have fitted in.
-            if weight is not None:
-                fit = _WEIGHT * len(some) // weight
-                count = max(1, min(2 * count, fit - fit // 8))
 
     def _push(self, values: list[Any], weight: int) -> None:
+        self._spend(weight)
+        if self._pending + weight > _WEIGHT:
+            self._flush()
         self._values += values
-        self._weight += weight
-        if self._weight > _WEIGHT:
-            self._flush(self._values)
-            self._values, self._weight = [], 0
+        self._pending += weight
+
+    def _flush(self) -> None:
+        if self._values:
+            text = self._how.text(self._values)
+            self._count_text(text)
+            self._texts.append(text)
+            self._values, self._pending = [], 0
 
     def _put_tuples(self, values: list[Any]) -> bool:
         """Put *values* on the stack if all are tuples of what JSON knows, as rows of a table are."""
@@ -255,25 +373,28 @@ class Parts:
         weight = weigh(flat, _WEIGHT)
         if weight is None:
             return False
-        self._spend(weight + _EACH * len(values))
+        self._spend(_EACH * len(values))
+        self._push(flat, weight)
         for value in values:
             self._program += (PUSH, len(value), TUPLE, len(value))
-        self._weighs += _CONTAINER * len(values)
-        self._push(flat, weight)
+        self._count(_CONTAINER * len(values))
         return True
 
     def _make(self, instruction: int, values: list[Any]) -> None:
         self._spend(_EACH * len(values))
-        if values:
-            self._put(values)
+        self._put(values)
         self._add(instruction, len(values))
+
+    def _add(self, instruction: int, count: int) -> None:
+        self._program += (instruction, count)
+        self._count_instruction(instruction, count)
 
     def _put_one(self, value: Any) -> None:
         cls, wide = type(value), self._how.wide
         if cls is list:
             self._make(LIST, value)
         elif cls is dict and (wide or set(map(type, value)) <= _TEXTS):
-            self._check_keys(value)
+            self._has_texts("dict", value)
             self._make(DICT, [*chain.from_iterable(value.items())])
         elif cls is str:
             self._spend(len(value))
@@ -284,45 +405,37 @@ class Parts:
         elif cls is int:
             self._how.text(value)  # which refuses it, if the interpreter has a limit
             raise NotDataError("an int of more than 4300 digits is no plain data")
-        elif cls is float and wide:
+        elif not wide:
+            name = value if cls is float else _name_of(cls)
+            raise NotDataError(_NO_JSON.get(cls) or f"{name} is no JSON")
+        elif cls is float:
             self._make(FLOAT, [repr(value)])
-        elif cls is tuple and wide:
+        elif cls is tuple:
             self._make(TUPLE, [*value])
-        elif cls in _TABLES and wide:
-            self._check_keys(value)
-            self._make(_TABLES[cls], [*value])
-        elif cls is bytes and wide:
+        elif cls is set or cls is frozenset:
+            self._has_texts(cls.__name__, value)
+            self._make(SET if cls is set else FROZENSET, [*value])
+        elif cls is bytes:
             self._put_bytes(value, BYTES, BUFFER)
-        elif cls is bytearray and wide:
+        elif cls is bytearray:
             self._put_bytes(bytes(value), BYTEARRAY, LARGE_BYTEARRAY)
-        elif wide and cls is getattr(sys.modules.get("numpy"), "ndarray", None):
+        elif cls is getattr(sys.modules.get("numpy"), "ndarray", None):
             self._put_array(value)
         else:
-            raise NotDataError(_refusal(value, wide=wide))
+            raise NotDataError(f"{_name_of(cls)} is no plain data")
 
-    def _check_keys(self, table: Any) -> None:
-        """Refuse keys of which no table is built again."""
-        if set(map(type, table)) <= _TEXTS:
-            return
-        if not all(map(_is_key, table)):
-            raise NotDataError(
-                f"the keys of a {type(table).__name__} must be texts, numbers, bytes, None, or "
-                "tuples of up to 8 of these"
-            )
-        if self._cost is not None and len(table) > _MOST_KEYS:
-            raise NotDataError(
-                f"a {type(table).__name__} of more than {_MOST_KEYS:,} such keys would hold up the "
-                "service: send a list, or yield it in parts"
-            )
-
-    def _put_bytes(self, view: Any, small: int, large: int) -> None:
-        if len(view) >= LARGE and self._buffers is not None:
-            self._buffers.append(memoryview(view))
-            self._add(large, len(self._buffers) - 1)
-        else:
+    def _put_bytes(self, view: bytes | memoryview, small: int, large: int) -> None:
+        if len(view) < LARGE or self._buffers is None:
             self._spend(len(view))
             self._bytes.append(view)
             self._add(small, len(view))
+            return
+        number = len(self._buffers)
+        self._buffers.append(memoryview(view))
+        if large == PUSH:
+            self._put([number])
+        else:
+            self._add(large, number)
 
     def _put_array(self, array: Any) -> None:
         dtype = array.dtype
@@ -332,130 +445,47 @@ class Parts:
             array = array.copy("C")  # copying releases the GIL
         order = "C" if array.flags.c_contiguous else "F"
         self._put([[dtype.str, [*array.shape], order]])
-        if array.nbytes >= LARGE and self._buffers is not None:
-            flat = array.reshape(-1, order=order)
-            self._buffers.append(memoryview(flat.view("u1")))
-            self._put([len(self._buffers) - 1])
-        else:
-            self._put_bytes(array.tobytes(order), BYTES, BUFFER)
+        view = memoryview(array.reshape(-1, order=order).view("u1"))
+        self._put_bytes(view, BYTES, PUSH)  # an array takes its buffer by number
         self._add(ARRAY, 2)
 
 
-def _weight(text: bytes, cost: Cost) -> int:
-    """Return what the values of the list in a text weigh, with those of its lists and dicts."""
-    long = len(_LONG_TEXT.findall(text)) if cost.tracked else 0
-    # Without escapes it takes less time.
-    outside = _STRINGS.split(text) if b"\\" in text else text.split(b'"')[::2]
-    text = b"".join(outside)
-    made = text.count(b"[") + text.count(b"{") - 1
-    empty = text.count(b"[]") + text.count(b"{}")
-    values = text.count(b",") + text.count(b":") + 1 - empty
-    return values + _CONTAINER * (made + long)
-
-
-def _weight_of(instruction: int, count: int) -> int:
-    if instruction in _SMALL:
-        return 0 if instruction == PUSH else _ALONE
-    return _CONTAINER + (_MEMBER - 1) * count * (instruction in (SET, FROZENSET))
-
-
-def _check_weight(weight: int, cost: Cost) -> None:
-    most = _MOST // cost.copies
-    if weight > most:
-        others = "UUID" if cost.tracked else "other"
-        raise NotDataError(
-            f"it holds more than {most:,} values, of which each list, dict or {others} counts "
-            f"{_CONTAINER} more, which would hold up the service: send an array or bytes, or yield it "
-            "in parts"
-        )
-
-
-def size_of(text: str) -> int:
-    """Return how many bytes a text may take in memory."""
-    return len(text) * (1 if text.isascii() else 4)
-
-
-def _refusal(value: Any, *, wide: bool) -> str:
-    cls = type(value)
-    name = f"{cls.__module__}.{cls.__qualname__}".removeprefix("builtins.")
-    if wide:
-        return f"{name} is no plain data"
-    if cls is tuple:
-        return "tuple is no JSON, and would come back as a list: send a list"
-    if cls is dict:
-        return "a dict whose keys are not all str is no JSON"
-    if cls is float:
-        return f"{value} is no JSON"
-    return f"{name} is no JSON"
-
-
-def _is_key(key: Any) -> bool:
-    cls = type(key)
-    return cls in _KEYS or (
-        cls is tuple and len(key) <= _EACH and set(map(type, key)) <= _KEYS
-    )
-
-
-class Assembly:
-    """Reads a value that was written in parts, once.
-
-    Args:
-        how: The format.
-        body: The message.
-        buffers: What came beside it.
-        cost: What its values cost; ``None`` if the sender is no worker, which may write into the buffers
-            later on, and must not make this process import anything.
-        pause: Called now and then.
-    """
+class _Reader(_Scales):
+    """Reads a value that was written in parts, once."""
 
     def __init__(
         self,
-        how: Format,
+        kind: Kind,
         body: memoryview,
         buffers: list[memoryview],
-        *,
-        cost: Cost | None,
-        pause: Callable[[], None] | None,
+        pause: Callable[[], None],
     ) -> None:
-        self._how = how
-        self._copy = cost is not None
-        self._cost = cost
-        self._pause = pause or go_on
-        self._buffers: list[memoryview | None] = [*buffers]
+        super().__init__(kind)
+        self._pause = pause
+        self._buffers = dict(enumerate(buffers))
         size = int.from_bytes(body[:8])
         self._bytes, self._rest = body[8 : 8 + size], body[8 + size :]
-        self._weighs = 0
         self._free = _FREE
 
     def value(self) -> Any:
-        """Return the value.
-
-        Raises:
-            MissingPackageError: If it is an array, and this process has not imported NumPy.
-            Exception: If there is none.
-        """
-        program: list[Any] = []
-        for some in self._texts():
-            program += some
-        self._weighs = 0  # of the value, and not of its program
+        """Return the value."""
+        program = [*chain.from_iterable(self._texts())]
+        self._weight = 0  # of the value, and not of its program
+        values = chain.from_iterable(self._texts())
         stack: list[Any] = []
-        ready: list[Any] = []
-        texts, at = self._texts(), 0
         where: list[int] = []  # on the stack the instructions have put something
         deep: list[int] = []  # and how deep it is nested
         for instruction, count in zip(program[::2], program[1::2], strict=True):
             if type(count) is not int or count < 0:
                 raise MalformedError("its program is none")
             if instruction == PUSH:
-                end = at + count
-                while end > len(ready):
-                    stack += ready[at:]
-                    ready, at, end = next(texts), 0, end - len(ready)
-                stack += ready[at:end]
-                at = end
+                end = len(stack) + count
+                stack += islice(values, count)
+                if len(stack) < end:
+                    raise MalformedError("its program takes what is not there")
                 continue
             self._pause()
-            self._count(_weight_of(instruction, count))
+            self._count_instruction(instruction, count)
             if instruction >= BYTES:
                 stack.append(self._binary(instruction, count))
                 continue
@@ -468,10 +498,12 @@ class Assembly:
                 depth = max(depth, deep.pop() + 1)
             if depth > _DEEPEST:
                 raise MalformedError("it is nested too deeply")
-            stack.append(self._make(instruction, self._last(stack, count)))
+            parts = stack[start:]
+            del stack[start:]
+            stack.append(self._made(instruction, parts))
             where.append(start)
             deep.append(depth)
-        if len(stack) != 1 or at < len(ready) or next(texts, None) is not None:
+        if len(stack) != 1 or [*islice(values, 1)]:
             raise MalformedError("it is not one value")
         return stack[0]
 
@@ -484,36 +516,13 @@ class Assembly:
             if size > PIECE:
                 raise MalformedError("one of its parts is too long")
             self._pause()
-            if self._cost is not None:
-                self._count(_weight(text, self._cost))
+            self._count_text(text)
             values = self._how.parse(text)
             if type(values) is not list:
                 raise MalformedError("one of its parts is no list")
             yield values
 
-    def _count(self, weight: int) -> None:
-        self._weighs += weight
-        if self._cost is not None:
-            _check_weight(self._weighs, self._cost)
-
-    def _last(self, stack: list[Any], count: int) -> list[Any]:
-        """Take the last *count* values off the stack, some at a time."""
-        pieces: list[list[Any]] = []
-        while count:
-            some = min(count, _COLLECTED)
-            pieces.append(stack[-some:])
-            del stack[-some:]
-            count -= some
-            self._pause()
-        if len(pieces) == 1:
-            return pieces[0]
-        values: list[Any] = []
-        while pieces:
-            values += pieces.pop()
-            self._pause()
-        return values
-
-    def _make(self, instruction: int, parts: list[Any]) -> Any:
+    def _made(self, instruction: int, parts: list[Any]) -> Any:
         if instruction == LIST:
             return parts
         if instruction == TUPLE:
@@ -541,55 +550,41 @@ class Assembly:
         Raises:
             MalformedError: If it takes longer than it would with keys that nobody has chosen.
         """
-        texts = set(map(type, keys)) <= _TEXTS
-        step, begin, late = _COLLECTED, 0.0, 0.0
-        if not texts:
-            if len(keys) > _MOST_KEYS and self._copy:
-                raise MalformedError("one of its tables has too many keys")
-            if not self._how.wide or not all(map(_is_key, keys)):
-                raise MalformedError("one of its tables has keys that are none")
-            step, begin = _FEW, time.thread_time()
+        texts = self._has_texts(type(made).__name__, keys)
+        step, begin, late = _COLLECTED if texts else _FEW, time.thread_time(), 0.0
         for at in range(0, len(keys), step):
             some = keys[at : at + step]
-            if texts:
-                hash_long(some)
-            if values is None:
-                made.update(some)
-            else:
-                made.update(zip(some, values[at : at + step], strict=True))
+            hash_long(some)
+            others = values and values[at : at + step]
+            made.update(some if others is None else zip(some, others, strict=True))
             if not texts:
                 late = time.thread_time() - begin - _EACH_KEY * (at + step)
-                if late > self._free and self._copy:
+                if late > self._free and not self._trusted:
                     raise MalformedError("keys of a table were chosen for their hash")
             self._pause()
         self._free -= max(late, 0.0)
         return made
 
     def _binary(self, instruction: int, count: int) -> Any:
-        large = instruction in (BUFFER, LARGE_BYTEARRAY)
-        if large:
-            view = self._take(count)
+        if instruction in (BUFFER, LARGE_BYTEARRAY):
+            view = self._buffer(count)
         elif count <= len(self._bytes):
             view, self._bytes = self._bytes[:count], self._bytes[count:]
         else:
             raise MalformedError("its bytes are not there")
         if instruction in (BYTES, BUFFER):
-            return private(view, self._pause)
+            return _private(view, self._pause)
         if instruction not in (BYTEARRAY, LARGE_BYTEARRAY):
             raise MalformedError("there is no such instruction")
         made = bytearray()
-        for start in range(0, len(view), _COPIED):
-            made += view[start : start + _COPIED]
-            self._pause()
+        _copy(view, made.extend, self._pause)
         return made
 
-    def _take(self, index: Any) -> memoryview:
+    def _buffer(self, index: int) -> memoryview:
         """Return a buffer, once: a message that named it often would take any memory."""
-        known = type(index) is int and 0 <= index < len(self._buffers)
-        found: memoryview | None = self._buffers[index] if known else None
+        found = self._buffers.pop(index, None)
         if found is None:
             raise MalformedError("there is no such buffer")
-        self._buffers[index] = None
         return found.cast("B")
 
     def _array(self, meta: list[Any], data: Any) -> Any:
@@ -604,16 +599,36 @@ class Assembly:
             raise MalformedError("an array has no such shape")
         beside = type(data) is int
         if beside:
-            data = self._take(data)
+            data = self._buffer(data)
         elif type(data) is not bytes:
             raise MalformedError("an array has no bytes")
-        numpy = _numpy() if self._copy else importlib.import_module("numpy")
+        if "numpy" not in sys.modules and not self._trusted:
+            raise MissingPackageError(
+                "a NumPy array has come, and this process has not imported numpy"
+            )
+        numpy: Any = importlib.import_module("numpy")
         real = numpy.dtype(dtype)
         if len(data) != math.prod(shape) * real.itemsize:
             raise MalformedError("the bytes of an array do not fit its shape")
         array = numpy.ndarray(shape, real, data, order=order)
         # What is in bytes cannot be written to.
-        return array if beside and not self._copy else array.copy("A")
+        return array if beside and self._trusted else array.copy("A")
+
+
+def _is_key(key: Any) -> bool:
+    cls = type(key)
+    return cls in _KEYS or (
+        cls is tuple and len(key) <= _EACH and set(map(type, key)) <= _KEYS
+    )
+
+
+def _name_of(cls: type) -> str:
+    return f"{cls.__module__}.{cls.__qualname__}".removeprefix("builtins.")
+
+
+def size_of(text: str) -> int:
+    """Return how many bytes a text may take in memory."""
+    return len(text) * (1 if text.isascii() else 4)
 
 
 def hash_long(values: Sequence[Any]) -> None:
@@ -623,23 +638,20 @@ def hash_long(values: Sequence[Any]) -> None:
             hash(value)
 
 
-def go_on() -> None:
+def _go_on() -> None:
     """Do nothing, where others pause."""
 
 
-def _numpy() -> Any:
-    numpy: Any = sys.modules.get("numpy")
-    if numpy is None:
-        raise MissingPackageError(
-            "a NumPy array has come, and this process has not imported numpy"
-        )
-    return numpy
-
-
-def private(view: memoryview, pause: Callable[[], None]) -> bytes:
-    """Return a copy that nobody else can write into, made in pieces."""
+def _private(view: memoryview, pause: Callable[[], None]) -> bytes:
+    """Return a copy that nobody else can write into."""
     copy = BytesIO()
-    for start in range(0, len(view), _COPIED):
-        copy.write(view[start : start + _COPIED])
-        pause()
+    _copy(view, copy.write, pause)
     return copy.getvalue()  # which is the object itself, and no other copy
+
+
+def _copy(
+    view: memoryview, add: Callable[[memoryview], object], pause: Callable[[], None]
+) -> None:
+    for start in range(0, len(view), _COPIED):
+        add(view[start : start + _COPIED])
+        pause()

@@ -1,8 +1,6 @@
-"""What annotations say of values and functions, and the messages that such values travel in.
+"""The calls and outcomes of data-only pools: functions by their names, values by their annotations.
 
-A message begins with the number of its format, which is only compared, and with whether its value
-is written in parts (``plain_data.py``).  A call is two lists: its arguments, and the names of the
-last of them.
+A call is two lists: its arguments, and the names of the last of them.
 """
 
 from __future__ import annotations
@@ -11,38 +9,38 @@ import inspect
 import sys
 import typing
 from collections import abc
-from functools import cache, reduce
+from functools import reduce
 
-from asyncpool._wire.buffers import (
-    HEAVY,
-    OutOfBandPickle,
-    ReceivedPickle,
-    StreamTooLongError,
+from asyncpool._wire.buffers import StreamTooLongError
+from asyncpool._wire.formats import JSON, Format, Kind, MismatchError, path_from
+from asyncpool._wire.pickling import (
+    describe,
+    raisable,
+    text_of,
+    traceback_of,
+    type_name,
 )
-from asyncpool._wire.formats import (
-    PLAIN,
-    Cost,
-    Format,
-    MismatchError,
-    json_format,
-    path_from,
-)
-from asyncpool._wire.pickling import describe
 from asyncpool._wire.plain_data import (
-    MOST_BYTES,
+    HEAD,
     PIECE,
-    Assembly,
     MalformedError,
     MissingPackageError,
     NotDataError,
-    Parts,
-    go_on,
-    private,
+    in_one_piece,
+    read,
     weigh,
+    write,
 )
 from asyncpool._wire.records import import_named
 from asyncpool._wire.text import function_name, printable_lines
-from asyncpool.errors import JobNotPicklableError, ProtocolError
+from asyncpool.errors import (
+    HookError,
+    JobCancelled,
+    JobNotPicklableError,
+    ProtocolError,
+    RemoteError,
+    RemoteTraceback,
+)
 
 TYPE_CHECKING = False  # see _wire/records.py
 
@@ -50,9 +48,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
     from typing import Any, Literal
 
+    from asyncpool._wire.plain_data import Packed, Payload
+
     Direction = Literal["arguments", "result", "exception", "details"]
-    Packed = bytes | OutOfBandPickle
-    Payload = bytes | memoryview | ReceivedPickle
+    Errors = Mapping[str, type[BaseException]]
 
 
 class FunctionNames:
@@ -71,26 +70,27 @@ class FunctionNames:
     """
 
     def __init__(self, allowed: Iterable[object] | None) -> None:
-        self.allowed: tuple[str, ...] | None = None
-        if allowed is not None:
-            self.allowed = tuple(_pattern(one) for one in allowed)
+        self.allowed: tuple[str, ...] | None = (
+            None if allowed is None else tuple(map(_pattern, allowed))
+        )
 
     def check(self, name: str) -> None:
         """Raise a :exc:`LookupError` unless workers may call the function of that *name*."""
-        if self.allowed is None:
-            return
-        module = name.partition(":")[0]
-        if name not in self.allowed and f"{module}:*" not in self.allowed:
+        names = {name, f"{name.partition(':')[0]}:*"}
+        if self.allowed is not None and names.isdisjoint(self.allowed):
             raise LookupError(f"{name} is not among the functions of this pool")
 
-    def name_of(self, function: Callable[..., Any]) -> str:
-        """Return the name of *function*, ``"package.module:name"``.
+    def name_of(self, function: Callable[..., Any], what: str = "fn") -> str:
+        """Return the name of *function*, ``"package.module:name"``; errors call it *what*.
 
         Raises:
-            LookupError: If it has none that workers find, or may call.
+            JobNotPicklableError: If it has none that workers find, or may call.
         """
-        name = name_of(function)
-        self.check(name)
+        try:
+            name = _name_of_function(function)
+            self.check(name)
+        except LookupError as why:
+            raise unnamed(why, what) from why
         return name
 
     def find(self, name: str) -> Any:
@@ -103,16 +103,14 @@ class FunctionNames:
         return import_named(name)
 
 
-def name_of(function: Callable[..., Any]) -> str:
+def _name_of_function(function: Callable[..., Any]) -> str:
     """Return the name by which workers find *function*, ``"package.module:name"``.
 
     Raises:
         LookupError: If there is none.
     """
-    path, home = (
-        getattr(function, "__qualname__", None),
-        getattr(function, "__module__", None),
-    )
+    path = getattr(function, "__qualname__", None)
+    home = getattr(function, "__module__", None)
     if not isinstance(path, str) or not isinstance(home, str):
         raise LookupError(  # noqa: TRY004 - it has no name
             f"{function_name(function)} is an object of a "
@@ -129,24 +127,19 @@ def name_of(function: Callable[..., Any]) -> str:
     if found is not function:
         raise LookupError(f"{home}:{path} is not this function but {found!r}")
     if home == "__main__":
-        home = _real_name(module)
+        spec = getattr(module, "__spec__", None)
+        if spec is None:
+            raise LookupError(
+                "it is a function of __main__, which has no name: put it into a module of its own"
+            )
+        home = spec.name  # by which workers import it
     return f"{home}:{path}"
-
-
-def _real_name(main: Any) -> str:
-    """Return the name by which workers import the main module."""
-    spec = getattr(main, "__spec__", None)
-    if spec is None:
-        raise LookupError(
-            "it is a function of __main__, which has no name: put it into a module of its own"
-        )
-    return str(spec.name)
 
 
 def _pattern(one: object) -> str:
     if callable(one):
         try:
-            return name_of(one)
+            return _name_of_function(one)
         except LookupError as error:
             raise TypeError(
                 f"functions takes functions with a name: {error}"
@@ -165,12 +158,8 @@ def check_name(option: str, function: object) -> None:
     Raises:
         JobNotPicklableError: If they do not.
     """
-    if not callable(function):
-        return
-    try:
-        name_of(function)
-    except LookupError as why:
-        raise unnamed(why, option) from why
+    if callable(function):
+        FunctionNames(None).name_of(function, option)
 
 
 def unnamed(why: Exception, what: str = "fn") -> JobNotPicklableError:
@@ -181,15 +170,6 @@ def unnamed(why: Exception, what: str = "fn") -> JobNotPicklableError:
         name=what,
     )
 
-
-# The bytes of a message before its body.
-_HEAD = 2
-
-# Types whose values are short, and the same as plain data.
-_NUMBERS: frozenset[type] = frozenset((int, float, bool, type(None)))
-
-# What stands for an annotation that is not there.
-_NOTHING = inspect.Parameter.empty
 
 # How deep the part of a value is looked for that cannot be sent.
 _DEEPEST = 30
@@ -204,135 +184,32 @@ _ITERATORS = (
 )
 
 
-def _piece(cost: Cost | None) -> int:
-    """Return how long a text may be that is read in one step."""
-    return PIECE if cost is None else PIECE // cost.effort
-
-
-def _write(
-    how: Format,
-    value: Any,
-    *,
-    cost: Cost | None,
-    limit: int | None = None,
-    in_band: bool = False,
-) -> Packed:
-    """Return the message for plain data.  There is no *cost* if a worker reads it.
-
-    Raises:
-        StreamTooLongError: If *limit* is too low.
-        Exception: If it is no plain data.
-    """
-    piece = _piece(cost)
-    if weigh([value], piece if limit is None else min(piece, limit)) is not None:
-        text = how.text(value)
-        if len(text) <= piece:
-            return _joined(how, [text])
-    buffers: list[memoryview] = []
-    parts = Parts(how, None if in_band else buffers, limit, cost=cost)
-    return _joined(how, parts.message(value), buffers, parts=True)
-
-
-def _joined(
-    how: Format,
-    pieces: list[bytes],
-    buffers: Sequence[memoryview] = (),
-    *,
-    parts: bool = False,
-) -> Packed:
-    pieces = [bytes((how.number, parts)), *pieces]
-    if buffers or sum(map(len, pieces)) > HEAVY:
-        return OutOfBandPickle(pieces, [*buffers])
-    return b"".join(pieces)
-
-
-def in_one_piece(packed: Packed) -> bytes:
-    """Return a message whose buffers are part of it."""
-    return packed if isinstance(packed, bytes) else b"".join(packed.pieces)
-
-
-def _read(
-    how: Format,
-    payload: Payload,
-    cost: Cost | None,
-    pause: Callable[[], None] = go_on,
-    *,
-    raw: bool = False,
-) -> Any:
-    """Return the plain data of a message; a *raw* body that is not in parts as it is."""
-    received = payload if isinstance(payload, ReceivedPickle) else None
-    stream: Any = payload if received is None else received.stream
-    if cost is not None and len(stream) > MOST_BYTES + PIECE and how.codec is None:
-        raise MalformedError("it is too long")
-    if type(stream) is not bytes:
-        # The worker may write to it while it is read.
-        stream = private(memoryview(stream).cast("B"), pause)
-    if stream[:1] != bytes((how.number,)) or stream[1:_HEAD] not in (b"\0", b"\1"):
-        raise MalformedError(f"it is no message of {how.name}")
-    if stream[1]:
-        buffers = [] if received is None else received.buffers
-        body = memoryview(stream)[_HEAD:]
-        return Assembly(how, body, buffers, cost=cost, pause=pause).value()
-    if len(stream) > _piece(cost) + _HEAD and how.codec is None:
-        raise MalformedError("it is too long for one part")
-    text = bytes(stream[_HEAD:])
-    return text if raw else how.parse(text)
-
-
 class Schema:
     """What is known of one argument or result, which is sent and read by it.
 
     Args:
         how: The format of its messages.
-        kind: The type by which the format reads it; ``None`` if it reads plain data.
-        expected: The class that plain data must have, if the annotation says that much.
-        cost: What values of the type cost whoever makes them.
+        hint: Its annotation.
         what: What errors call it.
         direction: What errors say of its way.
+
+    Attributes:
+        kind: What the annotation says of it.
     """
 
     def __init__(
         self,
         how: Format,
-        kind: Any = None,
-        expected: type | None = None,
-        cost: Cost = PLAIN,
+        hint: Any = typing.Any,
         *,
         what: str = "the job's result",
         direction: Direction = "result",
     ) -> None:
-        self._how = how
-        self._kind = kind
-        self._expected = expected
-        self._cost = cost
+        self.kind: Kind = how.kind_of(hint)
         self._what = what
         self._direction: Direction = direction
-        # Whether it is known at all, or the user's codec has to be asked.
-        self.typed: bool = kind is not None or expected is not None
-        self._own = how.codec is not None
-        quick = not self._own and expected is None
-        self._quick = how.reader(kind) if quick else None
-        self._head = bytes((how.number, False))
-        self._most = _HEAD + _piece(cost)
-
-    def plain(self, value: Any) -> Any:
-        """Return the plain data of an argument.
-
-        Raises:
-            Exception: If there is none.
-        """
-        if not self._own and (self._kind is None or type(value) in _NUMBERS):
-            return value
-        return self._how.plain(value, self._cost)
-
-    def argument(self, value: Any) -> Any:
-        """Return the argument that has come from the pool as this plain data.
-
-        Raises:
-            MismatchError: If it is not of the annotated type.
-            Exception: If there is none.
-        """
-        return self._made(value, self._how.typed_of)
+        self._head = how.head
+        self._most = HEAD + self.kind.piece
 
     def pack(self, value: Any, limit: int | None = None) -> Packed:
         """Return *value* as a message.
@@ -341,9 +218,9 @@ class Schema:
             JobNotPicklableError: If it is no plain data, and not of the annotated type, or has more than
                 *limit* bytes.
         """
-        name, codec = type(value).__qualname__, self._how.name
+        name, codec = type(value).__qualname__, self.kind.how.name
         try:
-            data = self._pack(value)
+            data = self.kind.message(value)
         except Exception as error:
             where, why = self.culprit(value, "$", error)
             raise JobNotPicklableError(
@@ -367,47 +244,42 @@ class Schema:
             JobNotPicklableError: If it is not of the annotated type, or cannot be had here.
             ProtocolError: If it is no message of this format.
         """
+        kind = self.kind
         if (
             type(payload) is bytes
-            and self._quick is not None
-            and payload[:_HEAD] == self._head
+            and kind.read is not None
+            and payload[:HEAD] == self._head
             and len(payload) <= self._most
         ):
             try:
-                return self._quick(payload[_HEAD:])
+                return kind.read(payload[HEAD:])
             except Exception:  # noqa: S110 - what comes next says what is wrong
                 pass
         foreign = False
         try:
-            pause = pause or go_on
-            value = _read(self._how, payload, self._cost, pause, raw=self._own)
-            foreign = self._own
-            return self._made(value, self._how.typed_of if foreign else self._in_steps)
-        except MismatchError as error:
-            text = printable_lines(path_from(str(error), "$"))
-            raise JobNotPicklableError(
-                f"{self._what} is not what the function's annotation says: {text}",
-                direction=self._direction,
-                name="",
-            ) from error
+            data = read(kind, payload, pause)
+            foreign = kind.how.codec is not None
+            return kind.made_in_steps(data)
         except Exception as error:
-            why = _reason_of(error)
-            if not (foreign or isinstance(error, MissingPackageError)):
+            if isinstance(error, MismatchError):
+                text = printable_lines(path_from(str(error), "$"))
+                told = f"is not what the function's annotation says: {text}"
+            elif foreign or isinstance(error, MissingPackageError):
+                told = f"cannot be read here: {_reason_of(error)}"
+            else:
                 raise ProtocolError(
-                    f"it sent {self._what} that is no {self._how.name}: {why}"
+                    f"it sent {self._what} that is no {kind.how.name}: {_reason_of(error)}"
                 ) from error
             raise JobNotPicklableError(
-                f"{self._what} cannot be read here: {why}",
-                direction=self._direction,
-                name="",
+                f"{self._what} {told}", direction=self._direction, name=""
             ) from error
 
     def culprit(self, value: Any, path: str, error: Exception) -> tuple[str, Exception]:
         """Return the path of the part of *value* that cannot be sent, and why."""
-        if self._kind is not None or self._own:
+        if self.kind.whole:
             return path, error
         for _ in range(_DEEPEST):
-            for where, part in _parts_of(value, path, wide=self._how.wide):
+            for where, part in _parts_of(value, path, wide=self.kind.how.wide):
                 if (own := self.refusal(part)) is not None:
                     value, path, error = part, where, own
                     break
@@ -418,48 +290,17 @@ class Schema:
     def refusal(self, value: Any) -> Exception | None:
         """Return why *value* cannot be sent; ``None`` if it can."""
         try:
-            self._pack(value)
+            self.kind.message(value)
         except Exception as error:
             return error
         return None
-
-    def _pack(self, value: Any) -> Packed:
-        how, kind, cost = self._how, self._kind, self._cost
-        if self._own:
-            return _joined(how, [how.plain(value, cost)])
-        if kind is not None:
-            if not cost.times:
-                text = how.text(value)
-                # It writes NaN as null.
-                if len(text) <= _piece(cost) and b"null" not in text:
-                    return _joined(how, [text])
-            value = how.plain(value, cost)
-            how.in_steps(value, kind, cost, make=False)
-        return _write(how, value, cost=cost)
-
-    def _in_steps(self, value: Any, kind: Any) -> Any:
-        return self._how.in_steps(value, kind, self._cost)
-
-    def _made(self, value: Any, convert: Callable[[Any, Any], Any]) -> Any:
-        if self._own or self._kind is not None:
-            return convert(value, typing.Any if self._kind is None else self._kind)
-        if self._expected is not None and type(value) is not self._expected:
-            wanted, found = self._expected.__qualname__, type(value).__qualname__
-            raise MismatchError(f"Expected `{wanted}`, got `{found}`")
-        return value
-
-
-@cache
-def json_schema(what: str, direction: Direction) -> Schema:
-    """Return the schema of any value that is sent as JSON."""
-    return Schema(json_format(), what=what, direction=direction)
 
 
 def _parts_of(value: Any, path: str, *, wide: bool) -> Iterator[tuple[str, Any]]:
     if type(value) is dict:
         for key, one in value.items():
-            name = str(key) if type(key) is str and key.isidentifier() else None
-            yield (f"{path}[{key!r}]" if name is None else f"{path}.{name}"), one
+            named = type(key) is str and key.isidentifier()
+            yield (f"{path}.{key}" if named else f"{path}[{key!r}]"), one
             yield f"{path}[{key!r}]", key
     elif type(value) is list or (type(value) is tuple and wide):
         for index, one in enumerate(value):
@@ -483,57 +324,42 @@ class Signature:
 
     def __init__(self, function: Callable[..., Any] | None, how: Format) -> None:
         self._how = how
-        self._head = bytes((how.number, False))
+        self._call = Kind(how, trusted=True)
         self._others = self._other_names = Schema(how)
         self.result: Schema = self._others
         self.item: Schema = Schema(how, what="an item of the stream")
         # Whether annotations say anything of its arguments, or the user's codec has to be asked.
-        self._typed = how.codec is not None
+        self._typed = self._others.kind.typed
         self._positional: list[Schema] = []
         self._named: dict[str, Schema] = {}
-        if function is not None and how.typed:
+        if function is not None and how.wide:
             self._take(function)
 
     def _take(self, function: Callable[..., Any]) -> None:
         try:
             hints = typing.get_type_hints(function, include_extras=True)
-            parameters = inspect.signature(function).parameters.values()
+            parameters = inspect.signature(function).parameters
         except Exception:  # it says nothing that this process understands
             return
-        for parameter in parameters:
-            schema = self._schema(hints.get(parameter.name, _NOTHING))
-            self._typed |= schema.typed
-            match parameter.kind:
-                case inspect.Parameter.VAR_POSITIONAL:
-                    self._others = schema
-                case inspect.Parameter.VAR_KEYWORD:
-                    self._other_names = schema
-                case inspect.Parameter.KEYWORD_ONLY:
-                    self._named[parameter.name] = schema
-                case inspect.Parameter.POSITIONAL_ONLY:
+        for name, parameter in parameters.items():
+            schema = Schema(self._how, hints.get(name, typing.Any))
+            self._typed |= schema.kind.typed
+            if parameter.kind is parameter.VAR_POSITIONAL:
+                self._others = schema
+            elif parameter.kind is parameter.VAR_KEYWORD:
+                self._other_names = schema
+            else:
+                if parameter.kind is not parameter.KEYWORD_ONLY:
                     self._positional.append(schema)
-                case _:
-                    self._positional.append(schema)
-                    self._named[parameter.name] = schema
-        result = hints.get("return", _NOTHING)
+                if parameter.kind is not parameter.POSITIONAL_ONLY:
+                    self._named[name] = schema
+        result = hints.get("return", typing.Any)
         origin, args = typing.get_origin(result), typing.get_args(result)
         if origin in (abc.Awaitable, abc.Coroutine) and args:
             result = args[-1]
         elif origin in _ITERATORS and args:
-            self.item = self._schema(args[0], "an item of the stream")
-        self.result = self._schema(result)
-
-    def _schema(self, hint: Any, what: str = "the job's result") -> Schema:
-        how, kind, expected, cost = self._how, None, None, PLAIN
-        if hint is _NOTHING:
-            pass
-        elif how.codec is not None:
-            kind = hint
-        elif hint is bytes or hint is bytearray:
-            expected = hint  # it may be large, and travel beside the message
-        elif (known := how.cost(hint)) is not None:
-            kind, cost = hint, known
-        return Schema(how, kind, expected, cost, what=what)
+            self.item = Schema(self._how, args[0], what="an item of the stream")
+        self.result = Schema(self._how, result)
 
     def pack(
         self,
@@ -563,15 +389,15 @@ class Signature:
                 # It is the same if a type is made of it.
                 text = how.text((values, [*kwargs]))
                 if len(text) <= PIECE:
-                    return self._head + text
+                    return how.head + text
             elif self._typed:
                 room = limit
                 for at, schema in enumerate(self._schemas(len(args), kwargs)):
                     if room is not None:
                         room = _probe(values[at], room)
-                    values[at] = schema.plain(values[at])
+                    values[at] = schema.kind.plain(values[at])
             call = [values, [*kwargs]]
-            return _write(how, call, cost=None, limit=limit, in_band=in_band)
+            return write(self._call, call, limit=limit, in_band=in_band)
         except StreamTooLongError:
             raise
         except Exception as error:
@@ -591,16 +417,16 @@ class Signature:
         where = "the call"
         try:
             if type(payload) is bytes and payload[1] == 0 and not self._typed:
-                values, names = self._how.parse(payload[_HEAD:])
+                values, names = self._how.parse(payload[HEAD:])
             else:
-                values, names = _read(self._how, payload, None)
+                values, names = read(self._call, payload)
             if not names and not self._typed:
                 return values, {}
             count = len(values) - len(names)
             if self._typed:
                 for at, schema in enumerate(self._schemas(count, names)):
                     where = _name_of(at, count, names)
-                    values[at] = schema.argument(values[at])
+                    values[at] = schema.kind.made(values[at])
         except Exception as error:
             text = _reason_of(error)
             if isinstance(error, MismatchError):
@@ -610,13 +436,11 @@ class Signature:
             ) from error
         return values[:count], dict(zip(names, values[count:], strict=True))
 
-    def _schemas(self, count: int, names: Iterable[str]) -> Iterator[Schema]:
-        """Yield the schemas of so many positional arguments, and of those of these names."""
-        known = self._positional
-        for at in range(count):
-            yield known[at] if at < len(known) else self._others
-        for name in names:
-            yield self._named.get(name, self._other_names)
+    def _schemas(self, count: int, names: Iterable[str]) -> list[Schema]:
+        """Return the schemas of so many positional arguments, and of those of these names."""
+        known = self._positional[:count]
+        named = [self._named.get(name, self._other_names) for name in names]
+        return known + [self._others] * (count - len(known)) + named
 
     def _culprit(
         self, args: tuple[Any, ...], kwargs: Mapping[str, Any], error: Exception
@@ -665,3 +489,163 @@ def _reason_of(why: Exception) -> str:
         return "it is nested too deeply, or holds itself"
     own = isinstance(why, NotDataError | MalformedError | MissingPackageError)
     return printable_lines(str(why) if own else describe(why))
+
+
+# What a job raises is data too: always JSON, whatever the codec of the calls.  An exception comes home as
+# a RemoteError with its name, its text and its traceback.  If its class was registered, the pool makes it
+# anew by its constructor, from plain arguments.
+_ERROR = Schema(JSON, what="an exception", direction="exception")
+_TEXTS = ("type", "text", "traceback")
+_MOST_NOTES = 100
+
+# Of a text so many characters are sent, and believed.
+_LONGEST = 1 << 20
+
+
+def registered(errors: Iterable[object]) -> dict[str, type[BaseException]]:
+    """Return classes of exceptions by their names.
+
+    Raises:
+        TypeError: If one is no such class.
+    """
+    found: dict[str, type[BaseException]] = {}
+    for cls in errors:
+        if not (isinstance(cls, type) and issubclass(cls, BaseException)):
+            raise TypeError(f"errors takes classes of exceptions, not {cls!r}")
+        found[f"{cls.__module__}.{cls.__qualname__}"] = cls
+    return found
+
+
+def pack_failure(error: BaseException, *, skip: int) -> bytes:
+    """Return the payload of an ``ERROR`` frame, whatever *error* is.
+
+    Args:
+        error: What the job raised.
+        skip: How many of the outermost frames of its traceback belong to the worker.
+    """
+    fields = _fields(error, skip)
+    try:
+        return in_one_piece(_ERROR.pack(fields))
+    except Exception:  # with its arguments it may exceed what one message holds
+        return in_one_piece(_ERROR.pack(fields | {"args": None}))
+
+
+def _text(value: str) -> str:
+    """Return *value* as text that can be sent: not too long, and without halves of surrogate pairs."""
+    return value[:_LONGEST].encode(errors="backslashreplace").decode()
+
+
+def _fields(error: BaseException, skip: int) -> dict[str, Any]:
+    fields: dict[str, Any] = {
+        "type": type_name(error),
+        "text": _text(text_of(error)),
+        "traceback": _text(traceback_of(error, skip)),
+        "notes": _notes(error),
+        "args": _plain_args(error),
+    }
+    if isinstance(error, HookError):
+        fields["hook"] = [error.hook, error.stage, _fields(error.exception, 0)]
+    elif isinstance(error, JobNotPicklableError):
+        fields["args"] = [error.direction, error.name, _text(error.text)]
+    return fields
+
+
+def _plain_args(error: BaseException) -> list[Any] | None:
+    try:
+        args = [*error.args]
+    except Exception:  # its args may be anything
+        return None
+    return None if _ERROR.refusal(args) else args
+
+
+def _notes(error: BaseException) -> list[str]:
+    notes = getattr(error, "__notes__", None)
+    if type(notes) is not list:
+        return []
+    return [_text(note) for note in notes if type(note) is str][:_MOST_NOTES]
+
+
+def load_failure(
+    errors: Errors, payload: Payload, pause: Callable[[], None] | None = None
+) -> BaseException:
+    """Return the exception in the payload of an ``ERROR`` frame, which may be anything.
+
+    Args:
+        errors: The classes that are rebuilt, by name.
+        payload: The payload.
+        pause: Called now and then while a large one is loaded.
+
+    Raises:
+        ProtocolError: If it is no such payload.
+    """
+    return raisable(_error_of(_ERROR.load(payload, pause), errors))
+
+
+def _error_of(found: Any, errors: Errors) -> BaseException:
+    """Return the exception that *found* describes."""
+    fields: dict[str, Any] = found if type(found) is dict else {}
+    if any(type(fields.get(name)) is not str for name in _TEXTS):
+        raise ProtocolError("it sent an exception without a name, text or traceback")
+    notes, args = fields.get("notes"), fields.get("args")
+    if type(notes) is not list or any(type(note) is not str for note in notes):
+        raise ProtocolError("it sent an exception whose notes are no texts")
+    if args is not None and type(args) is not list:
+        raise ProtocolError("it sent an exception whose arguments are no list")
+    shown = {name: _shown(fields[name]) for name in _TEXTS}
+    fields = {**fields, **shown, "notes": [*map(_shown, notes[:_MOST_NOTES])]}
+    error = _own(fields, errors) or _rebuilt(fields, errors)
+    if error is None:
+        error = RemoteError(
+            fields["type"],
+            fields["text"],
+            traceback=fields["traceback"],
+            args=None if args is None else tuple(args),
+        )
+    for note in fields["notes"]:
+        error.add_note(note)
+    if not isinstance(error, HookError):
+        error.__cause__ = RemoteTraceback(fields["traceback"])
+    return error
+
+
+def _shown(text: str) -> str:
+    return printable_lines(text[:_LONGEST])
+
+
+def _rebuilt(fields: dict[str, Any], errors: Errors) -> BaseException | None:
+    cls, args = errors.get(fields["type"]), fields.get("args")
+    if cls is None or args is None:
+        return None
+    try:
+        error = cls(*args)
+    except Exception as why:  # it is the user's constructor
+        note = f"{cls.__qualname__} cannot be rebuilt: {describe(why)}"
+        fields["notes"].append(_shown(note))
+        return None
+    return error if type(error) is cls else None
+
+
+def _own(fields: dict[str, Any], errors: Errors) -> BaseException | None:
+    """Return one of the errors that workers raise themselves."""
+    match fields:
+        case {"type": "asyncpool.errors.JobCancelled"}:
+            return JobCancelled(fields["text"])
+        case {
+            "type": "asyncpool.errors.JobNotPicklableError",
+            "args": [
+                "arguments" | "result" | "exception" | "details" as direction,
+                str(name),
+                str(text),
+            ],
+        }:
+            return JobNotPicklableError(
+                fields["text"],
+                direction=direction,
+                name=_shown(name),
+                text=_shown(text),
+            )
+        case {"hook": [str(hook), "enter" | "exit" as stage, dict(inner)]}:
+            cause = _error_of({**inner, "hook": None}, errors)
+            return HookError(_shown(hook), stage=stage, exception=cause)
+        case _:
+            return None

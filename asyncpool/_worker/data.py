@@ -8,23 +8,23 @@ from binascii import a2b_base64
 from contextvars import ContextVar
 
 from asyncpool._wire.buffers import ReceivedPickle
-from asyncpool._wire.codec_failures import pack_failure
-from asyncpool._wire.formats import Format, PluggedFormat, format_of
+from asyncpool._wire.formats import JSON, Format, PluggedFormat, format_of
 from asyncpool._wire.pickling import WorkerSerializer
-from asyncpool._wire.schemas import FunctionNames, Signature, in_one_piece, json_schema
+from asyncpool._wire.plain_data import in_one_piece
+from asyncpool._wire.schemas import FunctionNames, Schema, Signature, pack_failure
 
 TYPE_CHECKING = False  # see _wire/records.py
 if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
-    from asyncpool._wire.schemas import Packed, Payload
+    from asyncpool._wire.plain_data import Packed, Payload
 
 # How many bytes say how long the description of a function is.
 _SIZE = 4
 
 # As JSON, whatever the codec: threads of a job may have no context that tells it.
-_DETAILS = json_schema("the details", "details")
+_DETAILS = Schema(JSON, what="the details", direction="details")
 
 
 class DataFunction:

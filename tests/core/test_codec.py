@@ -15,12 +15,11 @@ import pytest
 from hypothesis import given, strategies as st
 
 from asyncpool._core.data_only import DataOnly
-from asyncpool._wire import formats
+from asyncpool._wire import formats, schemas
 from asyncpool._wire.buffers import OutOfBandPickle, ReceivedPickle, StreamTooLongError
-from asyncpool._wire.codec_failures import load_failure, pack_failure, registered
 from asyncpool._wire.formats import Format, format_of
 from asyncpool._wire.plain_data import NotDataError
-from asyncpool._wire.schemas import FunctionNames, Schema, Signature
+from asyncpool._wire.schemas import Schema, Signature, load_failure, pack_failure
 from asyncpool.errors import (
     HookError,
     JobCancelled,
@@ -143,8 +142,7 @@ def test_arrays_come_back_with_type_shape_and_order(dtype: str) -> None:
     for shape in [(), (0,), (3, 4), (300, 200), (0, 7), (1, 2, 3)]:
         array: Any = np.arange(math.prod(shape)).astype(dtype).reshape(shape)
         for same_items in [array, array.T, array[..., ::-1] if shape else array]:
-            packed = Schema(how).pack(same_items)
-            found = Schema(how).load(sent(packed))
+            found = Schema(how).load(sent(Schema(how).pack(same_items)))
             assert (found.dtype, found.shape) == (same_items.dtype, same_items.shape)
             assert np.array_equal(found, same_items)
             if same_items.flags.forc:
@@ -205,7 +203,12 @@ def test_a_codec_whose_package_is_missing_says_what_to_install(
     ],
 )
 def test_an_annotation_with_a_hole_is_none(kind: Any) -> None:
-    assert format_of("msgspec").cost(kind) is None
+    assert not format_of("msgspec").kind_of(kind).typed
+
+
+def test_what_is_annotated_as_bytes_is_checked() -> None:
+    with pytest.raises(JobNotPicklableError, match="Expected `bytes`, got `list`"):
+        Schema(FORMATS[1], bytes).load(b"\x02\x00[]")
 
 
 @pytest.mark.parametrize("text", ["\ud83d", "\ude00\ud83d", "\N{GRINNING FACE}"])
@@ -223,7 +226,7 @@ def test_json_does_not_join_two_halves_in_silence() -> None:
 
 # Exceptions.
 
-ERRORS = registered([StockError, StopIteration, SystemExit])
+ERRORS = schemas.registered([StockError, StopIteration, SystemExit])
 
 
 def there_and_back(error: BaseException) -> BaseException:
@@ -291,14 +294,11 @@ def test_a_text_of_any_length_comes_home() -> None:
 @pytest.mark.parametrize("wrong", ["math", ":sqrt", "math:", 3])
 def test_an_entry_of_that_list_that_names_nothing_is_refused(wrong: Any) -> None:
     with pytest.raises(ValueError, match="functions takes functions and names"):
-        FunctionNames([wrong])
-
-
-JSON = format_of("json")
+        schemas.FunctionNames([wrong])
 
 
 def test_what_came_beside_a_message_is_heavy() -> None:
-    serializer = DataOnly(JSON).serializer_of(echo, JSON)
+    serializer = DataOnly(FORMATS[0]).serializer_of(echo, FORMATS[0])
     assert serializer.is_heavy(ReceivedPickle(b"\x01\x00[]", []))
     assert serializer.is_heavy(b"\x01\x01" + bytes(3000))  # in parts
     assert not serializer.is_heavy(b"\x01\x00[]" + bytes(3000))

@@ -13,7 +13,6 @@ from asyncpool._core.figures import RequestFigures
 from asyncpool._observe.control.protocol import MAX_REPLY, Request, unpack_reply
 from asyncpool._wire import messages, page
 from asyncpool._wire.buffers import ReceivedPickle
-from asyncpool._wire.codec_failures import load_failure
 from asyncpool._wire.formats import format_of
 from asyncpool._wire.frames import (
     HEADER_SIZE,
@@ -34,7 +33,7 @@ from asyncpool._wire.page import (
     read_log,
 )
 from asyncpool._wire.profile import MAX_CHUNK, SampleChunk
-from asyncpool._wire.schemas import Schema
+from asyncpool._wire.schemas import Schema, load_failure
 from asyncpool.errors import JobNotPicklableError, ProtocolError
 from tests.helpers.inside import no_pickles_in_logs
 
@@ -46,8 +45,9 @@ _ERRORS: dict[str, type[BaseException]] = {
     "E": UnicodeDecodeError,
 }
 _FORMATS = [format_of("json"), format_of("msgspec")]
-_SCHEMAS = [Schema(how, None, cls) for cls in (None, bytes) for how in _FORMATS]
-_SCHEMAS += [Schema(_FORMATS[0]), Schema(_FORMATS[1], list[int])]
+_SCHEMAS = [
+    Schema(how, hint) for hint in (object, bytes, list[int]) for how in _FORMATS
+]
 
 
 def _decode(parts: list[bytes], most: int) -> tuple[list[Frame], str]:
