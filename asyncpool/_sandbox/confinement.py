@@ -107,8 +107,8 @@ def confine(sandbox: Sandbox, limits: WorkerLimits) -> Confinement:
                 f"Sandbox(write=...): {path} holds the private folders of workers, which one "
                 "worker could then replace for the next: name a folder below, or set TMPDIR"
             )
-    # From here on they go through no link, before any job can change one.  What contradicts each
-    # other only then is found now.
+    # From here on they go through no link, before any job can change one.  The constructor compares
+    # them again, since one may now be below another.
     sandbox = replace(
         sandbox,
         read=[os.path.realpath(path) for path in sandbox.read],
@@ -129,7 +129,7 @@ def confine(sandbox: Sandbox, limits: WorkerLimits) -> Confinement:
             "with strict=False"
         )
     script = main_script()
-    readable = library() if sandbox.imports else least_library()
+    readable = library(imports=sandbox.imports)
     plan = make_plan(sandbox, user, machine, readable, limits.rlimits)
     return Confinement(
         plan,
@@ -239,17 +239,12 @@ def installation() -> tuple[str, ...]:
     return tuple(sorted({os.path.realpath(path) for path in found} | found))
 
 
-def library() -> tuple[str, ...]:
-    """Return what workers may read so that they can import what is installed."""
+def library(*, imports: bool) -> tuple[str, ...]:
+    """Return what workers read to import what is installed, or else what no worker can do without."""
+    if not imports:
+        # They find encodings by their names, and import a part of this package when they need it.
+        modules = f"{sysconfig.get_path('platstdlib')}/lib-dynload"
+        return _PACKAGE, str(Path(encodings.__file__).parent), modules
     base = Path(sys.base_prefix) / "lib"
     own = () if base == Path("/lib") else (str(base),)
     return *installation(), _PACKAGE, *own, *_SYSTEM.split()
-
-
-def least_library() -> tuple[str, ...]:
-    """Return what workers read even if they may not import what is installed.
-
-    They find encodings by their names, and import a part of this package when they need it.
-    """
-    modules = f"{sysconfig.get_path('platstdlib')}/lib-dynload"
-    return _PACKAGE, str(Path(encodings.__file__).parent), modules

@@ -321,11 +321,9 @@ class ReachableModules:
         spec = PathFinder.find_spec(name, path, target)
         if spec is None:
             # What its folder's listing would show, if it may be listed.
-            last, suffixes = name.rpartition(".")[2], ("/__init__.py", *all_suffixes())
-            folders = sys.path if path is None else path
-            files = [
-                f"{each}/{last}{suffix}" for each in folders for suffix in suffixes
-            ]
+            folders, last = sys.path if path is None else path, name.rpartition(".")[2]
+            ends = f"/{last}/__init__.py", *(f"/{last}{it}" for it in all_suffixes())
+            files = [f"{folder}{end}" for folder in folders for end in ends]
         else:
             files = [spec.origin] if spec.has_location and spec.origin else []
         for file in files:

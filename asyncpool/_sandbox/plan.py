@@ -13,9 +13,6 @@ if TYPE_CHECKING:
 
     from asyncpool.sandbox import Sandbox
 
-# The soft and the hard limit of a resource, by its name.
-Rlimit = tuple[str, tuple[int, int]]
-
 # The rights of files, from the lowest bit, see landlock(7).  One that a sandbox *handles* is refused
 # wherever no rule grants it.
 _RIGHTS = """
@@ -145,15 +142,13 @@ def missing(sandbox: Sandbox, machine: Machine) -> Iterator[Missing]:
                 f"{what} cannot be refused, since that needs Landlock {since}, and {kernel}",
                 f"run Linux {linux} or newer",
             )
-    if not machine.seccomp:
+    if machine.machine not in MACHINES:
+        known = ", ".join(MACHINES)
+        what = f"system calls are filtered on {known}, and this is {machine.machine}"
+        yield Missing("network, processes", what, "run the service on one of those")
+    elif not machine.seccomp:
         what = "system calls cannot be filtered, since the kernel refuses seccomp"
         cure = "allow seccomp in the container's own profile"
-        if machine.machine not in MACHINES:
-            known = ", ".join(MACHINES)
-            what = (
-                f"system calls are filtered on {known}, and this is {machine.machine}"
-            )
-            cure = "run the service on one of those"
         yield Missing("network, processes", what, cure)
     cure = "delegate a cgroup of version 2 to the service (systemd: Delegate=yes)"
     if sandbox.cpus is not None and "cpu" not in machine.limits:
@@ -175,7 +170,7 @@ class SandboxPlan(Record):
         paths: The rights at each path, and below it.
         ports: The TCP ports that may be connected to.
         filter: The packed program that filters system calls; empty for none.
-        rlimits: The kernel's limits, by name.
+        rlimits: The kernel's limits: a name, and a soft and a hard limit.
         tasks: How many threads it may have in all its processes.
         share: How many threads its user may have, if the kernel cannot count its own apart.
         apart: Whether it has a real user of its own, for whom the kernel counts.
@@ -192,7 +187,7 @@ class SandboxPlan(Record):
     paths: tuple[tuple[str, int], ...] = ()
     ports: tuple[int, ...] = ()
     filter: bytes = b""
-    rlimits: tuple[Rlimit, ...] = ()
+    rlimits: tuple[tuple[str, tuple[int, int]], ...] = ()
     tasks: int | None = None
     share: int = 0
     apart: bool = False
