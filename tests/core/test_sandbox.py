@@ -84,22 +84,11 @@ def test_folders_beside_and_above_a_writable_one_may_be_read() -> None:
     assert sandbox.read == ("/a", "/a/bc", "/a/b")
 
 
-@pytest.mark.parametrize(
-    ("path", "folder", "inside"),
-    [
-        ("/a", "/a", True),
-        ("/a/b", "/a", True),
-        ("/ab", "/a", False),
-        ("/a", "/a/b", False),
-        ("/a", "/", True),
-    ],
-)
-def test_below_a_folder_is_inside_of_it(
-    path: str,
-    folder: str,
-    inside: bool,  # noqa: FBT001 - a column
-) -> None:
-    assert is_within(path, [folder]) is inside
+def test_below_a_folder_is_inside_of_it() -> None:
+    for path, folder in (("/a", "/a"), ("/a/b", "/a"), ("/a", "/")):
+        assert is_within(path, [folder])
+    for path, folder in (("/ab", "/a"), ("/a", "/a/b")):
+        assert not is_within(path, [folder])
 
 
 HERE = Machine(
@@ -126,6 +115,8 @@ def test_a_sandbox_without_settings_reaches_what_is_installed_and_nothing_else()
     paths = dict(plan.paths)
     assert {path for path in paths if not path.startswith("/dev/")} == {*LIBRARY}
     assert paths["/usr/lib/python3"] == plans.READ
+    writable = {path for path in paths if paths[path] & plans.rights("write_file")}
+    assert writable == {"/dev/null", "/dev/full"}
     files, _, scopes = plans.landlock_rights(6)
     assert plan.landlock == (files, 0, scopes), "there are no sockets to look at"
     assert plan.filter
@@ -183,8 +174,7 @@ def test_root_gives_each_worker_a_user_for_whom_the_kernel_counts() -> None:
     assert plan.filter != plan_of(Sandbox()).filter, "it may have an epoll"
     # A program that it runs would find that two of its users differ.
     assert not plan_of(Sandbox(processes=None), machine).apart
-    other = make_plan(Sandbox(), (65534, 65534), machine, ())
-    assert not other.apart
+    assert not make_plan(Sandbox(), (65534, 65534), machine, ()).apart
 
 
 def test_what_a_machine_lacks_is_left_out() -> None:
@@ -217,7 +207,8 @@ def test_each_version_is_asked_for_what_it_knows(
 def test_who_may_write_makes_no_devices_and_runs_nothing() -> None:
     others = plans.rights("make_char make_block make_sock make_fifo execute")
     assert not plans.WRITE & others
-    assert plans.WRITE & plans.READ == plans.READ
+    # By the numbers of the kernel.
+    assert (plans.READ, plans.WRITE, plans.OF_A_FILE) == (0x000C, 0x71BE, 0xC007)
 
 
 GOOD = Machine("Linux", "6.12.4", "x86_64", landlock=6, seccomp=True)
@@ -373,6 +364,7 @@ def test_what_is_in_no_table_is_refused_and_the_kernel_takes_the_program(
         ("sendmsg", [], [(0,)], {}),
         ("sendmsg", [(3, 0, 0)], [(3, 0, 0x20000000)], {"ports": PORTS}),
         ("sendto", [(3, 0, 10, 0)], [(3, 0, 10, 0x20000000)], {"ports": PORTS}),
+        ("sendmmsg", [(3, 0, 1, 0)], [(3, 0, 1, 0x20000000)], {"ports": PORTS}),
         (
             "socket",
             [(INET, STREAM | CLOEXEC, 0), (INET6, STREAM, 6)],
