@@ -29,10 +29,8 @@ from asyncpool._wire.page import (
 from asyncpool._wire.pickling import pack_error
 
 
-def pace(
-    *, chunksize: int | None = None, buffersize: int | None = None, alone: bool = False
-) -> Pace:
-    return Pace(chunksize=chunksize, buffersize=buffersize, alone=alone)
+def pace(chunksize: int | None = None, buffersize: int | None = None) -> Pace:
+    return Pace(chunksize, buffersize)
 
 
 def test_short_items_go_together_as_far_as_a_millisecond_goes() -> None:
@@ -69,7 +67,7 @@ def test_who_is_slower_than_expected_is_believed_at_once() -> None:
 def test_if_nobody_knows_how_long_they_take_as_many_are_under_way_as_end_lately() -> (
     None
 ):
-    some = pace(alone=True)
+    some = pace(chunksize=1)
     for step in range(2000):
         some.ended(step / 1000)
     assert some.window(2) == pytest.approx(8 + 100, abs=1)
@@ -83,7 +81,6 @@ def test_if_nobody_knows_how_long_they_take_as_many_are_under_way_as_end_lately(
 def test_what_is_given_counts() -> None:
     assert pace(chunksize=7).size(2) == 2, "of 8 that may be under way"
     assert pace(chunksize=7, buffersize=100).size(2) == 7
-    assert pace(chunksize=7, buffersize=100, alone=True).size(2) == 1
     assert pace(chunksize=5000, buffersize=100_000).size(2) == CHUNK_SIZE
     some = pace(buffersize=30)
     some.note(1, 1.0)

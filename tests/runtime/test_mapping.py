@@ -21,7 +21,6 @@ from asyncpool import (
 from asyncpool._core.job_options import AttemptPolicy, JobOptions
 from asyncpool._engine import batches as turn_module
 from asyncpool._engine.admission import Hold, MapHold
-from asyncpool._engine.batches import Task
 from asyncpool._engine.job import ChunkJob, PoolJob
 from asyncpool._wire.page import ChunkResult, run_chunk
 from asyncpool._wire.pickling import pack_error
@@ -176,8 +175,9 @@ def map_of(
     attempts: int = 1,
 ) -> Map[Any]:
     options = JobOptions(attempts=AttemptPolicy(max_attempts=attempts))
-    task = Task(identity, False, options, pool.submit)
-    return Map(Plan(cast("Any", pool), task, (inputs,), chunksize, buffersize))
+    sizes = chunksize, buffersize
+    plan = cast("Any", pool), identity, False, (inputs,), *sizes, options, pool.submit
+    return Map(Plan(*plan))
 
 
 # None ever ends, or each at once: what is in between would depend on the machine's speed.
