@@ -12,10 +12,53 @@ from weakref import ref
 
 from asyncpool._engine.loop import shielded
 
-# An async iterator that only its own event loop may use.
-
-
 T = TypeVar("T")
+
+
+class Demand:
+    """What the generator of an iteration tells those who ask for its items.
+
+    The generator must not know them, since they hold it.
+
+    Attributes:
+        thread: The thread of its event loop; 0 before it has begun, and when it was cut short.
+        loop: The event loop, once it has begun.
+        is_running: Tells whether that runs now.
+        cut_short: Whether the cancellation of a wait for an item has ended the generator.
+        withdrawn: Closes the generator, which somebody still waits for, but nobody else wants.
+    """
+
+    __slots__ = ("cut_short", "is_running", "loop", "thread", "withdrawn")
+
+    is_running: Callable[[], bool]
+
+    def __init__(self) -> None:
+        self.thread = 0
+        self.loop: asyncio.AbstractEventLoop | None = None
+        self.cut_short = False
+        self.withdrawn: Callable[[], None] | None = None
+
+    def begin(self) -> None:
+        """Note that the generator begins, in this thread and loop."""
+        loop = self.loop = asyncio.get_running_loop()
+        self.thread, self.is_running = get_ident(), loop.is_running
+
+    def meet(self, item: T) -> T:
+        """Return *item*, which somebody has waited for, and the generator is about to yield."""
+        if self.withdrawn is not None:
+            assert self.loop is not None
+            self.loop.call_soon(self.withdrawn)
+            self.withdrawn = None
+        return item
+
+    def cancelled(self) -> None:
+        """Note that the generator ends by a :exc:`asyncio.CancelledError`.
+
+        The error may also be that of a job, or of an input: then no wait was cut short.
+        """
+        task = asyncio.current_task()
+        if task is not None and task.cancelling():
+            self.thread, self.cut_short = 0, True
 
 
 class HomeIterator(Generic[T]):
@@ -26,26 +69,22 @@ class HomeIterator(Generic[T]):
 
     Args:
         items: The generator.
+        demand: What it tells.
         check_home: Raises :exc:`RuntimeError` in another loop than the generator's.
     """
 
-    __slots__ = (
-        "__weakref__",
-        "_check_home",
-        "_is_running",
-        "_items",
-        "_next",
-        "_thread",
-    )
+    __slots__ = ("__weakref__", "_check_home", "_demand", "_items", "_next")
 
     def __init__(
-        self, items: AsyncGenerator[T, Any], check_home: Callable[[], None]
+        self,
+        items: AsyncGenerator[T, Any],
+        demand: Demand,
+        check_home: Callable[[], None],
     ) -> None:
         self._items = items
         self._next = items.__anext__
+        self._demand = demand
         self._check_home = check_home
-        self._thread = 0  # of the loop, once it has begun, and whether that runs now
-        self._is_running: Callable[[], bool] = bool
 
     def __aiter__(self) -> Self:
         return self
@@ -56,10 +95,13 @@ class HomeIterator(Generic[T]):
         Raises:
             RuntimeError: In another event loop.
         """
+        demand = self._demand
         # Before Python 3.12 it takes 140 ns to ask which loop runs, and this takes 70.
-        if get_ident() != self._thread or not self._is_running():
+        if get_ident() != demand.thread or not demand.is_running():
             self._check_home()
-            if not self._thread:
+            if demand.cut_short:
+                return _refuse()
+            if not demand.thread:
                 return _begin(self._next)
         return self._next()
 
@@ -74,18 +116,6 @@ class HomeIterator(Generic[T]):
         """
         self._check_home()
         await close(self._items)
-
-    def note_begin(self) -> None:
-        """Note that the generator begins, in this thread and loop."""
-        self._thread = get_ident()
-        self._is_running = asyncio.get_running_loop().is_running
-
-    def cut_short(self) -> None:
-        """Note that the cancellation of a wait for an item has ended the generator.
-
-        Whoever goes on, as after a timeout, must not take that for the end of the items.
-        """
-        self._next = _refuse
 
 
 async def _begin(ask: Callable[[], Awaitable[T]]) -> T:
@@ -112,57 +142,11 @@ async def close(items: AsyncGenerator[Any, Any]) -> None:
 
 
 async def _refuse() -> NoReturn:
+    """Refuse to go on, as after a timeout, which must not look like the end of the items."""
     raise RuntimeError(
         "the iteration has ended, since a wait for an item was cancelled, or timed out: to "
         "go on after that, let a task wait for the item, and asyncio.wait() for the task"
     )
-
-
-class Demand:
-    """What a generator and its :class:`Iteration` know of each other.
-
-    The generator must not know the iteration itself, which holds it.
-
-    Attributes:
-        loop: The event loop of the generator, once it has begun.
-        withdrawn: Closes the generator, which somebody still waits for, but nobody else wants.
-        iterator: The iterator, for as long as somebody holds it.
-    """
-
-    __slots__ = ("iterator", "loop", "withdrawn")
-
-    def __init__(self) -> None:
-        self.loop: asyncio.AbstractEventLoop | None = None
-        self.withdrawn: Callable[[], None] | None = None
-        self.iterator: ref[HomeIterator[Any]] | None = None
-
-    def begin(self) -> None:
-        """Note that the generator begins."""
-        self.loop = asyncio.get_running_loop()
-        iterator = self._held_iterator()
-        if iterator is not None:
-            iterator.note_begin()
-
-    def meet(self, item: T) -> T:
-        """Return *item*, which somebody has waited for, and the generator is about to yield."""
-        if self.withdrawn is not None:
-            assert self.loop is not None
-            self.loop.call_soon(self.withdrawn)
-            self.withdrawn = None
-        return item
-
-    def cancelled(self) -> None:
-        """Note that the generator ends by a :exc:`asyncio.CancelledError`.
-
-        The error may also be that of a job, or of an input: then no wait was cut short.
-        """
-        task = asyncio.current_task()
-        iterator = self._held_iterator()
-        if iterator is not None and task is not None and task.cancelling():
-            iterator.cut_short()
-
-    def _held_iterator(self) -> HomeIterator[Any] | None:
-        return None if self.iterator is None else self.iterator()
 
 
 class Iteration(Generic[T]):
@@ -205,8 +189,7 @@ class Iteration(Generic[T]):
     def begin(self, items: AsyncGenerator[T, Any]) -> HomeIterator[T]:
         """Make the iterator, over *items*."""
         self._items = cast("AsyncGeneratorType[T, Any]", items)
-        self._held = HomeIterator(items, self._check_home)
-        self.demand.iterator = ref(self._held)
+        self._held = HomeIterator(items, self.demand, self._check_home)
         return self._held
 
     def withdraw(self) -> None:
