@@ -23,7 +23,7 @@ from weakref import WeakSet
 
 from asyncpool._engine.channel import Channel
 from asyncpool._engine.loop import Alarm, Threads, shielded
-from asyncpool._wire.buffers import OutOfBandPickle, lay_out
+from asyncpool._wire.buffers import OutOfBandPickle
 from asyncpool._wire.frames import FrameKind, header
 from asyncpool.errors import ProtocolError
 
@@ -111,7 +111,7 @@ class Segment:
 
     def fill(self, pickled: OutOfBandPickle) -> None:
         """Copy the areas of *pickled* into it."""
-        self.memory.fill(lay_out(pickled.sizes)[0], pickled.areas)
+        self.memory.fill(pickled)
 
 
 class Segments:
