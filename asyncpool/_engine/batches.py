@@ -40,7 +40,6 @@ from asyncpool.enums import Delivery
 from asyncpool.errors import (
     AsyncPoolError,
     JobNotPicklableError,
-    JobTimeoutError,
     NodeLostError,
     PoolFullError,
     WorkerCrashedError,
@@ -294,7 +293,6 @@ class MapRun:
         self._held: deque[Part] = deque()
         # Chunks that have come back, and that nobody has looked at yet.
         self._returned: deque[tuple[Part, ChunkJob[Any]]] = deque()
-        self._unloading = False
         self._ended = False
 
     async def batches(self) -> AsyncGenerator[Batch, None]:
@@ -379,20 +377,12 @@ class MapRun:
         if is_chunk and self._backend.are_stored(part.items, star=self._plan.star):
             self._send_each(part)
             return
-        args: tuple[Any, ...] = ()
-        if not is_chunk:
-            [item] = part.items
-            try:
-                args = tuple(item) if self._plan.star else (item,)
-            except Exception as error:  # noqa: BLE001 - the item's own code may run
-                self._fail(part, error)
-                return
         try:
-            job = self._submit_chunk(part) if is_chunk else self._submit(part, args)
+            job = self._submit_chunk(part) if is_chunk else self._submit(part)
         except PoolFullError:
             self._held.append(part)
             self._news.set()  # perhaps no job is open whose end would wake the map
-        except AsyncPoolError as error:  # the pool has ended
+        except Exception as error:  # noqa: BLE001 - the end of the pool, or the item's own code
             self._fail(part, error)
         except (SystemExit, KeyboardInterrupt) as error:
             # It may come from a signal handler, so it goes on; but nothing may wait for the part.
@@ -420,7 +410,9 @@ class MapRun:
         args = self._packed, part.items
         return self._plan.submit(run_chunk, args, names, self._together)
 
-    def _submit(self, part: Part, args: tuple[Any, ...]) -> PoolJob[Any]:
+    def _submit(self, part: Part) -> PoolJob[Any]:
+        [item] = part.items
+        args = tuple(item) if self._plan.star else (item,)
         options = self._each
         if part.attempts:
             options = replace(options, begun=part.attempts)
@@ -458,10 +450,9 @@ class MapRun:
             self._fail(part, asyncio.CancelledError())
         elif isinstance(job, ChunkJob):
             job.exception()  # marks it as retrieved, even if nobody looks at it later
-            self._returned.append((part, job))
-            if not self._unloading:
-                self._unloading = True
+            if not self._returned:
                 self._loop.call_soon(self._unload)
+            self._returned.append((part, job))
         else:
             error = job.exception()
             outcome = job.result() if error is None else Failure(error)
@@ -477,11 +468,9 @@ class MapRun:
     def _unload(self) -> None:
         """Take the outcomes of chunks, as many as there is time for in one turn of the loop."""
         turn = TimeSlice()
-        self._unloading = False
         while self._returned and not self._ended:
             self._on_chunk(*self._returned.popleft())
-            if turn.over:
-                self._unloading = True
+            if turn.over and self._returned:
                 self._loop.call_soon(self._unload)
                 break
 
@@ -566,9 +555,8 @@ def _is_of_all(error: BaseException) -> bool:
         return error.direction == "result"
     if isinstance(error, NodeLostError):
         return True  # there is no other node
-    return isinstance(error, AsyncPoolError | JobTimeoutError) and not isinstance(
-        error, WorkerCrashedError
-    )
+    crashed = isinstance(error, WorkerCrashedError)
+    return isinstance(error, AsyncPoolError) and not crashed
 
 
 # Where the items of a map come from: sync and async iterables, drawn step by step.
