@@ -178,7 +178,10 @@ class Pace:
     """
 
     def __init__(
-        self, chunksize: int | None, buffersize: int | None, lanes: int = 1
+        self,
+        chunksize: int | None = None,
+        buffersize: int | None = None,
+        lanes: int = 1,
     ) -> None:
         self._chunksize = chunksize
         self._buffersize = buffersize

@@ -380,6 +380,22 @@ def test_what_others_leave_no_room_for_is_sent_when_there_is_some() -> None:
     run(main())
 
 
+@in_one_turn
+def test_the_pool_is_let_go_before_the_last_result_is_taken() -> None:
+    async def main() -> None:
+        pool = FakePool()
+        results = map_of(pool, [(0, "ok"), (1, "ok")], chunksize=1, buffersize=2)
+        first = asyncio.ensure_future(cast("Any", anext(results)))
+        await asyncio.sleep(0)  # there is no room to draw more, and so to see the end
+        pool.finish(0, 1)
+        pool.finish(0, 1)
+        assert (await first, pool.let_go) == (0, [])
+        assert await anext(results) == 1
+        assert pool.let_go
+
+    run(main())
+
+
 class Turns:
     """Count how many items are drawn, loaded and taken in each turn of the loop."""
 

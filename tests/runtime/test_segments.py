@@ -7,11 +7,9 @@ import os
 from collections.abc import Callable
 from typing import Any
 
-import pytest
 from hypothesis import given, strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from asyncpool import ProtocolError
 from asyncpool._engine.segments import Segment, SegmentOwner, Segments, Use, size_class
 
 KIB = 1024
@@ -137,10 +135,6 @@ class SegmentsMachine(RuleBasedStateMachine):
         for owner in self.owners:
             mine = {one.number for one in self.sizes if one.owner is owner}
             assert owner.known == mine
-            for number in mine:
-                self.segments.find(owner, number, *Use)
-            with pytest.raises(ProtocolError):
-                self.segments.find(owner, self.last + 1, *Use)
 
     def teardown(self) -> None:
         """All of it can be had again in the end."""
