@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
 from asyncpool._dataclass import dataclass
 from asyncpool._engine.batches import Batch, MapRun, Plan, any_failed
-from asyncpool._engine.iteration import Demand, HomeIterator, Iteration
+from asyncpool._engine.iteration import Demand, Iteration
 from asyncpool._wire.page import Failure
 
 __all__ = ["Map", "Outcome", "Plan"]
@@ -88,8 +88,12 @@ class Map(Generic[R]):
         self._plan = plan
         self._ordered = ordered
         self._present = present or _results
-        self._iteration: Iteration[R] = Iteration(plan.backend.check_home)
-        self._begun = False
+        self._run = partial(MapRun, plan, ordered=ordered)
+        self._iteration: Iteration[R] = Iteration(
+            plan.backend.check_home,
+            partial(_each, self._run, self._present),
+            "a map can be iterated over, or awaited, only once, and not after aclose()",
+        )
 
     def unordered(self) -> Map[R]:
         """Return the same map, but with the results as they come."""
@@ -103,11 +107,7 @@ class Map(Generic[R]):
         return Map(self._plan, ordered=self._ordered, present=_outcomes)
 
     def __aiter__(self) -> AsyncIterator[R]:
-        self._plan.backend.check_home()
-        iteration = self._iteration
-        if iteration.is_taken or iteration.iterator is None:
-            self._begin()
-        return iteration.take()  # one that anext() has begun goes on
+        return self._iteration.take()
 
     if not TYPE_CHECKING:  # checkers see by themselves that there is none
 
@@ -116,10 +116,11 @@ class Map(Generic[R]):
 
     def __anext__(self) -> Awaitable[R]:
         """Return an awaitable of the next result."""
-        return (self._iteration.iterator or self._begin()).__anext__()
+        return self._iteration.anext()
 
     def __await__(self) -> Generator[Any, None, list[R]]:
-        return _all(self._begin_run(), self._present).__await__()
+        self._iteration.claim()
+        return _all(self._run, self._present).__await__()
 
     async def aclose(self) -> None:
         """Cancel the jobs of the map, and draw no more items.
@@ -133,8 +134,6 @@ class Map(Generic[R]):
         Cancellation:
             Safe: the rest is done when the iteration is garbage-collected.
         """
-        if not self._begun:
-            self._begin()
         await self._iteration.aclose()
 
     def __len__(self) -> int:
@@ -155,20 +154,6 @@ class Map(Generic[R]):
         hints = [operator.length_hint(items, -1) for items in self._plan.iterables]
         known = [hint for hint in hints if hint >= 0]
         return min(known) if known else NotImplemented
-
-    def _begin(self) -> HomeIterator[R]:
-        make = self._begin_run()
-        return self._iteration.begin(_each(make, self._present, self._iteration.demand))
-
-    def _begin_run(self) -> Callable[[], MapRun]:
-        """Return what makes the run, when the first result is asked for."""
-        self._plan.backend.check_home()
-        if self._begun:
-            raise RuntimeError(
-                "a map can be iterated over, or awaited, only once, and not after aclose()"
-            )
-        self._begun = True
-        return partial(MapRun, self._plan, ordered=self._ordered)
 
 
 # None of these knows the map, which may hold the iteration: that must end when the map is dropped.

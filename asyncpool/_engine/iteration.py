@@ -158,56 +158,86 @@ class Iteration(Generic[T]):
 
     Args:
         check_home: Raises :exc:`RuntimeError` in another loop than the generator's.
+        make: Makes the generator, which tells what is to be told.  It must not know the object.
+        once: What an error says of another iteration.
 
     Attributes:
-        demand: What the generator tells when it begins, and before it yields.
+        begun: Whether the iteration has begun, or whether there never will be one.
     """
 
-    __slots__ = ("_check_home", "_closing", "_held", "_items", "_taken", "demand")
-
-    def __init__(self, check_home: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        check_home: Callable[[], None],
+        make: Callable[[Demand], AsyncGenerator[T, Any]],
+        once: str,
+    ) -> None:
         self._check_home = check_home
+        self._make = make
+        self._once = once
+        self._demand = Demand()
         self._items: AsyncGeneratorType[T, Any] | None = None
         self._held: HomeIterator[T] | None = None
         self._taken: ref[HomeIterator[T]] | None = None
         # Closes the generator since nobody holds the iterator any more.
         self._closing: asyncio.Task[None] | None = None
-        self.demand = Demand()
+        self.begun = False
 
-    @property
-    def iterator(self) -> HomeIterator[T] | None:
-        """The iterator, if there is one, and somebody holds it."""
-        if self._taken is not None:
-            return self._taken()
-        return self._held
+    def claim(self) -> None:
+        """Note that the iteration begins.
 
-    @property
-    def is_taken(self) -> bool:
-        """Whether a loop has taken the iterator."""
-        return self._taken is not None
+        Raises:
+            RuntimeError: If it has begun before, or in another event loop.
+        """
+        self._check_home()
+        if self.begun:
+            raise RuntimeError(self._once)
+        self.begun = True
 
-    def begin(self, items: AsyncGenerator[T, Any]) -> HomeIterator[T]:
-        """Make the iterator, over *items*."""
+    def begin(
+        self, make: Callable[[Demand], AsyncGenerator[T, Any]] | None = None
+    ) -> HomeIterator[T]:
+        """Make the iterator, over what *make* returns, if given.
+
+        Raises:
+            RuntimeError: As :meth:`claim` does.
+        """
+        self.claim()
+        items = (make or self._make)(self._demand)
         self._items = cast("AsyncGeneratorType[T, Any]", items)
-        self._held = HomeIterator(items, self.demand, self._check_home)
+        self._held = HomeIterator(items, self._demand, self._check_home)
         return self._held
 
     def withdraw(self) -> None:
         """Forget the iterator, which has done nothing."""
         self._items = self._held = None
+        self.begun = False
+
+    def anext(self) -> Awaitable[T]:
+        """Return an awaitable of the next item, from the iterator that there is.
+
+        Raises:
+            RuntimeError: If nobody holds it any more, or in another event loop.
+        """
+        iterator = self._held if self._taken is None else self._taken()
+        return (iterator or self.begin()).__anext__()
 
     def take(self) -> HomeIterator[T]:
-        """Return the iterator, which the caller holds from now on."""
-        iterator, self._held = self._held, None
-        assert iterator is not None, "begin() comes first, and one loop may have it"
+        """Return the iterator, which the caller holds from now on.
+
+        Raises:
+            RuntimeError: If somebody has taken it before, or in another event loop.
+        """
+        self._check_home()
+        iterator = self._held or self.begin()  # one that anext() has begun goes on
+        self._held = None
 
         def drop(_: ref[HomeIterator[T]]) -> None:  # in any thread, at any moment
-            items, loop = self._items, self.demand.loop
+            items, loop = self._items, self._demand.loop
             if items is None or items.ag_frame is None:
                 return
             if loop is None:
                 # It has not begun, but somebody may have asked for an item.
-                self.demand.withdrawn = self._close
+                self._demand.withdrawn = self._close
             else:
                 with contextlib.suppress(RuntimeError):  # the loop is closed
                     loop.call_soon_threadsafe(self._close)
@@ -226,7 +256,7 @@ class Iteration(Generic[T]):
         if items.ag_running:
             # Not left to the loop, which closes what has no reference any more: if the last one
             # goes with a task that ends, Python 3.15.0 crashes in the debug mode of a loop.
-            self.demand.withdrawn = self._close
+            self._demand.withdrawn = self._close
         else:
             self._closing = asyncio.create_task(
                 _close(items), name="asyncpool end of an iteration"
@@ -242,6 +272,8 @@ class Iteration(Generic[T]):
             Safe: the rest is done when the iterator is garbage-collected.
         """
         self._check_home()
+        if not self.begun:
+            self.begin()
         closing = self._closing
         if closing is not None:
             try:
