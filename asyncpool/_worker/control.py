@@ -26,6 +26,7 @@ from asyncpool._wire.messages import (
     unpack_moment,
     unpack_numbers,
 )
+from asyncpool._wire.page import STACKS_SIZE
 from asyncpool._wire.pickling import format_error, text_of
 from asyncpool._wire.posix import HANDED, memory_at_most, private_memory, receive_fds
 from asyncpool._wire.profile import ProfileRequest
@@ -35,7 +36,7 @@ from asyncpool._wire.starting import cannot_succeed
 # system calls of an import may cost this thread 20 ms until it has the GIL again, and it is late
 # by two seconds then.
 from asyncpool._wire.text import in_units
-from asyncpool._worker.channel import Segments, decoder, receive
+from asyncpool._worker.channel import LargeBuffers, decoder, receive
 from asyncpool._worker.interrupts import Interrupts, JobClaims, LeaseFences
 from asyncpool._worker.process import start_thread
 from asyncpool._worker.profile import Sampler
@@ -63,44 +64,40 @@ class Control:
 
     Args:
         sock: The socket.
-        claims: Decides whether a job can still be revoked.
-        segments: Receive shared memory.
-        interrupts: End a job that has begun.
-        stacks: Tell where the jobs are.
+        page_fd: The worker page.
+        large_buffers: Receive shared memory.
 
     Attributes:
+        claims: Decides whether a job can still be revoked.
+        interrupts: End a job that has begun.
+        stacks: Tell where the jobs are.
+        runner: Runs the jobs.
+        identity: The name and the parent of this worker.
+        announced: Whether the worker has told the pool which error ends it.
+        memory: How much memory is too much before the first job, and the text of that limit.
         on_thread_death: Called in a thread that ends with an error, once the pool was told.
         on_end_of_all: Called when a draining worker learns that the whole cluster ends.
         call_soon: Makes the event loop call a function, in a worker of a cluster.
-        identity: The name and the parent of this worker, if the pool has sent them.
-        announced: Whether the worker has told the pool which error ends it.
-        memory: How much memory is too much before the first job, and the text of that limit.
-        interrupts: As above.
-        runner: Runs the jobs.
     """
 
+    identity: Identity
+    runner: JobRunner
+
     def __init__(
-        self,
-        sock: socket.socket,
-        claims: JobClaims,
-        segments: Segments,
-        interrupts: Interrupts,
-        stacks: Stacks,
+        self, sock: socket.socket, page_fd: int, large_buffers: LargeBuffers
     ) -> None:
         self._socket = sock
-        self.runner: JobRunner | None = None
-        self.interrupts = interrupts
-        self._claims = claims
-        self._segments = segments
-        self._stacks = stacks
-        self._lock = _thread.RLock()
-        self._records: deque[bytes] = deque()
+        self._large_buffers = large_buffers
+        self.claims = JobClaims()
+        self.interrupts = Interrupts()
+        self.stacks = Stacks(page_fd, os.fstat(page_fd).st_size - STACKS_SIZE)
+        self.announced = False
+        self.memory: tuple[int, str] | None = None
         self.on_thread_death: Callable[[], None] | None = None
         self.on_end_of_all: Callable[[], None] | None = None
         self.call_soon: Callable[..., object] | None = None
-        self.identity: Identity | None = None
-        self.announced = False
-        self.memory: tuple[int, str] | None = None
+        self._lock = _thread.RLock()
+        self._records: deque[bytes] = deque()
         self._sampler: Sampler | None = None
         self._tracker: int | None = None
         self._tracker_asked = False
@@ -119,12 +116,10 @@ class Control:
             fds: list[int] = []
             if self._decoder.target is not None:
                 frames = receive(self._socket, self._decoder)
-                gone = not frames
             else:
                 data, fds, _ = receive_fds(self._socket, 65536, 1)
-                frames = self._decoder.feed(data)
-                gone = not data
-            if gone:
+                frames = self._decoder.feed(data) if data else None
+            if frames is None:
                 raise SystemExit(0)
             for frame in frames:
                 if frame.kind is FrameKind.HANDED:
@@ -185,28 +180,27 @@ class Control:
             self._tracker_came.acquire()
             self.send(FrameKind.TRACKER)
         # No exception comes between what a job has made and its entry at the tracker.
-        self.interrupts.hold()
+        self.interrupts.held = True
         try:
             with self._tracker_came:
                 return self._tracker
         finally:
-            self.interrupts.release(soon=True)
+            self.interrupts.held = False
 
-    def send(self, kind: FrameKind, payload: bytes = b"", *fields: int) -> None:
+    def send(
+        self, kind: FrameKind, payload: bytes = b"", *fields: int, flags: int = 0
+    ) -> None:
         """Send a frame; if the pool is gone, the watching thread acts on that."""
         with self._lock, contextlib.suppress(OSError):
-            self._socket.sendall(header(kind, len(payload), *fields) + payload)
+            frame = header(kind, len(payload), *fields) + payload
+            self._socket.sendall(frame, flags)
         if self._records:  # of a finalizer that ran meanwhile
             self._send_records()
 
     def ring(self) -> None:
         """Ask the pool to look at the page, unless the socket is full."""
-        if self._lock._is_owned():  # type: ignore[attr-defined] # noqa: SLF001
-            return  # in the middle of a frame
-        with self._lock, contextlib.suppress(OSError):
-            self._socket.send(header(FrameKind.HEARTBEAT, 0), socket.MSG_DONTWAIT)
-        if self._records:  # of a finalizer that ran meanwhile
-            self._send_records()
+        if not self._lock._is_owned():  # type: ignore[attr-defined] # noqa: SLF001
+            self.send(FrameKind.HEARTBEAT, flags=socket.MSG_DONTWAIT)
 
     def report(self, payload: bytes) -> None:
         """Send a log record.  In the middle of a frame it waits, and is sent after the frame.
@@ -269,25 +263,25 @@ class Control:
     def _answer(self, frame: Frame, fds: list[int]) -> None:
         kind = frame.kind
         if kind is FrameKind.REVOKE:
-            won = self._claims.revoke(unpack_numbers(frame.payload))
+            won = self.claims.revoke(unpack_numbers(frame.payload))
             self.send(FrameKind.REVOKED, pack_numbers(won))
         elif kind is FrameKind.INTERRUPT:
             for sequence in unpack_numbers(frame.payload):
-                self.interrupts.ask(sequence)
+                if not self.interrupts.ask(sequence):
+                    self.runner.end_soon(sequence)
         elif kind is FrameKind.FENCE:
             self._fence(frame.job, unpack_moment(frame.payload))
         elif kind is FrameKind.CREDIT:
-            if self.runner is not None:
-                self.runner.grant(frame.job, frame.attempt, frame.number)
+            self.runner.grant(frame.job, frame.attempt, frame.number)
         elif kind is FrameKind.PING:
             if not self._in_loop(self.send, FrameKind.PONG):
                 self.send(FrameKind.PONG)
         elif kind is FrameKind.STACKS:
-            self._stacks.write(frame.job, frame.attempt)
+            self.stacks.write(frame.job, frame.attempt)
             self.send(FrameKind.STACKS, b"", frame.job, frame.attempt)
         elif kind is FrameKind.WHERE:
             try:
-                text = self._stacks.live(frame.job)
+                text = self.stacks.live(frame.job)
             except Exception as error:
                 # What is read here belongs to other threads, which may do anything to it.
                 text = f"The stacks cannot be read: {error!r}".encode(errors="replace")
@@ -301,22 +295,22 @@ class Control:
             self._tracker = fds.pop() if fds else None
             self._tracker_came.release()
         elif kind is FrameKind.SEGMENT:
-            self._segments.arrive(frame.number, fds.pop() if fds else None, frame.job)
+            self._large_buffers.arrive(
+                frame.number, fds.pop() if fds else None, frame.job
+            )
         elif kind is FrameKind.GRANT:
-            self._segments.grant(frame.number)
+            self._large_buffers.grant(frame.number)
         elif kind is FrameKind.DROP:
-            self._segments.drop(frame.number)
+            self._large_buffers.drop(frame.number)
         else:
             raise ProtocolError(f"the pool sent {kind.name}")
 
     def _fence(self, sequence: int, until: float) -> None:
-        interrupts = self.interrupts
-        if interrupts.fences is None:
-            assert self.runner is not None
-            interrupts.fences = LeaseFences(
-                self._claims, self.runner.runs, self._end_lapsed
-            )
-        interrupts.fences.put(sequence, until)
+        fences = self.interrupts.fences
+        if fences is None:
+            fences = LeaseFences(self.claims, self.runner.runs, self._end_lapsed)
+            self.interrupts.fences = fences
+        fences.put(sequence, until)
 
     def _end_lapsed(self) -> None:
         """End this process and all that it has started, without waiting for the pool.
