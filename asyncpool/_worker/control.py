@@ -68,6 +68,7 @@ class Control:
         large_buffers: Receive shared memory.
 
     Attributes:
+        large_buffers: As above.
         claims: Decides whether a job can still be revoked.
         interrupts: End a job that has begun.
         stacks: Tell where the jobs are.
@@ -87,7 +88,7 @@ class Control:
         self, sock: socket.socket, page_fd: int, large_buffers: LargeBuffers
     ) -> None:
         self._socket = sock
-        self._large_buffers = large_buffers
+        self.large_buffers = large_buffers
         self.claims = JobClaims()
         self.interrupts = Interrupts()
         self.stacks = Stacks(page_fd, os.fstat(page_fd).st_size - STACKS_SIZE)
@@ -226,25 +227,25 @@ class Control:
                     self._socket.sendall(self._records.popleft())
 
     def _watch(self) -> None:
+        self._thread = _thread.get_ident()
         try:
             with contextlib.suppress(OSError, ProtocolError):
-                self._listen()
+                while True:
+                    self._insist()
+                    # Of several frames in one read, only the last can bring a descriptor.
+                    data, fds, _ = receive_fds(self._socket, 65536, 1)
+                    if not data:
+                        break
+                    for frame in self._decoder.feed(data):
+                        self._answer(frame, fds)
         except BaseException:  # such as a lack of memory
             traceback.print_exc()
         # Without this thread nobody reads what the pool sends, or notices its end.
         if self._socket.fileno() >= 0:
-            end_group()
-
-    def _listen(self) -> None:
-        self._thread = _thread.get_ident()
-        while True:
-            self._insist()
-            # Of several frames in one read, only the last can bring a descriptor.
-            data, fds, _ = receive_fds(self._socket, 65536, 1)
-            if not data:
-                return
-            for frame in self._decoder.feed(data):
-                self._answer(frame, fds)
+            with contextlib.suppress(Exception):
+                sys.stderr.flush()
+            # The worker has a process group of its own, so this ends no other process.
+            os.killpg(0, signal.SIGKILL)
 
     def _insist(self) -> None:
         """Signal a job that is to end again and again, until the pool sends a frame.
@@ -295,13 +296,13 @@ class Control:
             self._tracker = fds.pop() if fds else None
             self._tracker_came.release()
         elif kind is FrameKind.SEGMENT:
-            self._large_buffers.arrive(
+            self.large_buffers.arrive(
                 frame.number, fds.pop() if fds else None, frame.job
             )
         elif kind is FrameKind.GRANT:
-            self._large_buffers.grant(frame.number)
+            self.large_buffers.grant(frame.number)
         elif kind is FrameKind.DROP:
-            self._large_buffers.drop(frame.number)
+            self.large_buffers.drop(frame.number)
         else:
             raise ProtocolError(f"the pool sent {kind.name}")
 
@@ -358,17 +359,14 @@ class Control:
         if args.exc_type is SystemExit:
             return
         self._show_thread(args)
-        name = args.thread.name if args.thread is not None else "a thread"
-        summary = f"{args.exc_type.__qualname__} in thread {name!r}: {args.exc_value}"
-        self.send(FrameKind.FAILED, Failure("thread", summary, _format(args)).pack())
+        kind, error, tb, thread = args
+        name = thread.name if thread is not None else "a thread"
+        summary = f"{kind.__qualname__} in thread {name!r}: {error}"
+        text = "".join(traceback.format_exception(kind, error, tb))
+        self.send(FrameKind.FAILED, Failure("thread", summary, text).pack())
         on_thread_death = self.on_thread_death
         if on_thread_death is not None:
             on_thread_death()
-
-
-def _format(args: ExceptHookArgs) -> str:
-    tb: TracebackType | None = args.exc_traceback
-    return "".join(traceback.format_exception(args.exc_type, args.exc_value, tb))
 
 
 def print_error(error: BaseException) -> None:
@@ -385,14 +383,6 @@ def _users_own(error: BaseException) -> TracebackType | None:
             return tb
         tb = tb.tb_next
     return error.__traceback__
-
-
-def end_group() -> None:
-    """End this process and all that it has started, at once."""
-    with contextlib.suppress(Exception):
-        sys.stderr.flush()
-    # The worker has a process group of its own, so this ends no other process.
-    os.killpg(0, signal.SIGKILL)
 
 
 def own_logger() -> Logger:

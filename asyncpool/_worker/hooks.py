@@ -88,22 +88,21 @@ class Hook:
             )
 
         try:
-            manager = self._function(job)
+            manager: Any = self._function(job)
             _check(manager)
             manager.__enter__()
         except JobCancelled:
             raise
         except BaseException as error:
             raise failure("enter", error) from error
-        entered = True
 
         def leave(error: BaseException | None) -> None:
-            nonlocal entered, manager
-            if not entered:
+            nonlocal manager
+            leaving, manager = manager, None
+            if leaving is None:
                 return
             if os.getpid() != worker:
                 os._exit(0)  # a copy that the job made, back from the job's call
-            leaving, entered, manager = manager, False, None
             try:
                 if error is None:
                     leaving.__exit__(None, None, None)

@@ -16,7 +16,7 @@ from asyncpool._wire.messages import WorkerConfig
 from asyncpool._wire.posix import HANDED, socket_of
 from asyncpool._wire.starting import SCRIPT
 from asyncpool._worker.api import become_worker
-from asyncpool._worker.channel import SMALL, LargeBuffers
+from asyncpool._worker.channel import LargeBuffers
 from asyncpool._worker.chunks import run_chunk
 from asyncpool._worker.control import Control
 from asyncpool._worker.identity import (
@@ -52,7 +52,7 @@ def work(job_fd: int, control_fd: int, page_fd: int) -> NoReturn:
     status = 1
     try:
         config = WorkerConfig.unpack(control.receive_config().payload)
-        runner = JobRunner(config, jobs, page_fd, control, buffers)
+        runner = JobRunner(config, jobs, page_fd, control)
         control.runner = control.stacks.runner = runner
         become_worker(runner)
         page.install(partial(run_chunk, runner))
@@ -96,9 +96,6 @@ def work(job_fd: int, control_fd: int, page_fd: int) -> NoReturn:
             status = sys.modules[module].serve(jobs, control, runner, config)
         else:
             runner.serve()
-            # The last job has been run: whatever else comes goes back to the pool.
-            while control.claims.closed and jobs.recv(SMALL):
-                pass
             status = 0
     except BaseException:
         # The pool logs an announced error itself, together with the end.

@@ -54,7 +54,7 @@ from asyncpool._wire.page import (
 from asyncpool._wire.pickling import PICKLE_WORKER, text_of
 from asyncpool._wire.text import JOB_LOGGER
 from asyncpool._worker.api import NO_JOB, running, set_variables
-from asyncpool._worker.channel import decoder, receive, send
+from asyncpool._worker.channel import SMALL, decoder, receive, send
 from asyncpool._worker.stacks import waiting_frames
 from asyncpool._worker.streams import Credit, StreamClosed, pump
 from asyncpool.errors import JobCancelled, JobNotPicklableError
@@ -71,7 +71,6 @@ if TYPE_CHECKING:
     from asyncpool._wire.buffers import OutOfBandPickle
     from asyncpool._wire.messages import WorkerConfig
     from asyncpool._wire.pickling import WorkerSerializer
-    from asyncpool._worker.channel import LargeBuffers
     from asyncpool._worker.chunks import ChunkLog
     from asyncpool._worker.control import Control
     from asyncpool._worker.hooks import Hook, Leave
@@ -206,10 +205,7 @@ class CoroutineSteps(Steps):
         except BaseException as error:
             if lane is None:
                 raise
-            if isinstance(error, StopIteration):
-                self._runner.settle(lane, error.value)
-            else:
-                self._runner.settle(lane, error=error)
+            self._runner.settle(lane, error)
         raise StopIteration
 
     def _tell(self, seconds: float) -> None:
@@ -256,7 +252,6 @@ class JobRunner:
         jobs: The job channel.
         page_fd: The worker page.
         control: The control channel.
-        large_buffers: Receives and sends what travels beside jobs.
 
     Attributes:
         by_job: The lanes of the running jobs, by job and attempt.
@@ -278,7 +273,6 @@ class JobRunner:
         jobs: socket.socket,
         page_fd: int,
         control: Control,
-        large_buffers: LargeBuffers,
     ) -> None:
         self.by_job: dict[tuple[int, int], Lane] = {}
         self.layout = layout = PageLayout(config.concurrency)
@@ -298,12 +292,12 @@ class JobRunner:
         self._free = [
             Lane(index, layout.begun(index)) for index in range(config.concurrency)
         ][::-1]
-        self._options = config.options
+        self._config = config
         self._max_payload = config.max_payload
         self.jobs = jobs
         self._control = control
         self._claims, self._interrupts = control.claims, control.interrupts
-        self._large_buffers = large_buffers
+        self._large_buffers = control.large_buffers
         self._functions = FunctionCache()
         self._context = PLAIN  # of the jobs to come
         self._first_credit = 0  # of the next stream
@@ -311,7 +305,6 @@ class JobRunner:
         self._pending: deque[Frame] = deque()
         self._outcomes: list[bytes] = []
         self._worker = os.getpid()
-        self._loop_kind = config.loop
         self._loop: Any = None  # once there is a coroutine
         self._looping = self._ended = self._coming = False
         self._failure: BaseException | None = None
@@ -330,6 +323,9 @@ class JobRunner:
             if self.by_job:
                 self._run_loop()
             elif self._claims.closed:
+                # The last job has been run: whatever else comes goes back to the pool.
+                while self.jobs.recv(SMALL):
+                    pass
                 return
             elif self._pending:
                 self._begin()
@@ -421,7 +417,7 @@ class JobRunner:
         try:
             import asyncio  # noqa: PLC0415 - most workers need none
 
-            if self._loop_kind == "uvloop":
+            if self._config.loop == "uvloop":
                 import uvloop  # noqa: PLC0415 - an extra
 
                 self._loop = uvloop.new_event_loop()
@@ -559,27 +555,30 @@ class JobRunner:
             # Without a frame of the function, the call itself was wrong.
             at_fault = kwargs and tb is not None and tb.tb_next is None
             if at_fault and (
-                note := note_on_misplaced(kwargs, text_of(error), self._options)
+                note := note_on_misplaced(kwargs, text_of(error), self._config.options)
             ):
                 error.add_note(note)
             raise
 
-    def settle(
-        self, lane: Lane, value: object = None, error: BaseException | None = None
-    ) -> None:
-        """Settle a job whose coroutine has ended; called in its last step, in its context."""
+    def settle(self, lane: Lane, end: BaseException) -> None:
+        """Settle a job whose coroutine has ended; called in its last step, in its context.
+
+        Args:
+            lane: Where it runs.
+            end: The exception that it has ended with: ``StopIteration`` if it has returned.
+        """
         outcome: Outcome
         try:
             try:
                 if not self._several:  # a hook that hangs can be interrupted
                     self._interrupts.running = lane.sequence
-                if error is not None:
-                    outcome = self._pack_error(lane, error)
-                else:
+                if isinstance(end, StopIteration):
                     if lane.leave_hook is not None:
                         lane.leave_hook(None)
-                    packed = self.serializer.pack_value(value, self._max_payload)
+                    packed = self.serializer.pack_value(end.value, self._max_payload)
                     outcome = FrameKind.VALUE, packed
+                else:
+                    outcome = self._pack_error(lane, end)
             finally:
                 self._interrupts.running = None
         except BaseException as instead:
