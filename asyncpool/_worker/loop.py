@@ -139,11 +139,10 @@ def _initialize(config: WorkerConfig, control: Control, runner: JobRunner) -> No
             enter(plan, *place, needed, preloading, open_loop)
             control.start()  # its thread is in the sandbox too
         if config.around is not None:
-            name, payload = config.around
-            stage = f"import of the hook {name}"
+            stage = f"import of the hook {config.around[0]}"
             from asyncpool._worker.hooks import load_hook  # noqa: PLC0415 - most need none
 
-            runner.hook = load_hook(name, payload)
+            runner.hook = load_hook(*config.around)
         stage, fixed = "initializer", False
         if config.initializer is not None:
             initializer, initargs = pickle.loads(config.initializer)

@@ -65,7 +65,6 @@ if TYPE_CHECKING:
     import socket
     from collections.abc import Callable, Coroutine, Generator, Iterator
     from contextvars import Context
-    from types import TracebackType
     from typing import Any
 
     from asyncpool._wire.buffers import OutOfBandPickle
@@ -205,7 +204,9 @@ class CoroutineSteps(Steps):
         except BaseException as error:
             if lane is None:
                 raise
-            self._runner.settle(lane, error)
+            tb = error.__traceback__
+            # The first frame is this one, and not the coroutine's own.
+            self._runner.settle(lane, error.with_traceback(tb and tb.tb_next))
         raise StopIteration
 
     def _tell(self, seconds: float) -> None:
@@ -591,7 +592,6 @@ class JobRunner:
         Whatever a job raises comes by here.
         """
         if lane.steps is not None:
-            error.__traceback__ = inner(error.__traceback__)
             error = lane.steps.seen(error)
         if lane.leave_hook is not None:
             try:
@@ -777,10 +777,7 @@ class JobRunner:
         if self._outcomes:
             data = b"".join(self._outcomes)
             self._outcomes.clear()
-            try:
-                self.jobs.sendall(data)
-            except BaseException as error:
-                self._fail(error)
+            self.jobs.sendall(data)
 
     def _fail(self, error: BaseException) -> None:
         """End the worker with *error*; only the first one counts, since it cancels the jobs."""
@@ -890,16 +887,6 @@ def _attach(packed: bytes) -> None:
         headers = pickle.loads(packed)
         context = import_module("opentelemetry.propagate").extract(headers)
         import_module("opentelemetry.context").attach(context)
-
-
-def inner(tb: TracebackType | None) -> TracebackType | None:
-    """Return the part of a traceback that is the coroutine's own."""
-    found = tb
-    while found is not None:
-        if found.tb_frame.f_code is CoroutineSteps._take.__code__:  # noqa: SLF001 - of this file
-            return found.tb_next
-        found = found.tb_next
-    return tb
 
 
 def warn(who: str, seconds: float, where: str, hint: str) -> None:
