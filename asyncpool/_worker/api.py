@@ -10,12 +10,11 @@ so it sees the last heartbeat too, without a thread or a timer in the worker.
 
 from __future__ import annotations
 
-import importlib
 import pickle
 from contextvars import ContextVar
 
 from asyncpool._wire.messages import MAX_DETAILS, JobContext
-from asyncpool._wire.pickling import describe, load_job, unpack_variables
+from asyncpool._wire.pickling import describe, load_job
 from asyncpool._wire.records import Record
 from asyncpool._wire.text import JOB_LOGGER, function_name
 from asyncpool.errors import JobNotPicklableError
@@ -123,17 +122,6 @@ def name_function(function: Callable[..., Any]) -> None:
     job = running.get()
     if job is not None:
         running.set((*job[:4], function_name(function)))
-
-
-def set_variables(packed: bytes) -> None:
-    """Give context variables the values that they had for the caller of ``submit``.
-
-    Raises:
-        BaseException: If importing a variable, or unpickling its value, raises.
-    """
-    for name, value in unpack_variables(packed):
-        module, _, attribute = name.partition(":")
-        getattr(importlib.import_module(module), attribute).set(value)
 
 
 def in_worker() -> bool:

@@ -15,6 +15,7 @@ import signal
 import socket
 import sys
 import traceback
+from _queue import SimpleQueue  # queue would do, see _worker/__init__.py
 from collections import deque
 
 from asyncpool._wire.frames import Frame, FrameKind, header
@@ -100,9 +101,8 @@ class Control:
         self._lock = _thread.RLock()
         self._records: deque[bytes] = deque()
         self._sampler: Sampler | None = None
-        self._tracker: int | None = None
+        self._tracker: SimpleQueue[int | None] = SimpleQueue()
         self._tracker_asked = False
-        self._tracker_came = _thread.allocate_lock()
         self._thread = 0
         self._show_thread = _thread._excepthook  # noqa: SLF001 - see start()
         self._decoder = decoder(MAX_CONFIG)
@@ -178,13 +178,13 @@ class Control:
             return None
         if not self._tracker_asked:
             self._tracker_asked = True
-            self._tracker_came.acquire()
             self.send(FrameKind.TRACKER)
         # No exception comes between what a job has made and its entry at the tracker.
         self.interrupts.held = True
         try:
-            with self._tracker_came:
-                return self._tracker
+            fd = self._tracker.get()
+            self._tracker.put(fd)  # for another thread
+            return fd
         finally:
             self.interrupts.held = False
 
@@ -293,8 +293,7 @@ class Control:
             if self.on_end_of_all is not None:
                 self._in_loop(self.on_end_of_all)
         elif kind is FrameKind.TRACKER:
-            self._tracker = fds.pop() if fds else None
-            self._tracker_came.release()
+            self._tracker.put(fds.pop() if fds else None)
         elif kind is FrameKind.SEGMENT:
             self.large_buffers.arrive(
                 frame.number, fds.pop() if fds else None, frame.job

@@ -51,9 +51,9 @@ from asyncpool._wire.page import (
     beat_offset,
     run_chunk,
 )
-from asyncpool._wire.pickling import PICKLE_WORKER, text_of
+from asyncpool._wire.pickling import PICKLE_WORKER, text_of, unpack_variables
 from asyncpool._wire.text import JOB_LOGGER
-from asyncpool._worker.api import NO_JOB, running, set_variables
+from asyncpool._worker.api import NO_JOB, running
 from asyncpool._worker.channel import SMALL, decoder, receive, send
 from asyncpool._worker.stacks import waiting_frames
 from asyncpool._worker.streams import Credit, StreamClosed, pump
@@ -532,7 +532,10 @@ class JobRunner:
         running.set((job, attempt, context, began, known))
         self._interrupts.begin(lane.sequence)
         if began and context.variables:
-            set_variables(context.variables)
+            # They have the values that they had for the caller of submit().
+            for name, value in unpack_variables(context.variables):
+                module, _, attribute = name.partition(":")
+                getattr(import_module(module), attribute).set(value)
         if began and context.trace:
             _attach(context.trace)
         new = type(known) is bytes
