@@ -32,8 +32,6 @@ TYPE_CHECKING = False  # see _wire/records.py
 if TYPE_CHECKING:
     from typing import NoReturn
 
-    from asyncpool._worker.log_handler import RecordHandler
-
 
 def work(job_fd: int, control_fd: int, page_fd: int) -> NoReturn:
     """Be a worker until the job channel ends, then leave the process.
@@ -63,7 +61,6 @@ def work(job_fd: int, control_fd: int, page_fd: int) -> NoReturn:
         slot = identity.number - 1
         pool = identity.name.removesuffix(f"-worker-{slot}")
         show(f"pool-worker-{slot}", f"worker {slot} of {pool}")
-        handlers: list[RecordHandler] = []
 
         def forward_logs() -> None:
             from asyncpool._worker.log_handler import RecordHandler  # noqa: PLC0415 - with logging
@@ -71,7 +68,7 @@ def work(job_fd: int, control_fd: int, page_fd: int) -> NoReturn:
             handler = RecordHandler(
                 control.report, lambda: control.runner.running, config, identity.name
             )
-            handlers.append(handler)
+            os.register_at_fork(after_in_child=handler.leave)  # see become_nobody()
 
         import_watch = ImportWatch("logging", forward_logs)
 
@@ -82,8 +79,6 @@ def work(job_fd: int, control_fd: int, page_fd: int) -> NoReturn:
             jobs.close()
             control.close()
             import_watch.end()
-            for handler in handlers:
-                handler.leave()
 
         os.register_at_fork(
             after_in_child=become_nobody, after_in_parent=buffers.after_fork
