@@ -12,8 +12,10 @@ from __future__ import annotations
 
 import pickle
 from contextvars import ContextVar
+from time import monotonic
 
 from asyncpool._wire.messages import MAX_DETAILS, JobContext
+from asyncpool._wire.page import BEAT_INTERVAL, Beat, beat_offset
 from asyncpool._wire.pickling import describe, load_job
 from asyncpool._wire.records import Record
 from asyncpool._wire.text import JOB_LOGGER, function_name
@@ -26,7 +28,7 @@ if TYPE_CHECKING:
     from types import SimpleNamespace
     from typing import Any
 
-    from asyncpool._worker.runner import JobRunner
+    from asyncpool._worker.runner import JobRunner, Lane
 
 # What runs the jobs of this process, if it is a worker.
 _runner: JobRunner | None = None
@@ -191,7 +193,7 @@ def heartbeat(details: object = None) -> None:
     """
     if _runner is None:
         raise RuntimeError("heartbeat() was called outside a job of a pool")
-    _runner.check()
+    _runner.control.interrupts.check(_find(_runner)[1].sequence)
     packed = _runner.no_details
     try:
         if details is not None:
@@ -208,7 +210,48 @@ def heartbeat(details: object = None) -> None:
             f"{MAX_DETAILS} is the most: say how far the job is, and put its results "
             "elsewhere, for example into a file"
         )
-    _runner.beat(packed)
+    if not _runner.forked:
+        with _runner.beating:
+            _write(_runner, packed)
+
+
+def _write(runner: JobRunner, details: bytes) -> None:
+    # Here, and not in the runner: its calls would seem to be the outermost ones of the job, in a
+    # stack that is written in the middle of this.
+    job, lane = _find(runner)
+    if job[0] == NO_JOB:
+        return
+    now = monotonic()
+    lane.beats += 1
+    record = Beat(lane.beats, *job, now, details).pack()
+    start = runner.layout.beats(lane.index) + beat_offset(lane.beats)
+    # In one step, between two bytecodes.
+    runner.page[start : start + len(record)] = record
+    first = lane.last_beat is None or lane.last_beat[0] != job
+    lane.last_beat = job, record
+    if first or now - runner.rung_at >= BEAT_INTERVAL:
+        runner.rung_at = now
+        runner.control.ring()
+
+
+def _find(runner: JobRunner) -> tuple[tuple[int, int], Lane]:
+    """Return the job that the caller belongs to, and its lane.
+
+    A thread that a job has started may have no context, or may have outlived its job.
+    """
+    mine, lanes = running.get(), runner.by_job
+    job = mine[:2] if mine is not None else runner.running
+    lane = None if job is None else lanes.get(job)
+    if job is not None and lane is not None:
+        return job, lane
+    if not lanes:
+        raise RuntimeError("heartbeat() was called when no job was running")
+    if job is not None:
+        raise RuntimeError(f"heartbeat() was called for job {job[0]}, which is over")
+    raise RuntimeError(
+        "heartbeat() was called in a thread that does not know its job, and "
+        "several jobs are running: run it in a copy of the job's context"
+    )
 
 
 # Functions that a worker calls, and that call the user's function.

@@ -41,16 +41,7 @@ from asyncpool._wire.messages import (
     JobContext,
     note_on_misplaced,
 )
-from asyncpool._wire.page import (
-    BEAT_INTERVAL,
-    BEGUN,
-    LANE_OUTCOME_SIZE,
-    NOTED,
-    Beat,
-    PageLayout,
-    beat_offset,
-    run_chunk,
-)
+from asyncpool._wire.page import BEGUN, LANE_OUTCOME_SIZE, NOTED, PageLayout, run_chunk
 from asyncpool._wire.pickling import PICKLE_WORKER, text_of, unpack_variables
 from asyncpool._wire.text import JOB_LOGGER
 from asyncpool._worker.api import NO_JOB, running
@@ -93,7 +84,7 @@ class Lane:
         sequence: The job's sequence number.
         began: When it began, in nanoseconds.
         leave_hook: Leaves the hook that was entered around it.
-        credit: How many items it may send, if it is a stream.
+        credit: How many items its last stream may send.
         steps: Its coroutine, if it has one.
         beats: How many heartbeats the jobs of this lane have had.
         last_beat: The newest heartbeat: the job and its attempt, and the record.
@@ -266,6 +257,10 @@ class JobRunner:
         hook: What is entered around each job, if the pool has such a hook.
         state: What jobs keep in this worker.
         slot: The number by which jobs know this worker.
+        control: As above.
+        beating: Whoever writes a heartbeat has this.  A job may call ``heartbeat()`` in several
+            threads, and in a signal handler.
+        rung_at: When the pool was last asked to look at the page.
     """
 
     def __init__(
@@ -296,7 +291,7 @@ class JobRunner:
         self._config = config
         self._max_payload = config.max_payload
         self.jobs = jobs
-        self._control = control
+        self.control = control
         self._claims, self._interrupts = control.claims, control.interrupts
         self._large_buffers = control.large_buffers
         self._functions = FunctionCache()
@@ -309,9 +304,8 @@ class JobRunner:
         self._loop: Any = None  # once there is a coroutine
         self._looping = self._ended = self._coming = False
         self._failure: BaseException | None = None
-        # A job may call heartbeat() in several threads, and in a signal handler.
-        self._beating = RLock()
-        self._rung_at = 0.0
+        self.beating = RLock()
+        self.rung_at = 0.0
 
     # From the channel to the lanes.
 
@@ -437,7 +431,7 @@ class JobRunner:
         """
         steps: Any = CoroutineSteps(coroutine, self)  # what passes for a coroutine
         task = self.loop().create_task(steps, name="asyncpool job")
-        stacks = self._control.stacks
+        stacks = self.control.stacks
         stacks.shown = coroutine
         try:
             return self.loop().run_until_complete(task)
@@ -749,7 +743,6 @@ class JobRunner:
                 send(self.jobs, ahead + head, payload)
         except BaseException as error:
             self._fail(error)
-        lane.credit = None
         if lane.steps is not None:
             # The task refers to them.  A cycle would keep the job's memory until a collection.
             lane.steps.task = None
@@ -795,60 +788,7 @@ class JobRunner:
         """Begin no further job, and tell the pool so."""
         if not self._claims.closed:
             self._claims.closed = True
-            self._control.send(FrameKind.RETIRE)
-
-    def check(self) -> None:
-        """Raise if the job of the caller is to end.
-
-        Raises:
-            JobCancelled: If so, and the caller is the thread that it runs in.
-            RuntimeError: If the caller belongs to no running job.
-        """
-        self._interrupts.check(self._find()[1].sequence)
-
-    def beat(self, details: bytes) -> None:
-        """Write a heartbeat of the job that the caller belongs to.
-
-        Raises:
-            RuntimeError: If it belongs to no running job.
-        """
-        if self.forked:
-            return
-        with self._beating:
-            job, lane = self._find()
-            if job[0] == NO_JOB:
-                return
-            now = monotonic()
-            lane.beats += 1
-            record = Beat(lane.beats, *job, now, details).pack()
-            start = self.layout.beats(lane.index) + beat_offset(lane.beats)
-            # In one step, between two bytecodes.
-            self.page[start : start + len(record)] = record
-            first = lane.last_beat is None or lane.last_beat[0] != job
-            lane.last_beat = job, record
-            if first or now - self._rung_at >= BEAT_INTERVAL:
-                self._rung_at = now
-                self._control.ring()
-
-    def _find(self) -> tuple[tuple[int, int], Lane]:
-        """Return the job that the caller belongs to, and its lane.
-
-        A thread that a job has started may have no context, or may have outlived its job.
-        """
-        mine, lanes = running.get(), self.by_job
-        job = mine[:2] if mine is not None else self.running
-        lane = None if job is None else lanes.get(job)
-        if job is not None and lane is not None:
-            return job, lane
-        if not lanes:
-            raise RuntimeError("heartbeat() was called when no job was running")
-        if job is not None:
-            text = f"heartbeat() was called for job {job[0]}, which is over"
-            raise RuntimeError(text)
-        raise RuntimeError(
-            "heartbeat() was called in a thread that does not know its job, and "
-            "several jobs are running: run it in a copy of the job's context"
-        )
+            self.control.send(FrameKind.RETIRE)
 
     @property
     def running(self) -> tuple[int, int] | None:
