@@ -112,7 +112,7 @@ def commit_next_at_hello(folder: str, names: Sequence[str]) -> None:
     """Have one of these committed where the worker would say hello, each in one worker."""
     from asyncpool._worker.control import Control
 
-    def send(self: Control, kind: FrameKind, payload: bytes = b"", *_: int) -> None:
+    def send(self: Control, kind: FrameKind, *_: object, **__: object) -> None:
         commit(str(name))
 
     if name := _next(folder, names):

@@ -157,7 +157,9 @@ class Worker:
             concurrency=concurrency,
             **options,
         ).pack()
-        self.control.sendall(ahead + encode(FrameKind.CONFIG, config))
+        identity = Identity("by-hand-worker-0", 1, (os.getpid(), "main"), b"", None, ())
+        who = encode(FrameKind.IDENTITY, identity.pack())
+        self.control.sendall(who + ahead + encode(FrameKind.CONFIG, config))
 
     def send(self, job: int, function: Callable[..., object], *args: object) -> None:
         self.jobs.sendall(job_frame(job, function, *args))
