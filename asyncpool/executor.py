@@ -287,7 +287,7 @@ _CALLS_A_TURN = 100
 _OPTIONS = JobOptions()
 
 
-class Engine:
+class _Engine:
     """A pool in a thread of its own.  The thread ends when it is told to and all calls are done.
 
     It has no reference to its executor, which may be collected while calls are pending.
@@ -302,7 +302,7 @@ class Engine:
     """
 
     def __init__(
-        self, pool: Pool | RemotePool, workers: int, on_end: Callable[[Engine], None]
+        self, pool: Pool | RemotePool, workers: int, on_end: Callable[[_Engine], None]
     ) -> None:
         self._pool = pool
         self._workers = workers
@@ -627,7 +627,7 @@ class ProcessPoolExecutor(concurrent.futures.Executor):
         # dask reads this name to learn how many calls to submit at a time.
         self._max_workers: int = options["max_workers"]
         self._pool: Pool | SharedPool = options["pool"] or self._own_pool(options)
-        self._engine: Engine | None = None
+        self._engine: _Engine | None = None
         self._shut_down = False
 
     def _own_pool(self, options: dict[str, Any]) -> Pool:
@@ -756,14 +756,14 @@ class ProcessPoolExecutor(concurrent.futures.Executor):
         if self._engine is not None:
             self._engine.end_now(grace)
 
-    def _start(self) -> Engine:
+    def _start(self) -> _Engine:
         with _lock:
             if self._shut_down:
                 raise RuntimeError(_AFTER_SHUTDOWN)
             if _exiting:
                 raise RuntimeError(_AFTER_EXIT)
             if self._engine is None:
-                engine = Engine(self._pool, self._max_workers, _engines.discard)
+                engine = _Engine(self._pool, self._max_workers, _engines.discard)
                 _engines.add(engine)
                 try:
                     engine.thread.start()
@@ -785,7 +785,7 @@ class ProcessPoolExecutor(concurrent.futures.Executor):
 # What the standard library's executors do at the end of the interpreter, and in forks.
 
 _lock = threading.RLock()
-_engines: set[Engine] = set()
+_engines: set[_Engine] = set()
 _exiting = False
 
 
@@ -816,7 +816,7 @@ def _after_fork() -> None:
     _engines = set()
 
 
-_inherited: list[Engine] = []
+_inherited: list[_Engine] = []
 
 threading._register_atexit(_at_exit)  # type: ignore[attr-defined]  # noqa: SLF001
 os.register_at_fork(after_in_child=_after_fork)

@@ -46,7 +46,7 @@ from asyncpool.errors import (
 )
 
 if TYPE_CHECKING:
-    from asyncpool._engine.engine import Engine
+    pass
 
 
 class Plan(NamedTuple):
@@ -63,7 +63,7 @@ class Plan(NamedTuple):
         submit: Submits a job.
     """
 
-    backend: Engine
+    backend: Any  # an engine, whose types are no public matter
     function: Callable[..., Any]
     star: bool
     iterables: tuple[Any, ...]

@@ -69,7 +69,7 @@ if TYPE_CHECKING:
     from asyncpool._worker.channel import LargeBuffers
     from asyncpool.cluster import Cluster
     from asyncpool.cluster._options import ClusterOptions
-    from asyncpool.executor import Call, Engine
+    from asyncpool.executor import Call, _Engine
     from asyncpool.sharedpool import SharedPool
     from asyncpool.sharedpool._remote_pool import RemotePool
 
@@ -85,12 +85,12 @@ __all__ = [
     "Call",
     "ControlClient",
     "CrashKindText",
-    "Engine",
     "Finish",
     "FrameKind",
     "Launcher",
     "Request",
     "Threads",
+    "_Engine",
     "live_names",
     "pack_job",
     "pack_value",
@@ -111,7 +111,7 @@ _PLACES = {
     "_core.endings": ["Finish"],
     "_wire.frames": ["FrameKind"],
     "_wire.messages": ["MAX_BROADCASTS"],
-    "executor": ["Call", "Engine"],
+    "executor": ["Call", "_Engine"],
     "_engine.machine": ["usable_cpus"],
     "_engine.loop": ["Threads"],
     "_cluster.link": ["MAX_MESSAGE"],
@@ -456,13 +456,13 @@ def return_no_more(job: Job[Any], returns: int) -> None:
 # The executor, and what else lives as long as the process.
 
 
-def engine_of(executor: ProcessPoolExecutor) -> Engine:
+def engine_of(executor: ProcessPoolExecutor) -> _Engine:
     """Return the thread of *executor*, and its event loop."""
     assert executor._engine is not None
     return executor._engine
 
 
-def put_engine(executor: ProcessPoolExecutor, engine: Engine) -> None:
+def put_engine(executor: ProcessPoolExecutor, engine: _Engine) -> None:
     """Give *executor* a thread of which nothing has begun."""
     executor._engine = engine
 
@@ -478,7 +478,7 @@ def pool_of(executor: ProcessPoolExecutor) -> Pool:
     return pool  # type: ignore[no-any-return]
 
 
-def begin_call(engine: Engine, call: Call, function: Callable[[], Any]) -> bool:
+def begin_call(engine: _Engine, call: Call, function: Callable[[], Any]) -> bool:
     """Have the loop of an executor begin what it has just taken out of the queue."""
     return engine._begin(call, (function, (), {}))
 
@@ -493,12 +493,12 @@ def break_threads_of_executors(
 ) -> None:
     """Have a bug in the threads of executors that begin from now on."""
 
-    async def live(_: Engine) -> None:
+    async def live(_: _Engine) -> None:
         raise error
 
     from asyncpool import executor as delivery
 
-    monkeypatch.setattr(delivery.Engine, "_live", live)
+    monkeypatch.setattr(delivery._Engine, "_live", live)
 
 
 def shorten_grace_of_callbacks(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
