@@ -21,6 +21,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import itertools
+import pickle
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import nullcontext
@@ -227,7 +228,7 @@ class Broadcaster:
         if self._packed is None or first != self._config.script_first:
             self._config = self._config._replace(script_first=first)
             calls = tuple((each.name, each.payload) for each in self._remembered)
-            self._packed = self._config._replace(broadcasts=calls).pack()
+            self._packed = pickle.dumps(self._config._replace(broadcasts=calls))
         return self._packed
 
     async def broadcast(

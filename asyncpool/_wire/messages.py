@@ -13,7 +13,6 @@ for its own workers and launchers.
 from __future__ import annotations
 
 import json
-import pickle
 import struct
 from operator import attrgetter
 
@@ -161,7 +160,8 @@ MAX_CONFIG = MAX_INITIALIZER + MAX_BROADCASTS + (1 << 20)
 # The most bytes of the hook around jobs.
 MAX_HOOK = 1 << 19
 
-_MOMENT = struct.Struct("!d")
+# What a ``FENCE`` frame carries: until when the job may run.
+MOMENT = struct.Struct("!d")
 
 
 class Failure(Record):
@@ -296,6 +296,8 @@ class WorkerConfig(Record):
             the function.
         memory: How many bytes of memory are too many before the first job, and the text of
             that limit.
+
+    It comes pickled in a ``CONFIG`` frame.
     """
 
     sys_path: tuple[str, ...]
@@ -319,15 +321,6 @@ class WorkerConfig(Record):
     options: tuple[str, ...] = ()
     memory: tuple[int, str] | None = None
 
-    def pack(self) -> bytes:
-        """Return the payload of a ``CONFIG`` frame to a worker."""
-        return pickle.dumps(tuple(self))
-
-    @classmethod
-    def unpack(cls, payload: bytes) -> WorkerConfig:
-        """Read the payload of a ``CONFIG`` frame; it must come from the pool."""
-        return cls(*pickle.loads(payload))  # noqa: S301 - the pool is trusted
-
 
 class Identity(Record):
     """The identity of a worker, for code in it that asks.
@@ -344,6 +337,8 @@ class Identity(Record):
         cgroup: The folder of its cgroup, if it has one.
         rank: The number by which jobs know the worker; see ``_core/lifecycle.py``.
         environment: The variables that the worker alone has.
+
+    It comes pickled in an ``IDENTITY`` frame.
     """
 
     name: str
@@ -356,15 +351,6 @@ class Identity(Record):
     cgroup: str = ""
     rank: int = 0
     environment: Variables = ()
-
-    def pack(self) -> bytes:
-        """Return the payload of an ``IDENTITY`` frame."""
-        return pickle.dumps(tuple(self))
-
-    @classmethod
-    def unpack(cls, payload: bytes) -> Identity:
-        """Read the payload of an ``IDENTITY`` frame; it must come from the pool."""
-        return cls(*pickle.loads(payload))  # noqa: S301 - the pool is trusted
 
 
 class LauncherConfig(Record):
@@ -383,6 +369,8 @@ class LauncherConfig(Record):
             there they cannot import later what they need.
         env: The whole environment of the process; ``None`` for that of the service.
         folder: The path of its working folder, and the device and the number of the folder.
+
+    The launcher's file begins with it, pickled.
     """
 
     sys_path: tuple[str, ...]
@@ -393,15 +381,6 @@ class LauncherConfig(Record):
     namespaces: int | None = None
     env: tuple[tuple[str, str], ...] | None = None
     folder: tuple[str, tuple[int, int] | None] = ("", None)
-
-    def pack(self) -> bytes:
-        """Return what the launcher's file begins with."""
-        return pickle.dumps(tuple(self))
-
-    @classmethod
-    def unpack(cls, payload: bytes) -> LauncherConfig:
-        """Read the beginning of such a file; it must come from the pool."""
-        return cls(*pickle.loads(payload))  # noqa: S301 - the pool is trusted
 
 
 def pack_numbers(numbers: Collection[int]) -> bytes:
@@ -418,17 +397,6 @@ def unpack_numbers(payload: bytes) -> tuple[int, ...]:
     if len(payload) % 8:
         raise ProtocolError("a list of numbers cannot be read")
     return struct.unpack(f"!{len(payload) // 8}Q", payload)
-
-
-def pack_moment(moment: float) -> bytes:
-    """Return the payload of a ``FENCE`` frame."""
-    return _MOMENT.pack(moment)
-
-
-def unpack_moment(payload: bytes) -> float:
-    """Read the payload of a ``FENCE`` frame; it must come from the pool."""
-    (moment,) = _MOMENT.unpack(payload)
-    return float(moment)
 
 
 # The context of jobs.
@@ -503,7 +471,10 @@ class JobContext(Record):
             return b""
         parts: tuple[bytes, ...] = _parts(self)
         if any(parts):
-            _check_parts(parts)
+            for (name, most), part in zip(PARTS.items(), parts, strict=True):
+                if len(part) > most:
+                    text = f"{name} have {len(part)} bytes, and {most} is the most"
+                    raise ValueError(text)
         head = _CONTEXT_HEAD.pack(
             self.timeout is not None,
             self.timeout or 0.0,
@@ -550,34 +521,10 @@ class JobContext(Record):
 PLAIN = JobContext()
 
 
-def _check_parts(parts: tuple[bytes, ...]) -> None:
-    for (name, most), part in zip(PARTS.items(), parts, strict=True):
-        if len(part) > most:
-            raise ValueError(f"{name} have {len(part)} bytes, and {most} is the most")
-
-
-def with_details(context: bytes, details: bytes) -> bytes:
-    """Return a packed context with other heartbeat details, which are pickled.
+def with_parts(context: bytes, **parts: Any) -> bytes:
+    """Return a packed context with other *parts*: ``details``, ``variables`` or ``trace``.
 
     Raises:
-        ValueError: If they are too large.
+        ValueError: If one is too large.
     """
-    return JobContext.unpack(context)._replace(details=details).pack()
-
-
-def with_variables(context: bytes, variables: bytes) -> bytes:
-    """Return a packed context with other context variables, which are packed too.
-
-    Raises:
-        ValueError: If they are too large.
-    """
-    return JobContext.unpack(context)._replace(variables=variables).pack()
-
-
-def with_trace(context: bytes, trace: bytes) -> bytes:
-    """Return a packed context with another trace context, which is packed too.
-
-    Raises:
-        ValueError: If it is too large.
-    """
-    return JobContext.unpack(context)._replace(trace=trace).pack()
+    return JobContext.unpack(context)._replace(**parts).pack()

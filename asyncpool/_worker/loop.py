@@ -57,7 +57,7 @@ def work(job_fd: int, control_fd: int, page_fd: int) -> NoReturn:
     control = Control(socket_of(control_fd), claims, segments, interrupts, stacks)
     coroutines = Coroutines(interrupts, stacks)
     try:
-        config = WorkerConfig.unpack(control.receive_config().payload)
+        config: WorkerConfig = pickle.loads(control.receive_config().payload)
         serializer = _serializer(config)
         buffers = LargeBuffers(jobs, segments)
         runner = JobRunner(

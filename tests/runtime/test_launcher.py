@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import os
+import pickle
 import signal
 import socket
 import subprocess
@@ -45,7 +46,7 @@ class Ends:
         config = WorkerConfig(
             sys_path=tuple(sys.path), initializer=None, max_payload=1 << 20
         )
-        self._config = config.pack()
+        self._config = pickle.dumps(config)
 
     @property
     def theirs(self) -> list[int]:

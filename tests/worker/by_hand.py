@@ -156,8 +156,8 @@ class Worker:
             max_payload=max_payload,
             concurrency=concurrency,
             **options,
-        ).pack()
-        self.control.sendall(ahead + encode(FrameKind.CONFIG, config))
+        )
+        self.control.sendall(ahead + encode(FrameKind.CONFIG, pickle.dumps(config)))
 
     def send(self, job: int, function: Callable[..., object], *args: object) -> None:
         self.jobs.sendall(job_frame(job, function, *args))
