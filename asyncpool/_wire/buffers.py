@@ -343,11 +343,6 @@ CONNECTIONS = "multiprocessing.connection"
 _DISPATCH_TABLE = vars(pickle.Pickler)["dispatch_table"]
 
 
-def needs_teaching() -> bool:
-    """Tell whether there may be objects for :func:`teach`, as there are once their modules are imported."""
-    return ARRAYS in sys.modules or CONNECTIONS in sys.modules
-
-
 def teach(pickler: Any, others: Reducers | None = None) -> None:
     """Let *pickler* reduce objects as this module says.
 

@@ -19,10 +19,9 @@ from types import SimpleNamespace
 
 from asyncpool._wire.messages import MAX_DETAILS, JobContext
 from asyncpool._wire.page import BEAT_INTERVAL, Beat, beat_offset
-from asyncpool._wire.pickling import describe, load_job, unpack_variables
+from asyncpool._wire.pickling import load_job, not_picklable, unpack_variables
 from asyncpool._wire.records import Record
 from asyncpool._wire.text import JOB_LOGGER, function_name
-from asyncpool.errors import JobNotPicklableError
 
 TYPE_CHECKING = False  # see _wire/records.py
 if TYPE_CHECKING:
@@ -296,11 +295,8 @@ def _pack(details: object, pack: Callable[[object], bytes]) -> bytes:
     try:
         packed = pack(details)
     except Exception as error:
-        raise JobNotPicklableError(
-            f"the details of a heartbeat cannot be pickled: {describe(error)}",
-            direction="details",
-            name=type(details).__qualname__,
-        ) from error
+        what, name = "the details of a heartbeat", type(details).__qualname__
+        raise not_picklable(what, error, "details", name) from error
     if len(packed) > MAX_DETAILS:
         raise ValueError(
             f"the details of a heartbeat have {len(packed)} bytes when pickled, and "
