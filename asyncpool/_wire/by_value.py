@@ -121,7 +121,11 @@ class GlobalsPickler:
         if not self._pieces and not self._missing:
             return call.stream, call.buffers
         self._join()
-        units = [self._unit(piece) for piece in self._in_order()]
+        # What runs code as it is made comes last: a metaclass, or the __setstate__ of a global, may
+        # read other globals.
+        pieces = dict.fromkeys(self._pieces.values())
+        in_order = sorted(pieces, key=lambda piece: bool(piece.refers))
+        units = [self._unit(piece) for piece in in_order]
         missing, buffers = tuple(sorted(self._missing)), _wrap(call.buffers)
         what = [*map(tuple, units)], missing, call.stream, buffers
         return self._write(pickle.Pickler, _Made(unpack, what))
@@ -154,8 +158,8 @@ class GlobalsPickler:
 
     def _define(self, name: str, value: object) -> _Piece:
         """Pickle one global, unless it is a function that has not changed."""
-        key = _constancy(value, self._own) if isinstance(value, FunctionType) else None
-        if not isinstance(value, FunctionType) or key is None:
+        key = _constancy(value, self._own)
+        if key is None:
             return self._pickle({name: value}, frozenset((name,)))
         known = _functions.get(value)
         if known is None or known[:2] != (name, key):
@@ -222,38 +226,28 @@ class GlobalsPickler:
             todo += new
         return reached
 
-    def _in_order(self) -> list[_Piece]:
-        """Return the pieces such that what runs code as it is made comes last.
-
-        A metaclass, or the ``__setstate__`` of a global, may read other globals.
-        """
-        pieces = list(dict.fromkeys(self._pieces.values()))
-        return sorted(pieces, key=lambda piece: bool(piece.refers))
-
     def _unit(self, piece: _Piece) -> Unit:
         if piece.unit is None or piece.refers:
-            piece.unit = self._make_unit(piece)
+            names = tuple(sorted(piece.names))
+            # If a global that it refers to has changed and is made anew, it must be made
+            # anew, too.
+            parts = [self._pieces[name] for name in sorted(self._reach(names[0]))]
+            digest = hash(tuple(_digests_of(parts)))
+            piece.unit = Unit(names, digest, piece.stream, _wrap(piece.buffers))
         return piece.unit
-
-    def _make_unit(self, piece: _Piece) -> Unit:
-        names = tuple(sorted(piece.names))
-        # If a global that it refers to has changed and is made anew, it must be made
-        # anew, too.
-        parts = [self._pieces[name] for name in sorted(self._reach(names[0]))]
-        digest = hash(tuple(_digests_of(parts)))
-        return Unit(names, digest, piece.stream, _wrap(piece.buffers))
 
 
 # The functions that have been pickled: under which name of a global, and in which
 # state.
-_functions: WeakKeyDictionary[FunctionType, tuple[str, tuple[Any, ...], _Piece]]
+_functions: WeakKeyDictionary[object, tuple[str, tuple[Any, ...], _Piece]]
 _functions = WeakKeyDictionary()
 
 
-def _constancy(function: FunctionType, own: frozenset[str]) -> tuple[Any, ...] | None:
-    """Return what the pickle of *function* depends on; ``None`` if it depends on more than that."""
+def _constancy(function: object, own: frozenset[str]) -> tuple[Any, ...] | None:
+    """Return what the pickle of a function depends on; ``None`` if it depends on more than that."""
     if (
-        function.__closure__
+        not isinstance(function, FunctionType)
+        or function.__closure__
         or function.__defaults__
         or function.__kwdefaults__
         or vars(function)

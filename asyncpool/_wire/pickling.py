@@ -616,7 +616,7 @@ def _rebuilding(base: Any) -> Any:
                 return _rebuild, (cls, *reduced[1:])
             if base is pickle.Pickler:  # it has no such method
                 return NotImplemented
-            return super().reducer_override(obj)
+            return base.reducer_override(self, obj)
 
     return Pickler
 
