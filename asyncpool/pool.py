@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import os
-from abc import ABC, abstractmethod
 from asyncio import isfuture
 from collections.abc import AsyncIterable, Callable, Coroutine, Iterable, Mapping
 from contextlib import AbstractContextManager
@@ -86,6 +85,12 @@ class Listened:
     def _listening(self) -> None:
         """Hear that somebody listens from now on."""
 
+    def _heard(self) -> Any:
+        """Return the hub, for somebody who listens from now on."""
+        self._life.check_loop()
+        self._listening()
+        return self._life.hub
+
     def events(self, *, buffer: int = 1000) -> EventStream[Event]:
         """Return an async iterator over the events from now on.
 
@@ -99,9 +104,7 @@ class Listened:
             RuntimeError: If the pool or cluster was started in another event loop.
         """
         checks.at_least(1)("buffer", buffer)
-        self._life.check_loop()
-        stream: EventStream[Event] = self._life.hub.listen(buffer)
-        self._listening()
+        stream: EventStream[Event] = self._heard().listen(buffer)
         return stream
 
     def add_listener(self, listener: Callable[[Event], object]) -> None:
@@ -115,9 +118,7 @@ class Listened:
             RuntimeError: If the pool or cluster was started in another event loop.
         """
         checks.called("add_listener", listener)
-        self._life.check_loop()
-        self._life.hub.add_listener(listener)
-        self._listening()
+        self._heard().add_listener(listener)
 
     def remove_listener(self, listener: Callable[..., object]) -> int:
         """Call *listener* no more, and return how often it had been added.
@@ -148,9 +149,7 @@ class JobsListened(Listened):
             RuntimeError: If the pool was started in another event loop.
         """
         checks.at_least(1)("buffer", buffer)
-        self._life.check_loop()
-        stream: EventStream[Event | JobEvent] = self._life.hub.listen_to_jobs(buffer)
-        self._listening()
+        stream: EventStream[Event | JobEvent] = self._heard().listen_to_jobs(buffer)
         return stream
 
     def add_job_listener(self, listener: Callable[[Event | JobEvent], object]) -> None:
@@ -166,9 +165,7 @@ class JobsListened(Listened):
             RuntimeError: If the pool was started in another event loop.
         """
         checks.called("add_job_listener", listener)
-        self._life.check_loop()
-        self._life.hub.add_job_listener(listener)
-        self._listening()
+        self._heard().add_job_listener(listener)
 
 
 # The ways to have functions called.
@@ -177,7 +174,8 @@ A = TypeVar("A")
 B = TypeVar("B")
 C = TypeVar("C")
 Ts = TypeVarTuple("Ts")
-AnyIterable: TypeAlias = Iterable[A] | AsyncIterable[A]
+Items: TypeAlias = Iterable[A] | AsyncIterable[A]
+Async: TypeAlias = Coroutine[Any, Any, A]
 
 
 class Sizes(TypedDict, total=False):
@@ -191,7 +189,7 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 
-class Caller(ABC):
+class Caller:
     """What calls functions: once, for many items, for what they yield, in every worker."""
 
     __slots__ = ()
@@ -227,23 +225,9 @@ class Caller(ABC):
         submit = partial(supervisor.traffic.submit, fn, args, kwargs, options)
         return supervisor.leases.submit(options.lease, submit)
 
-    @abstractmethod
-    async def _broadcast(
-        self,
-        fn: Callable[..., Any],
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        options: JobOptions,
-    ) -> dict[int, Any]:
-        """Make a call in every worker."""
-
     @overload
     def submit(
-        self,
-        fn: Callable[P, Coroutine[Any, Any, R]],
-        /,
-        *args: P.args,
-        **kwargs: P.kwargs,
+        self, fn: Callable[P, Async[R]], /, *args: P.args, **kwargs: P.kwargs
     ) -> Job[R]: ...
 
     @overload
@@ -342,11 +326,7 @@ class Caller(ABC):
 
     @overload
     async def broadcast(
-        self,
-        fn: Callable[P, Coroutine[Any, Any, R]],
-        /,
-        *args: P.args,
-        **kwargs: P.kwargs,
+        self, fn: Callable[P, Async[R]], /, *args: P.args, **kwargs: P.kwargs
     ) -> dict[int, R]: ...
 
     @overload
@@ -393,7 +373,12 @@ class Caller(ABC):
             Any number of broadcasts may be in progress.  All workers run them in the same
             order.  It is the order of the calls, unless large arguments take a while to pickle.
         """
-        return await self._broadcast(fn, args, kwargs, self._options)
+        checks.called("broadcast", fn)
+        broadcasts = self._life.open().broadcasts
+        results: dict[int, Any] = await broadcasts.broadcast(
+            fn, args, kwargs, self._options
+        )
+        return results
 
     def worker(
         self, *, timeout: float | None = None, fresh: bool = True
@@ -441,24 +426,20 @@ class Caller(ABC):
 
     @overload
     def map(
-        self,
-        fn: Callable[[A], Coroutine[Any, Any, R]],
-        items: AnyIterable[A],
-        /,
-        **sizes: Unpack[Sizes],
+        self, fn: Callable[[A], Async[R]], items: Items[A], /, **sizes: Unpack[Sizes]
     ) -> Map[R]: ...
 
     @overload
     def map(
-        self, fn: Callable[[A], R], items: AnyIterable[A], /, **sizes: Unpack[Sizes]
+        self, fn: Callable[[A], R], items: Items[A], /, **sizes: Unpack[Sizes]
     ) -> Map[R]: ...
 
     @overload
     def map(
         self,
-        fn: Callable[[A, B], Coroutine[Any, Any, R]],
-        items: AnyIterable[A],
-        more: AnyIterable[B],
+        fn: Callable[[A, B], Async[R]],
+        items: Items[A],
+        more: Items[B],
         /,
         **sizes: Unpack[Sizes],
     ) -> Map[R]: ...
@@ -467,8 +448,8 @@ class Caller(ABC):
     def map(
         self,
         fn: Callable[[A, B], R],
-        items: AnyIterable[A],
-        more: AnyIterable[B],
+        items: Items[A],
+        more: Items[B],
         /,
         **sizes: Unpack[Sizes],
     ) -> Map[R]: ...
@@ -476,10 +457,10 @@ class Caller(ABC):
     @overload
     def map(
         self,
-        fn: Callable[[A, B, C], Coroutine[Any, Any, R]],
-        items: AnyIterable[A],
-        more: AnyIterable[B],
-        still_more: AnyIterable[C],
+        fn: Callable[[A, B, C], Async[R]],
+        items: Items[A],
+        more: Items[B],
+        still_more: Items[C],
         /,
         **sizes: Unpack[Sizes],
     ) -> Map[R]: ...
@@ -488,9 +469,9 @@ class Caller(ABC):
     def map(
         self,
         fn: Callable[[A, B, C], R],
-        items: AnyIterable[A],
-        more: AnyIterable[B],
-        still_more: AnyIterable[C],
+        items: Items[A],
+        more: Items[B],
+        still_more: Items[C],
         /,
         **sizes: Unpack[Sizes],
     ) -> Map[R]: ...
@@ -498,13 +479,13 @@ class Caller(ABC):
     @overload
     def map(
         self,
-        fn: Callable[..., Coroutine[Any, Any, R]],
-        items: AnyIterable[Any],
-        more: AnyIterable[Any],
-        still_more: AnyIterable[Any],
-        even_more: AnyIterable[Any],
+        fn: Callable[..., Async[R]],
+        items: Items[Any],
+        more: Items[Any],
+        still_more: Items[Any],
+        even_more: Items[Any],
         /,
-        *iterables: AnyIterable[Any],
+        *iterables: Items[Any],
         **sizes: Unpack[Sizes],
     ) -> Map[R]: ...
 
@@ -512,12 +493,12 @@ class Caller(ABC):
     def map(
         self,
         fn: Callable[..., R],
-        items: AnyIterable[Any],
-        more: AnyIterable[Any],
-        still_more: AnyIterable[Any],
-        even_more: AnyIterable[Any],
+        items: Items[Any],
+        more: Items[Any],
+        still_more: Items[Any],
+        even_more: Items[Any],
         /,
-        *iterables: AnyIterable[Any],
+        *iterables: Items[Any],
         **sizes: Unpack[Sizes],
     ) -> Map[R]: ...
 
@@ -525,7 +506,7 @@ class Caller(ABC):
         self,
         fn: Callable[..., Any],
         /,
-        *iterables: AnyIterable[Any],
+        *iterables: Items[Any],
         buffersize: int | None = None,
         chunksize: int | None = None,
         **others: object,
@@ -566,8 +547,8 @@ class Caller(ABC):
     @overload
     def starmap(
         self,
-        fn: Callable[[*Ts], Coroutine[Any, Any, R]],
-        items: AnyIterable[tuple[*Ts]],
+        fn: Callable[[*Ts], Async[R]],
+        items: Items[tuple[*Ts]],
         /,
         **sizes: Unpack[Sizes],
     ) -> Map[R]: ...
@@ -576,7 +557,7 @@ class Caller(ABC):
     def starmap(
         self,
         fn: Callable[[*Ts], R],
-        items: AnyIterable[tuple[*Ts]],
+        items: Items[tuple[*Ts]],
         /,
         **sizes: Unpack[Sizes],
     ) -> Map[R]: ...
@@ -584,7 +565,7 @@ class Caller(ABC):
     def starmap(
         self,
         fn: Callable[..., Any],
-        items: AnyIterable[tuple[Any, ...]],
+        items: Items[tuple[Any, ...]],
         /,
         *,
         buffersize: int | None = None,
@@ -700,15 +681,6 @@ class BoundPool(Caller):
     @property
     def _life(self) -> Any:  # pyright: ignore[reportIncompatibleVariableOverride]
         return self._pool._life  # noqa: SLF001
-
-    async def _broadcast(
-        self,
-        fn: Callable[..., Any],
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        options: JobOptions,
-    ) -> dict[int, Any]:
-        return await self._pool._broadcast(fn, args, kwargs, options)  # noqa: SLF001
 
 
 _FINISH = {"all": Finish.ALL, "running": Finish.RUNNING, "none": Finish.NONE}
@@ -1218,16 +1190,6 @@ class Pool(Caller, Supervised, JobsListened):
     @property
     def _is_started(self) -> bool:
         return self._life.supervisor is not None
-
-    async def _broadcast(
-        self,
-        fn: Callable[..., Any],
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        options: JobOptions,
-    ) -> dict[int, Any]:
-        checks.called("broadcast", fn)
-        return await self._life.open().broadcasts.broadcast(fn, args, kwargs, options)
 
 
 def _name_of(function: Callable[..., Any] | str | None) -> str:
