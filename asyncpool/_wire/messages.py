@@ -13,8 +13,8 @@ for its own workers and launchers.
 from __future__ import annotations
 
 import json
+import marshal
 import struct
-from operator import attrgetter
 
 from asyncpool._wire.records import Record
 from asyncpool.errors import ProtocolError
@@ -405,14 +405,7 @@ def unpack_numbers(payload: bytes) -> tuple[int, ...]:
 # time limits that a job can ask for, the last heartbeat details of its attempt before, the
 # context variables of its submitter, and its trace context.  It is a state of the channel, not
 # a part of the job.  Most jobs have equal contexts, and then cost only one comparison.  An empty
-# payload is the plain context, with which a worker begins:
-#
-#     +-------------+--------------+----------------------+---------+-----------+-------+
-#     | timeout (9) | deadline (9) | size of each but the | details | variables | trace |
-#     |             |              | last (4 each)        |         |           |       |
-#     +-------------+--------------+----------------------+---------+-----------+-------+
-#
-# Each time is a byte that tells whether there is one, and a double.
+# payload is the plain context, with which a worker begins.
 
 # The most bytes of the details of a heartbeat, whose record on the page has 32 KB.
 MAX_DETAILS = 32_728
@@ -423,15 +416,11 @@ MAX_VARIABLES = 1 << 16
 # The most bytes of the trace context.  W3C allows 8192 bytes of baggage, and some 600 besides.
 MAX_TRACE = 1 << 14
 
-# The most bytes of each part, in their order.  The head has the sizes of all parts but
-# the last.
+# The most bytes of each part, in their order.
 PARTS = {"details": MAX_DETAILS, "variables": MAX_VARIABLES, "trace": MAX_TRACE}
-*_SIZED, _LAST = PARTS
-_parts = attrgetter(*PARTS)
 
-_CONTEXT_HEAD = struct.Struct("!?d?d" + "I" * len(_SIZED))
-
-MAX_CONTEXT = _CONTEXT_HEAD.size + sum(PARTS.values())
+# The time limits, and what marshal adds, have 38 bytes.
+MAX_CONTEXT = sum(PARTS.values()) + 64
 
 
 def end_of(began: float, seconds: float | None, deadline: float | None) -> float | None:
@@ -469,49 +458,24 @@ class JobContext(Record):
         """
         if self == PLAIN:
             return b""
-        parts: tuple[bytes, ...] = _parts(self)
+        timeout, deadline, *parts = self
         if any(parts):
             for (name, most), part in zip(PARTS.items(), parts, strict=True):
                 if len(part) > most:
                     text = f"{name} have {len(part)} bytes, and {most} is the most"
                     raise ValueError(text)
-        head = _CONTEXT_HEAD.pack(
-            self.timeout is not None,
-            self.timeout or 0.0,
-            self.deadline is not None,
-            self.deadline or 0.0,
-            *map(len, parts[:-1]),
-        )
-        return head + b"".join(parts)
+        timeout = None if timeout is None else float(timeout)
+        deadline = None if deadline is None else float(deadline)
+        # Later versions write what several variables refer to in another way: equal contexts would
+        # have different bytes.
+        return marshal.dumps((timeout, deadline, *parts), 2)
 
     @classmethod
     def unpack(cls, payload: bytes) -> JobContext:
-        """Read the payload of a ``CONTEXT`` frame.
-
-        Raises:
-            ProtocolError: If it is no such payload.
-        """
+        """Read the payload of a ``CONTEXT`` frame; it must come from the pool."""
         if not payload:
             return PLAIN
-        try:
-            bounded, timeout, ends, deadline, *sizes = _CONTEXT_HEAD.unpack_from(
-                payload
-            )
-        except struct.error as error:
-            raise ProtocolError("a context cannot be read") from error
-        parts: dict[str, bytes] = {}
-        begin = _CONTEXT_HEAD.size
-        for name, size in zip(_SIZED, sizes, strict=True):
-            parts[name] = payload[begin : begin + size]
-            begin += size
-        if begin > len(payload):
-            raise ProtocolError("a context is cut short")
-        parts[_LAST] = payload[begin:]
-        return cls(
-            timeout=timeout if bounded else None,
-            deadline=deadline if ends else None,
-            **parts,
-        )
+        return cls(*marshal.loads(payload))  # noqa: S302 - the pool is trusted
 
     def end(self, began: float) -> float | None:
         """Return until when an attempt may run that began at *began*."""

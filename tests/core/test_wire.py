@@ -146,15 +146,6 @@ def test_until_when_an_attempt_may_run(
     assert JobContext(timeout=timeout, deadline=deadline).end(10.0) == end
 
 
-@given(st.binary(max_size=60))
-def test_any_bytes_are_a_context_or_an_offence(payload: bytes) -> None:
-    try:
-        context = JobContext.unpack(payload)
-    except ProtocolError:
-        return
-    assert len(context.details + context.variables + context.trace) <= len(payload)
-
-
 # Heartbeats.
 
 NUMBERS = st.integers(1, 2**64 - 1)
