@@ -28,7 +28,7 @@ from asyncpool._core.functions import BUDGET
 from asyncpool._core.options import JobOptions
 from asyncpool._engine.engine import Engine as PoolEngine
 from asyncpool._engine.job import Job
-from asyncpool._engine.large import unpicklable
+from asyncpool._wire.pickling import unpicklable
 from asyncpool.errors import (
     AsyncPoolError,
     JobRaisedError,

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from asyncpool._wire.buffers import dumps_call
 from asyncpool._wire.messages import MAX_HOOK, MAX_INITIALIZER
-from asyncpool._wire.pickling import first_refused, not_picklable
+from asyncpool._wire.pickling import first_refused, unpicklable
 from asyncpool._wire.posix import Handed
 from asyncpool._wire.text import function_name
 
@@ -60,7 +60,7 @@ class Handover:
             attempt = partial(dumps_call, others=spawning.reducers)
             whole = "the initializer with its arguments", error
             name, culprit = first_refused(parts, attempt) or whole
-            raise not_picklable(name, culprit) from culprit
+            raise unpicklable(culprit, name) from culprit
         finally:
             set_spawning_popen(before)
         if len(self.payload) > MAX_INITIALIZER:
@@ -92,7 +92,7 @@ def packed_hook(around: Callable[..., object] | str) -> tuple[str, bytes]:
     try:
         payload = dumps_call(around)
     except Exception as error:
-        raise not_picklable("around", error) from error
+        raise unpicklable(error, "around") from error
     if len(payload) > MAX_HOOK:
         raise ValueError(
             f"around has {len(payload)} bytes when pickled, and {MAX_HOOK} is the most: "

@@ -19,7 +19,7 @@ from asyncpool._engine.loop import Pause, Threads
 from asyncpool._engine.worker import WorkerHandle
 from asyncpool._wire.buffers import OutOfBandPickle
 from asyncpool._wire.frames import Frame, FrameKind
-from asyncpool._wire.pickling import not_picklable
+from asyncpool._wire.pickling import unpicklable
 from asyncpool.errors import JobNotPicklableError
 
 if TYPE_CHECKING:
@@ -241,13 +241,6 @@ def _pack(job: PoolJob[Any], call: Call, pause: Pause) -> bytes | OutOfBandPickl
     return known.serializer.pack_job(
         function, args, kwargs, number=known.number, pause=pause
     )
-
-
-def unpicklable(error: BaseException) -> JobNotPicklableError:
-    """Return the error for a call for which pickle has raised *error*."""
-    refusal = not_picklable("the call", error)
-    refusal.__cause__ = error
-    return refusal
 
 
 def too_large(size: int, max_message_size: int) -> JobNotPicklableError:

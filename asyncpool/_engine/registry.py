@@ -27,11 +27,10 @@ from asyncpool._engine.job import (
     claim,
     load_outcome,
 )
-from asyncpool._engine.large import unpicklable
 from asyncpool._engine.worker import WorkerHandle
 from asyncpool._wire.frames import Frame, FrameKind
 from asyncpool._wire.messages import with_parts
-from asyncpool._wire.pickling import PICKLE, unloadable
+from asyncpool._wire.pickling import PICKLE, unloadable, unpicklable
 from asyncpool.enums import CrashKind, Delivery, JobOutcome, TimeLimit
 from asyncpool.errors import (
     JobNotPicklableError,

@@ -152,7 +152,7 @@ def pack_job(
         name, culprit = first_refused(parts, attempt) or ("the call", error)
         why = describe(culprit)
         hint = _HINT if any(text in why for text in _ONLY_AT_A_START) else ""
-        raise not_picklable(name, culprit, hint=hint) from culprit
+        raise unpicklable(culprit, name, hint=hint) from culprit
     return pickled.payload if pickled.is_light else pickled
 
 
@@ -194,7 +194,7 @@ def pack_value(value: object, limit: int | None = None) -> bytes | OutOfBandPick
         name = type(value).__qualname__
         hint = "; stream() yields what it yields" if name in _GENERATORS else ""
         what = f"the job's result, of type {name},"
-        raise not_picklable(what, error, "result", name, hint=hint) from error
+        raise unpicklable(error, what, "result", name, hint=hint) from error
     if limit is not None and len(data) > limit:
         raise JobNotPicklableError(
             f"the job's result has {len(data)} bytes when pickled, and max_message_size is {limit}",
@@ -269,7 +269,8 @@ def pack_variables(values: Sequence[tuple[str, object]]) -> bytes:
         return dumps_call(values)
     except Exception as error:
         name, culprit = first_refused(values, dump) or (values[0][0], error)
-        raise not_picklable(f"context variable {name}", culprit, name=name) from culprit
+        what = f"context variable {name}"
+        raise unpicklable(culprit, what, name=name) from culprit
 
 
 def unpack_variables(payload: bytes) -> Sequence[tuple[str, Any]]:
@@ -322,28 +323,30 @@ def first_refused(
     return None
 
 
-def not_picklable(
-    what: str,
+def unpicklable(
     error: BaseException,
+    what: str = "the call",
     direction: Direction = "arguments",
     name: str | None = None,
     *,
     hint: str = "",
 ) -> JobNotPicklableError:
-    """Return the error that says that *what* cannot be pickled, and why.
+    """Return the error for a call, or for *what* else, whose pickling has raised *error*.
 
     Args:
-        what: How the text names it.
         error: What pickling it has raised.
+        what: How the text names it.
         direction: As the error has it.
         name: How the error names it; as the text does by default.
         hint: What the text ends with.
     """
-    return JobNotPicklableError(
+    refusal = JobNotPicklableError(
         f"{what} cannot be pickled: {describe(error)}{hint}",
         direction=direction,
         name=what if name is None else name,
     )
+    refusal.__cause__ = error
+    return refusal
 
 
 def describe(error: BaseException) -> str:

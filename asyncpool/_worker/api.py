@@ -19,7 +19,7 @@ from types import SimpleNamespace
 
 from asyncpool._wire.messages import MAX_DETAILS, JobContext
 from asyncpool._wire.page import BEAT_INTERVAL, Beat, beat_offset
-from asyncpool._wire.pickling import load_job, not_picklable, unpack_variables
+from asyncpool._wire.pickling import load_job, unpack_variables, unpicklable
 from asyncpool._wire.records import Record
 from asyncpool._wire.text import JOB_LOGGER, function_name
 
@@ -296,7 +296,7 @@ def _pack(details: object, pack: Callable[[object], bytes]) -> bytes:
         packed = pack(details)
     except Exception as error:
         what, name = "the details of a heartbeat", type(details).__qualname__
-        raise not_picklable(what, error, "details", name) from error
+        raise unpicklable(error, what, "details", name) from error
     if len(packed) > MAX_DETAILS:
         raise ValueError(
             f"the details of a heartbeat have {len(packed)} bytes when pickled, and "
