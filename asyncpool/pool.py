@@ -971,8 +971,9 @@ class Pool(Caller, Supervised, JobsListened):
         It takes some 30 us for each worker, whose CPU time and memory are read.  Any thread
         may call it.
         """
-        if self._supervisor is not None:
-            return self._supervisor.stats()
+        supervisor = self._life.supervisor
+        if supervisor is not None:
+            return supervisor.stats()
         state = RunState.CLOSED if self._life.closed_unused else RunState.NEW
         return PoolStats(state=state, workers=self._config.workers[0])
 
@@ -1182,10 +1183,6 @@ class Pool(Caller, Supervised, JobsListened):
             f"<Pool {self.name} {s.state}: {s.idle + s.busy}/{s.workers} workers, "
             f"{s.idle} idle, {s.busy} busy, {s.queued} waiting>"
         )
-
-    @property
-    def _supervisor(self) -> Engine | None:
-        return self._life.supervisor
 
     @property
     def _is_started(self) -> bool:

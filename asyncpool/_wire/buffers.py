@@ -187,8 +187,7 @@ def dump(
     taught, without = others and others(), b""
     from asyncpool._wire.by_value import GlobalsPickler  # noqa: PLC0415 - workers need none
 
-    by_globals = GlobalsPickler(write, StreamTooLongError)
-    return OutOfBandPickle(*by_globals.pack(value))
+    return OutOfBandPickle(*GlobalsPickler(write).pack(value))
 
 
 def dumps_call(value: object, others: Callable[[], Reducers] | None = None) -> bytes:

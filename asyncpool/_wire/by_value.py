@@ -22,6 +22,7 @@ from functools import cache, partial
 from types import FunctionType, ModuleType
 from weakref import WeakKeyDictionary
 
+from asyncpool._wire.buffers import StreamTooLongError
 from asyncpool._wire.scripts import (
     CACHED,
     LAZY,
@@ -96,8 +97,6 @@ class GlobalsPickler:
 
     Args:
         write: Pickles an object with a pickler's class; returns the stream and its buffers.
-        limit: The error that is raised if there is too much, for which no global is
-            to blame.
     """
 
     def __init__(
@@ -105,10 +104,8 @@ class GlobalsPickler:
         write: Callable[
             [Callable[..., Any], object], tuple[list[bytes], list[memoryview]]
         ],
-        limit: type[Exception],
     ) -> None:
         self._write = write
-        self._limit = limit
         self._script = script()
         self._own = frozenset[str]() if self._script is None else self._script.own
         self._pieces: dict[str, _Piece] = {}
@@ -149,7 +146,7 @@ class GlobalsPickler:
                     continue
                 try:
                     pieces[name] = self._define(name, main[name])
-                except (self._limit, GlobalError):
+                except (StreamTooLongError, GlobalError):
                     raise
                 except Exception as error:
                     reader = piece.reads.get(name)
