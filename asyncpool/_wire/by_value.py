@@ -22,26 +22,9 @@ from functools import cache, partial
 from types import FunctionType, ModuleType
 from weakref import WeakKeyDictionary
 
+from asyncpool._wire import scripts
 from asyncpool._wire.buffers import StreamTooLongError
-from asyncpool._wire.scripts import (
-    CACHED,
-    LAZY,
-    GlobalError,
-    Unit,
-    is_abroad,
-    is_at,
-    is_definition,
-    is_importable,
-    make_cached,
-    mended,
-    namespace,
-    own_object,
-    path_of,
-    resolved,
-    script,
-    space,
-    unpack,
-)
+from asyncpool._wire.scripts import GlobalError, Unit, namespace
 
 TYPE_CHECKING = False  # see _wire/records.py
 if TYPE_CHECKING:
@@ -106,7 +89,7 @@ class GlobalsPickler:
         ],
     ) -> None:
         self._write = write
-        self._script = script()
+        self._script = scripts.script()
         self._own = frozenset[str]() if self._script is None else self._script.own
         self._pieces: dict[str, _Piece] = {}
         self._missing: set[str] = set()
@@ -125,7 +108,7 @@ class GlobalsPickler:
         units = [self._unit(piece) for piece in in_order]
         missing, buffers = tuple(sorted(self._missing)), _wrap(call.buffers)
         what = [*map(tuple, units)], missing, call.stream, buffers
-        return self._write(pickle.Pickler, _Made(unpack, what))
+        return self._write(pickle.Pickler, _Made(scripts.unpack, what))
 
     def _pickle(self, value: object, names: frozenset[str]) -> _Piece:
         piece = _Piece(names)
@@ -168,7 +151,7 @@ class GlobalsPickler:
     def _refusal(
         self, name: str, value: object, reader: str | None, error: Exception
     ) -> GlobalError:
-        if is_abroad():
+        if scripts.is_abroad():
             way_out = (
                 "put it into a module that the workers, which belong to another program, "
                 "can import"
@@ -259,7 +242,7 @@ def _constancy(function: object, own: frozenset[str]) -> tuple[Any, ...] | None:
     label = function.__name__, function.__qualname__, function.__module__
     # A function that is a global of another name is sent as a reference to its own
     # name, if it is still there.
-    there = is_at(function.__qualname__, function)
+    there = scripts.is_at(function.__qualname__, function)
     found = tuple(name in main for name in names)
     return function.__code__, label, function.__doc__, hints, parts, there, found, own
 
@@ -317,29 +300,31 @@ class _Calls(_Base):
     def reducer_override(self, obj: Any) -> Any:
         if self.watch is not None:
             self.watch(obj)
-        if type(obj) is LAZY:
-            return resolved(obj)
+        if type(obj) is scripts.LAZY:
+            return scripts.resolved(obj)
         named = type(obj).__name__ in NAMED_TYPES
-        if named or is_definition(obj):
-            if is_importable(obj):
+        if named or scripts.is_definition(obj):
+            if scripts.is_importable(obj):
                 return NotImplemented
             path = self._path_of(obj)
             if path:
                 self._piece.refers.add(path.partition(".")[0])
-                return own_object, (path,)
+                return scripts.own_object, (path,)
         if named:
             return of_named_type(obj)
-        if type(obj) is CACHED:
+        if type(obj) is scripts.CACHED:
             how = obj.cache_parameters()
-            return make_cached, (how["maxsize"], how["typed"], obj.__wrapped__)
-        return mended(obj, super().reducer_override(obj))
+            return scripts.make_cached, (how["maxsize"], how["typed"], obj.__wrapped__)
+        return scripts.mended(obj, super().reducer_override(obj))
 
     def _path_of(self, thing: Any) -> str:
         """Return where *thing* is in ``__main__``, unless it must be pickled now."""
         if getattr(thing, "__module__", None) != "__main__":
             return ""
-        path = path_of(thing)
-        if path.partition(".")[0] in self._piece.names or not is_at(path, thing):
+        path = scripts.path_of(thing)
+        if path.partition(".")[0] in self._piece.names or not scripts.is_at(
+            path, thing
+        ):
             return ""
         return path
 
@@ -356,7 +341,7 @@ class _Calls(_Base):
                 self._piece.reads.setdefault(name, f"{func.__qualname__}()")
         slots["__globals__"] = {}
         # The dictionary of the worker's __main__.
-        place = _Made(space, (not self._own.isdisjoint(reads),))
+        place = _Made(scripts.space, (not self._own.isdisjoint(reads),))
         return make, (code, place, *rest), (state, slots), *others
 
 

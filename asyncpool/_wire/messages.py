@@ -181,13 +181,8 @@ class Failure(Record):
 
     def pack(self) -> bytes:
         """Return the payload of a ``FAILED`` frame."""
-        fields = (
-            self.stage,
-            self.summary[:MAX_TEXT],
-            self.text[-MAX_TEXT:],
-            self.final,
-        )
-        return json.dumps(fields).encode()
+        summary, text = self.summary[:MAX_TEXT], self.text[-MAX_TEXT:]
+        return json.dumps((self.stage, summary, text, self.final)).encode()
 
     @classmethod
     def unpack(cls, payload: bytes) -> Failure:

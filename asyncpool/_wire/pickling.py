@@ -135,13 +135,12 @@ def pack_job(
             # There are no classes, so neither reducers nor __main__ matter.
             return pickle.dumps((args, kwargs), 5)
         call = (args, kwargs) if number else (function, args, kwargs)
-        if limit is None:
-            pickled = dump(call, pause=pause)
-        else:
+        watch = None
+        if limit is not None:
             probe = SizeProbe(limit)
-            seen_all = probe.search((function, *args, *kwargs.values())[number > 0 :])
-            watch = None if seen_all else probe.watch
-            pickled = dump(call, limit=limit, pause=pause, watch=watch)
+            if not probe.search((function, *args, *kwargs.values())[number > 0 :]):
+                watch = probe.watch
+        pickled = dump(call, limit=limit, pause=pause, watch=watch)
     except StreamTooLongError:
         raise
     except Exception as error:
