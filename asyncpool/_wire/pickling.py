@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import pickle
 import traceback
-from functools import partial
+from functools import cache, partial
 from io import BytesIO
 from itertools import islice
 from sys import modules
@@ -606,6 +606,7 @@ def _dumps_rebuilt(error: BaseException) -> bytes:
     return data
 
 
+@cache
 def _rebuilding(base: Any) -> Any:
     """Derive picklers of exceptions that are rebuilt without their ``__init__``."""
 
