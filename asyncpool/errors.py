@@ -38,15 +38,18 @@ raised or subclassed here: it belongs to the task that was cancelled.
 
 from __future__ import annotations
 
+import functools
 from pickle import PicklingError
 
 from asyncpool.enums import CrashKind, Delivery, TimeLimit
 
 TYPE_CHECKING = False  # see _wire/records.py
 if TYPE_CHECKING:
-    from typing import Any, Literal
+    from typing import Any, Literal, TypeVar
 
     from asyncpool.events import Crash
+
+    E = TypeVar("E", bound="AsyncPoolError")
 
 __all__ = [
     "AsyncPoolError",
@@ -97,7 +100,10 @@ class AsyncPoolError(Exception):
 
 
 def _rebuild(
-    cls: type[AsyncPoolError], args: tuple[Any, ...], details: dict[str, Any]
+    cls: type[AsyncPoolError],
+    args: tuple[Any, ...],
+    details: dict[str, Any],
+    base: type[Exception] | None = None,
 ) -> AsyncPoolError:
     error = cls.__new__(cls, *args)
     error.args = args
@@ -106,7 +112,7 @@ def _rebuild(
         error.__cause__ = error.exception
     elif isinstance(error, BroadcastError):
         error.__cause__ = next(iter(error.errors.values()))
-    return error
+    return error if base is None else with_base(error, base)
 
 
 class RemoteTraceback(Exception):  # noqa: N818 - a traceback, not an error
@@ -666,3 +672,35 @@ def _show(error: BaseException) -> str:
     except Exception as worse:  # noqa: BLE001 - it may raise anything
         name = type(error).__qualname__
         return f"{name}, whose __repr__ raised {type(worse).__qualname__}"
+
+
+# Give an error a second class, so that code which expects that class catches it too.
+#
+# Code that was written for another library expects that library's errors.  Their modules are
+# expensive to import, and only the part of asyncpool that stands in for that library needs them.
+# So no class here can derive from them.
+
+
+def with_base(error: E, kind: type[Exception]) -> E:
+    """Return *error* itself, which from now on is also an instance of *kind*.
+
+    It keeps its attributes, its cause and its text.  It can still be pickled.
+    """
+    if not isinstance(error, kind):
+        pair: Any = (type(error), kind)
+        error.__class__ = _both(*pair)
+    return error
+
+
+@functools.cache
+def _both(cls: Any, kind: Any) -> type[Any]:
+    def reduce(self: AsyncPoolError) -> tuple[Any, ...]:
+        # A pickle could not find this class by a name, since it is in no module.
+        return _rebuild, (cls, self.args, self.__dict__.copy(), kind)
+
+    namespace = {
+        "__doc__": cls.__doc__,
+        "__module__": cls.__module__,
+        "__reduce__": reduce,
+    }
+    return type(cls.__name__, (cls, kind), namespace)

@@ -58,7 +58,6 @@ from asyncpool.stats import PoolStats
 
 if TYPE_CHECKING:
     from asyncpool import mapping, session, stream
-    from asyncpool._engine import batches
     from asyncpool._wire.formats import Codec
     from asyncpool.mapping import Map
     from asyncpool.profile import Profile
@@ -66,7 +65,6 @@ if TYPE_CHECKING:
     from asyncpool.session import WorkerSession
     from asyncpool.stream import Stream
 else:
-    batches = Later("asyncpool._engine.batches")
     mapping = Later("asyncpool.mapping")
     session = Later("asyncpool.session")
     stream = Later("asyncpool.stream")
@@ -599,10 +597,16 @@ class Caller:
         for name, value in (("buffersize", buffersize), ("chunksize", chunksize)):
             if value is not None:
                 checks.at_least(1)(name, value)
-        star = verb == "starmap" or len(iterables) > 1
-        task = batches.Task(fn, star, self._options, self._submit)
-        supervisor = self._running_supervisor()
-        plan = mapping.Plan(supervisor, task, iterables, chunksize, buffersize)
+        plan = mapping.Plan(
+            backend=self._running_supervisor(),
+            function=fn,
+            star=verb == "starmap" or len(iterables) > 1,
+            iterables=iterables,
+            chunksize=chunksize,
+            buffersize=buffersize,
+            options=self._options,
+            submit=self._submit,
+        )
         return mapping.Map(plan)
 
 

@@ -132,10 +132,7 @@ def lay_out(sizes: Iterable[int]) -> tuple[list[int], int]:
 def cut(view: memoryview, sizes: Sequence[int]) -> list[memoryview]:
     """Return the areas of *sizes* that were laid out in *view*."""
     offsets, _ = lay_out(sizes)
-    return [
-        view[offset : offset + size]
-        for offset, size in zip(offsets, sizes, strict=True)
-    ]
+    return [view[at : at + size] for at, size in zip(offsets, sizes, strict=True)]
 
 
 def dump(
@@ -263,11 +260,6 @@ class _Writer:
         self._pause = pause
         self._without = without
 
-    def _is_frame(self, piece: bytes) -> bool:
-        # It may only look like a frame; but to search 64 MB of a user's data takes 6
-        # ms.
-        return len(piece) <= HEAVY or not self.pieces or piece[:1] == pickle.FRAME
-
     def write(self, data: bytes | bytearray | pickle.PickleBuffer) -> None:
         # A PickleBuffer is a large buffer that stays in the stream.
         piece = data.raw() if isinstance(data, pickle.PickleBuffer) else data
@@ -282,9 +274,12 @@ class _Writer:
             self._add(bytes(piece[start : start + _CHUNK]))
 
     def _add(self, piece: bytes) -> None:
-        # A frame ends between two names, so that none is cut.
-        if self._without and self._is_frame(piece) and self._without in piece:
-            raise _FoundError
+        if self._without:
+            # It may only look like a frame; but to search 64 MB of a user's data takes 6 ms.
+            short = len(piece) <= HEAVY or not self.pieces
+            # A frame ends between two names, so that none is cut.
+            if (short or piece[:1] == pickle.FRAME) and self._without in piece:
+                raise _FoundError
         self.pieces.append(piece)
         if self._pause is not None:
             self._pause()

@@ -232,12 +232,11 @@ class LargeBuffers:
 
     def _put(self, pickled: OutOfBandPickle) -> bytes:
         areas, sizes = pickled.areas, pickled.sizes
-        offsets, total = lay_out(sizes)
-        self._jobs.sendall(header(FrameKind.WANT, 0, total))
+        self._jobs.sendall(header(FrameKind.WANT, 0, lay_out(sizes)[1]))
         number = self._segments.wait_for_grant()
         if number:
             with contextlib.suppress(OSError):
-                self._segments.memory(number).fill(offsets, areas)
+                self._segments.memory(number).fill(pickled)
                 numbers = pack_numbers(sizes)
                 head = header(FrameKind.LENT, len(numbers), tag=number)
                 return head + numbers

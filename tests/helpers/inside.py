@@ -51,7 +51,6 @@ if TYPE_CHECKING:
     from asyncpool._engine.segments import Segment, Segments
     from asyncpool._engine.timers import Pings
     from asyncpool._engine.worker import WorkerHandle
-    from asyncpool._futures import Call, Engine
     from asyncpool._observe.control.client import ControlClient
     from asyncpool._observe.control.paths import live_names, path_of, private_folder
     from asyncpool._observe.control.protocol import Request
@@ -70,6 +69,7 @@ if TYPE_CHECKING:
     from asyncpool._worker.channel import LargeBuffers
     from asyncpool.cluster import Cluster
     from asyncpool.cluster._options import ClusterOptions
+    from asyncpool.executor import Call, Engine
     from asyncpool.sharedpool import SharedPool
     from asyncpool.sharedpool._remote_pool import RemotePool
 
@@ -111,7 +111,7 @@ _PLACES = {
     "_core.endings": ["Finish"],
     "_wire.frames": ["FrameKind"],
     "_wire.messages": ["MAX_BROADCASTS"],
-    "_futures": ["Call", "Engine"],
+    "executor": ["Call", "Engine"],
     "_engine.machine": ["usable_cpus"],
     "_engine.loop": ["Threads"],
     "_cluster.link": ["MAX_MESSAGE"],
@@ -496,7 +496,7 @@ def break_threads_of_executors(
     async def live(_: Engine) -> None:
         raise error
 
-    from asyncpool import _futures as delivery
+    from asyncpool import executor as delivery
 
     monkeypatch.setattr(delivery.Engine, "_live", live)
 
@@ -652,7 +652,7 @@ def terminate_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def deliver_in_loops_only(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have an executor call no callback in its own thread, however late a loop is."""
-    from asyncpool import _futures as delivery
+    from asyncpool import executor as delivery
 
     monkeypatch.setattr(delivery, "_PATIENCE", 3600.0)
 
