@@ -27,10 +27,6 @@ if TYPE_CHECKING:
 
     from asyncpool._sandbox.plan import SandboxPlan
 
-    _Numbered = dict[int, Any]
-else:
-    _Numbered = dict
-
 # How the stack of a coroutine begins.
 COROUTINE = "Coroutine of the job (most recent call first):"
 
@@ -105,7 +101,7 @@ def is_ours(line: str) -> bool:
 MEMORY = 256
 
 
-class FunctionCache(_Numbered):
+class FunctionCache(dict[int, "Any"]):
     """The functions that a worker remembers; the pool follows the same rule, and so knows them."""
 
     def add(self, number: int, function: object = None) -> None:
