@@ -19,8 +19,7 @@ from asyncpool._wire.page import FLAT, LOG_HEAD, LOG_SIZE, ChunkResult, note
 from asyncpool._wire.pickling import pack_error, pack_value
 from asyncpool._wire.text import function_name
 from asyncpool._worker.api import running
-from asyncpool._worker.coroutines import InContext, Pause
-from asyncpool._worker.runner import ours
+from asyncpool._worker.runner import InContext, Pause, ours
 from asyncpool.errors import JobCancelled
 
 TYPE_CHECKING = False  # see _wire/records.py

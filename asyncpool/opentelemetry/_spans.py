@@ -194,8 +194,7 @@ class JobContexts:
             return
         # Too much baggage: then the worker knows of no trace.
         with suppress(ValueError):
-            trace = pickle.dumps(headers, 5)
-            job.context = with_parts(job.context, trace=trace)
+            job.context = with_parts(job.context, trace=pickle.dumps(headers, 5))
 
     def caller_of(self, job: PoolJob[Any]) -> tuple[Context, list[Link]]:
         """Return the parent of a job that :meth:`hand_on` was called for, and links."""

@@ -533,12 +533,12 @@ def messages_arrived(cluster: Cluster, slot: int = 0) -> int:
 
 def segments_mapped(buffers: LargeBuffers) -> dict[int, Memory]:
     """Return the shared memory that a worker has mapped, by the numbers of the segments."""
-    return buffers._segments._mapped
+    return buffers._mapped
 
 
 def wait_for_grant(buffers: LargeBuffers) -> int:
     """Wait until a worker gets the segment that it has asked for, and return its number."""
-    return buffers._segments.wait_for_grant()
+    return buffers.wait_for_grant()
 
 
 def socket_of(control: Any) -> socket.socket:
@@ -551,8 +551,8 @@ def heartbeat_page() -> Any:
     """Return the page that a worker writes its heartbeats on."""
     from asyncpool._worker import api
 
-    assert api._installed is not None
-    return api._installed.runner.page
+    assert api._runner is not None
+    return api._runner.page
 
 
 def chunk_page() -> Any:

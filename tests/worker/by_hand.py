@@ -157,7 +157,10 @@ class Worker:
             concurrency=concurrency,
             **options,
         )
-        self.control.sendall(ahead + encode(FrameKind.CONFIG, pickle.dumps(config)))
+        identity = Identity("by-hand-worker-0", 1, (os.getpid(), "main"), b"", None, ())
+        who = encode(FrameKind.IDENTITY, pickle.dumps(identity))
+        what = encode(FrameKind.CONFIG, pickle.dumps(config))
+        self.control.sendall(who + ahead + what)
 
     def send(self, job: int, function: Callable[..., object], *args: object) -> None:
         self.jobs.sendall(job_frame(job, function, *args))
