@@ -44,9 +44,9 @@ from asyncpool._core.endings import Finish
 from asyncpool._core.functions import BUDGET
 from asyncpool._core.options import JobOptions, RestartPolicy, WorkerLimits
 from asyncpool._engine.job import Job
-from asyncpool._engine.large import unpicklable
 from asyncpool._engine.machine import DEFAULT_LAUNCHER, not_picklable, usable_cpus
 from asyncpool._engine.options import LauncherKind, OutputMode, anything
+from asyncpool._wire.pickling import unpicklable
 from asyncpool._worker.api import call_chunk
 from asyncpool.errors import (
     AsyncPoolError,

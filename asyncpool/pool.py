@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import os
-from abc import ABC, abstractmethod
 from asyncio import isfuture
 from collections.abc import AsyncIterable, Callable, Coroutine, Iterable, Mapping
 from contextlib import AbstractContextManager
@@ -84,6 +83,12 @@ class Listened:
     def _listening(self) -> None:
         """Hear that somebody listens from now on."""
 
+    def _heard(self) -> Any:
+        """Return the hub, for somebody who listens from now on."""
+        self._life.check_loop()
+        self._listening()
+        return self._life.hub
+
     def events(self, *, buffer: int = 1000) -> EventStream[Event]:
         """Return an async iterator over the events from now on.
 
@@ -97,9 +102,7 @@ class Listened:
             RuntimeError: If the pool or cluster was started in another event loop.
         """
         checks.at_least(1)("buffer", buffer)
-        self._life.check_loop()
-        stream: EventStream[Event] = self._life.hub.listen(buffer)
-        self._listening()
+        stream: EventStream[Event] = self._heard().listen(buffer)
         return stream
 
     def add_listener(self, listener: Callable[[Event], object]) -> None:
@@ -113,9 +116,7 @@ class Listened:
             RuntimeError: If the pool or cluster was started in another event loop.
         """
         checks.called("add_listener", listener)
-        self._life.check_loop()
-        self._life.hub.add_listener(listener)
-        self._listening()
+        self._heard().add_listener(listener)
 
     def remove_listener(self, listener: Callable[..., object]) -> int:
         """Call *listener* no more, and return how often it had been added.
@@ -146,9 +147,7 @@ class JobsListened(Listened):
             RuntimeError: If the pool was started in another event loop.
         """
         checks.at_least(1)("buffer", buffer)
-        self._life.check_loop()
-        stream: EventStream[Event | JobEvent] = self._life.hub.listen_to_jobs(buffer)
-        self._listening()
+        stream: EventStream[Event | JobEvent] = self._heard().listen_to_jobs(buffer)
         return stream
 
     def add_job_listener(self, listener: Callable[[Event | JobEvent], object]) -> None:
@@ -164,9 +163,7 @@ class JobsListened(Listened):
             RuntimeError: If the pool was started in another event loop.
         """
         checks.called("add_job_listener", listener)
-        self._life.check_loop()
-        self._life.hub.add_job_listener(listener)
-        self._listening()
+        self._heard().add_job_listener(listener)
 
 
 # The ways to have functions called.
@@ -175,7 +172,8 @@ A = TypeVar("A")
 B = TypeVar("B")
 C = TypeVar("C")
 Ts = TypeVarTuple("Ts")
-AnyIterable: TypeAlias = Iterable[A] | AsyncIterable[A]
+Items: TypeAlias = Iterable[A] | AsyncIterable[A]
+Async: TypeAlias = Coroutine[Any, Any, A]
 
 
 class Sizes(TypedDict, total=False):
@@ -189,7 +187,7 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 
-class Caller(ABC):
+class Caller:
     """What calls functions: once, for many items, for what they yield, in every worker."""
 
     __slots__ = ()
@@ -225,23 +223,9 @@ class Caller(ABC):
         submit = partial(supervisor.traffic.submit, fn, args, kwargs, options)
         return supervisor.leases.submit(options.lease, submit)
 
-    @abstractmethod
-    async def _broadcast(
-        self,
-        fn: Callable[..., Any],
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        options: JobOptions,
-    ) -> dict[int, Any]:
-        """Make a call in every worker."""
-
     @overload
     def submit(
-        self,
-        fn: Callable[P, Coroutine[Any, Any, R]],
-        /,
-        *args: P.args,
-        **kwargs: P.kwargs,
+        self, fn: Callable[P, Async[R]], /, *args: P.args, **kwargs: P.kwargs
     ) -> Job[R]: ...
 
     @overload
@@ -340,11 +324,7 @@ class Caller(ABC):
 
     @overload
     async def broadcast(
-        self,
-        fn: Callable[P, Coroutine[Any, Any, R]],
-        /,
-        *args: P.args,
-        **kwargs: P.kwargs,
+        self, fn: Callable[P, Async[R]], /, *args: P.args, **kwargs: P.kwargs
     ) -> dict[int, R]: ...
 
     @overload
@@ -391,7 +371,12 @@ class Caller(ABC):
             Any number of broadcasts may be in progress.  All workers run them in the same
             order.  It is the order of the calls, unless large arguments take a while to pickle.
         """
-        return await self._broadcast(fn, args, kwargs, self._options)
+        checks.called("broadcast", fn)
+        broadcasts = self._life.open().broadcasts
+        results: dict[int, Any] = await broadcasts.broadcast(
+            fn, args, kwargs, self._options
+        )
+        return results
 
     def worker(
         self, *, timeout: float | None = None, fresh: bool = True
@@ -439,24 +424,20 @@ class Caller(ABC):
 
     @overload
     def map(
-        self,
-        fn: Callable[[A], Coroutine[Any, Any, R]],
-        items: AnyIterable[A],
-        /,
-        **sizes: Unpack[Sizes],
+        self, fn: Callable[[A], Async[R]], items: Items[A], /, **sizes: Unpack[Sizes]
     ) -> Map[R]: ...
 
     @overload
     def map(
-        self, fn: Callable[[A], R], items: AnyIterable[A], /, **sizes: Unpack[Sizes]
+        self, fn: Callable[[A], R], items: Items[A], /, **sizes: Unpack[Sizes]
     ) -> Map[R]: ...
 
     @overload
     def map(
         self,
-        fn: Callable[[A, B], Coroutine[Any, Any, R]],
-        items: AnyIterable[A],
-        more: AnyIterable[B],
+        fn: Callable[[A, B], Async[R]],
+        items: Items[A],
+        more: Items[B],
         /,
         **sizes: Unpack[Sizes],
     ) -> Map[R]: ...
@@ -465,8 +446,8 @@ class Caller(ABC):
     def map(
         self,
         fn: Callable[[A, B], R],
-        items: AnyIterable[A],
-        more: AnyIterable[B],
+        items: Items[A],
+        more: Items[B],
         /,
         **sizes: Unpack[Sizes],
     ) -> Map[R]: ...
@@ -474,10 +455,10 @@ class Caller(ABC):
     @overload
     def map(
         self,
-        fn: Callable[[A, B, C], Coroutine[Any, Any, R]],
-        items: AnyIterable[A],
-        more: AnyIterable[B],
-        still_more: AnyIterable[C],
+        fn: Callable[[A, B, C], Async[R]],
+        items: Items[A],
+        more: Items[B],
+        still_more: Items[C],
         /,
         **sizes: Unpack[Sizes],
     ) -> Map[R]: ...
@@ -486,9 +467,9 @@ class Caller(ABC):
     def map(
         self,
         fn: Callable[[A, B, C], R],
-        items: AnyIterable[A],
-        more: AnyIterable[B],
-        still_more: AnyIterable[C],
+        items: Items[A],
+        more: Items[B],
+        still_more: Items[C],
         /,
         **sizes: Unpack[Sizes],
     ) -> Map[R]: ...
@@ -496,13 +477,13 @@ class Caller(ABC):
     @overload
     def map(
         self,
-        fn: Callable[..., Coroutine[Any, Any, R]],
-        items: AnyIterable[Any],
-        more: AnyIterable[Any],
-        still_more: AnyIterable[Any],
-        even_more: AnyIterable[Any],
+        fn: Callable[..., Async[R]],
+        items: Items[Any],
+        more: Items[Any],
+        still_more: Items[Any],
+        even_more: Items[Any],
         /,
-        *iterables: AnyIterable[Any],
+        *iterables: Items[Any],
         **sizes: Unpack[Sizes],
     ) -> Map[R]: ...
 
@@ -510,12 +491,12 @@ class Caller(ABC):
     def map(
         self,
         fn: Callable[..., R],
-        items: AnyIterable[Any],
-        more: AnyIterable[Any],
-        still_more: AnyIterable[Any],
-        even_more: AnyIterable[Any],
+        items: Items[Any],
+        more: Items[Any],
+        still_more: Items[Any],
+        even_more: Items[Any],
         /,
-        *iterables: AnyIterable[Any],
+        *iterables: Items[Any],
         **sizes: Unpack[Sizes],
     ) -> Map[R]: ...
 
@@ -523,7 +504,7 @@ class Caller(ABC):
         self,
         fn: Callable[..., Any],
         /,
-        *iterables: AnyIterable[Any],
+        *iterables: Items[Any],
         buffersize: int | None = None,
         chunksize: int | None = None,
         **others: object,
@@ -564,8 +545,8 @@ class Caller(ABC):
     @overload
     def starmap(
         self,
-        fn: Callable[[*Ts], Coroutine[Any, Any, R]],
-        items: AnyIterable[tuple[*Ts]],
+        fn: Callable[[*Ts], Async[R]],
+        items: Items[tuple[*Ts]],
         /,
         **sizes: Unpack[Sizes],
     ) -> Map[R]: ...
@@ -574,7 +555,7 @@ class Caller(ABC):
     def starmap(
         self,
         fn: Callable[[*Ts], R],
-        items: AnyIterable[tuple[*Ts]],
+        items: Items[tuple[*Ts]],
         /,
         **sizes: Unpack[Sizes],
     ) -> Map[R]: ...
@@ -582,7 +563,7 @@ class Caller(ABC):
     def starmap(
         self,
         fn: Callable[..., Any],
-        items: AnyIterable[tuple[Any, ...]],
+        items: Items[tuple[Any, ...]],
         /,
         *,
         buffersize: int | None = None,
@@ -704,15 +685,6 @@ class BoundPool(Caller):
     @property
     def _life(self) -> Any:  # pyright: ignore[reportIncompatibleVariableOverride]
         return self._pool._life  # noqa: SLF001
-
-    async def _broadcast(
-        self,
-        fn: Callable[..., Any],
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        options: JobOptions,
-    ) -> dict[int, Any]:
-        return await self._pool._broadcast(fn, args, kwargs, options)  # noqa: SLF001
 
 
 _FINISH = {"all": Finish.ALL, "running": Finish.RUNNING, "none": Finish.NONE}
@@ -1003,8 +975,9 @@ class Pool(Caller, Supervised, JobsListened):
         It takes some 30 us for each worker, whose CPU time and memory are read.  Any thread
         may call it.
         """
-        if self._supervisor is not None:
-            return self._supervisor.stats()
+        supervisor = self._life.supervisor
+        if supervisor is not None:
+            return supervisor.stats()
         state = RunState.CLOSED if self._life.closed_unused else RunState.NEW
         return PoolStats(state=state, workers=self._config.workers[0])
 
@@ -1216,22 +1189,8 @@ class Pool(Caller, Supervised, JobsListened):
         )
 
     @property
-    def _supervisor(self) -> Engine | None:
-        return self._life.supervisor
-
-    @property
     def _is_started(self) -> bool:
         return self._life.supervisor is not None
-
-    async def _broadcast(
-        self,
-        fn: Callable[..., Any],
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        options: JobOptions,
-    ) -> dict[int, Any]:
-        checks.called("broadcast", fn)
-        return await self._life.open().broadcasts.broadcast(fn, args, kwargs, options)
 
 
 def _name_of(function: Callable[..., Any] | str | None) -> str:

@@ -19,10 +19,9 @@ from asyncpool._core.functions import travels_by_name
 from asyncpool._core.options import JobOptions
 from asyncpool._dataclass import replace
 from asyncpool._engine.job import Job
-from asyncpool._engine.large import unpicklable
 from asyncpool._engine.loop import outlast, shielded
 from asyncpool._wire.buffers import HEAVY, StreamTooLongError
-from asyncpool._wire.pickling import is_flat, pack_job
+from asyncpool._wire.pickling import is_flat, pack_job, unpicklable
 from asyncpool._wire.text import function_name
 from asyncpool._worker.api import call_packed
 from asyncpool.errors import (

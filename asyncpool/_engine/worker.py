@@ -15,6 +15,7 @@ import asyncio
 import contextlib
 import multiprocessing
 import os
+import pickle
 import signal
 import socket
 import sys
@@ -467,7 +468,7 @@ class WorkerHandle:
                 control.put_descriptor(header(FrameKind.HANDED, 0), fd, keep=True)
         if self._pool.places is not None:
             self._place = self._pool.places.open()
-        packed = self._identity(variables).pack()
+        packed = pickle.dumps(self._identity(variables))
         control.put(header(FrameKind.IDENTITY, len(packed)), packed)
         self.ask(FrameKind.CONFIG, self._pool.config_for(self))
         return [job_end, control_end, page, out_end, err_end]

@@ -184,8 +184,7 @@ def dump(
     taught, without = others and others(), b""
     from asyncpool._wire.by_value import GlobalsPickler  # noqa: PLC0415 - workers need none
 
-    by_globals = GlobalsPickler(write, StreamTooLongError)
-    return OutOfBandPickle(*by_globals.pack(value))
+    return OutOfBandPickle(*GlobalsPickler(write).pack(value))
 
 
 def dumps_call(value: object, others: Callable[[], Reducers] | None = None) -> bytes:
@@ -336,11 +335,6 @@ ARRAYS = "numpy"
 CONNECTIONS = "multiprocessing.connection"
 
 _DISPATCH_TABLE = vars(pickle.Pickler)["dispatch_table"]
-
-
-def needs_teaching() -> bool:
-    """Tell whether there may be objects for :func:`teach`, as there are once their modules are imported."""
-    return ARRAYS in sys.modules or CONNECTIONS in sys.modules
 
 
 def teach(pickler: Any, others: Reducers | None = None) -> None:

@@ -16,10 +16,9 @@ from time import monotonic
 
 from asyncpool._wire.messages import MAX_DETAILS, JobContext
 from asyncpool._wire.page import BEAT_INTERVAL, Beat, beat_offset
-from asyncpool._wire.pickling import describe, load_job
+from asyncpool._wire.pickling import load_job, unpicklable
 from asyncpool._wire.records import Record
 from asyncpool._wire.text import JOB_LOGGER, function_name
-from asyncpool.errors import JobNotPicklableError
 
 TYPE_CHECKING = False  # see _wire/records.py
 if TYPE_CHECKING:
@@ -199,11 +198,8 @@ def heartbeat(details: object = None) -> None:
         if details is not None:
             packed = _runner.serializer.pack_details(details)
     except Exception as error:
-        raise JobNotPicklableError(
-            f"the details of a heartbeat cannot be pickled: {describe(error)}",
-            direction="details",
-            name=type(details).__qualname__,
-        ) from error
+        what, name = "the details of a heartbeat", type(details).__qualname__
+        raise unpicklable(error, what, "details", name) from error
     if len(packed) > MAX_DETAILS:
         raise ValueError(
             f"the details of a heartbeat have {len(packed)} bytes when pickled, and "

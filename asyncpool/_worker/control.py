@@ -11,6 +11,7 @@ import _thread  # threading would do, see _worker/__init__.py
 import contextlib
 import json
 import os
+import pickle
 import signal
 import socket
 import sys
@@ -21,11 +22,11 @@ from collections import deque
 from asyncpool._wire.frames import Frame, FrameKind, header
 from asyncpool._wire.messages import (
     MAX_CONFIG,
+    MOMENT,
     Failure,
     Identity,
     cannot_succeed,
     pack_numbers,
-    unpack_moment,
     unpack_numbers,
 )
 from asyncpool._wire.page import STACKS_SIZE
@@ -126,7 +127,7 @@ class Control:
                 if frame.kind is FrameKind.HANDED:
                     HANDED.append(fds.pop() if fds else None)
                 elif frame.kind is FrameKind.IDENTITY:
-                    self.identity = Identity.unpack(frame.payload)
+                    self.identity = pickle.loads(frame.payload)
                 else:
                     return frame
 
@@ -271,7 +272,7 @@ class Control:
                 if not self.interrupts.ask(sequence):
                     self.runner.end_soon(sequence)
         elif kind is FrameKind.FENCE:
-            self._fence(frame.job, unpack_moment(frame.payload))
+            self._fence(frame.job, *MOMENT.unpack(frame.payload))
         elif kind is FrameKind.CREDIT:
             self.runner.grant(frame.job, frame.attempt, frame.number)
         elif kind is FrameKind.PING:

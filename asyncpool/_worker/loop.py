@@ -48,7 +48,7 @@ def work(job_fd: int, control_fd: int, page_fd: int) -> NoReturn:
     runner: JobRunner | None = None
     status = 1
     try:
-        config = WorkerConfig.unpack(control.receive_config().payload)
+        config: WorkerConfig = pickle.loads(control.receive_config().payload)
         runner = JobRunner(config, jobs, page_fd, control)
         control.runner = control.stacks.runner = runner
         become_worker(runner)
