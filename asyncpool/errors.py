@@ -187,8 +187,8 @@ class BroadcastError(AsyncPoolError):
             f"{type(first).__qualname__}: {first}"
         )
         self.name = name
-        self.results = dict(sorted(results.items()))
-        self.errors = dict(sorted(errors.items()))
+        self.results: dict[int, Any] = dict(sorted(results.items()))
+        self.errors: dict[int, BaseException] = dict(sorted(errors.items()))
         self.__cause__: BaseException | None = first
 
 
@@ -540,18 +540,18 @@ class WorkerCrashedError(JobError):
         tail = _innermost_calls(hung) or _last_lines(last)
         super().__init__(f"{last}; {who} {_DELIVERED[delivery]}{tail}")
         self.job_id = job_id
-        self.attempt = own[-1] if own else 0
+        self.attempt: int = own[-1] if own else 0
         self.function = function
         self.crashes = crashes
         self.delivery = delivery
         self.kind = last.kind
-        self.slot = last.slot
-        self.generation = last.generation
-        self.pid = last.pid
-        self.exit_code = last.exit_code
-        self.signal = last.signal
-        self.stderr_tail = last.stderr_tail
-        self.stack = last.stack
+        self.slot: int = last.slot
+        self.generation: int = last.generation
+        self.pid: int | None = last.pid
+        self.exit_code: int | None = last.exit_code
+        self.signal: str | None = last.signal
+        self.stderr_tail: tuple[str, ...] = last.stderr_tail
+        self.stack: str = last.stack
 
 
 def job_text(number: int, function: str) -> str:

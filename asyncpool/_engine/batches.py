@@ -23,7 +23,7 @@ from collections.abc import (
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from asyncpool._core.deadlines import RecentCount
 from asyncpool._core.functions import BUDGET, UNKNOWN, travels_by_name
@@ -44,9 +44,6 @@ from asyncpool.errors import (
     PoolFullError,
     WorkerCrashedError,
 )
-
-if TYPE_CHECKING:
-    pass
 
 
 class Plan(NamedTuple):
