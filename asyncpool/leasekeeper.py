@@ -266,7 +266,7 @@ class LeaseKeeper(Generic[L]):
 
     def stats(self) -> LeaseStats:
         """Return the figures of the keeper: how it stands, and what happened since its start."""
-        return self._ledger.stats(len(self._renewals), self._hub.dropped)
+        return self._ledger.stats(self._hub.dropped, over=self._alarm is None)
 
     async def __aenter__(self) -> Self:
         """Start.
@@ -325,22 +325,27 @@ class LeaseKeeper(Generic[L]):
         # Before any renewal: a lease that has lapsed must not be extended any more.  And
         # before the ends of workers are looked at, in case the loop has been blocked: a
         # job that has ended meanwhile then gets no other attempt.
-        for lapsed, gap in self._ledger.lapsed(now):
-            why = f"has lapsed: not extended for {gap:.3g} s"
-            self._give_up(lapsed, LeaseLapsed(lapsed, gap), why)
+        try:
+            for lapsed, gap in self._ledger.lapsed(now):
+                why = f"has lapsed: not extended for {gap:.3g} s"
+                self._give_up(lapsed, LeaseLapsed(lapsed, gap), why)
+            self._tell_news(now)
+            while (lease := self._ledger.begin_renewal(now)) is not None:
+                task = asyncio.create_task(
+                    self._renewal(lease), name="asyncpool lease renewal"
+                )
+                self._renewals.add(task)
+                task.add_done_callback(self._renewals.discard)
+        finally:  # whatever the code of a user's raises: nobody else would set the alarm
+            self._reconsider()
+
+    def _tell_news(self, now: float) -> None:
         if (news := self._ledger.news(now)) is not None:
             self._hub.publish(news)
             too_many = isinstance(news, LeaseSaturated)
             message = say.LEASES_SATURATED if too_many else say.LEASES_RELIEVED
             extra = {"leases": news.leases, "capacity": news.capacity}
             message.log(_LOGGER, extra, news=news)
-        while (lease := self._ledger.begin_renewal(now)) is not None:
-            task = asyncio.create_task(
-                self._renewal(lease), name="asyncpool lease renewal"
-            )
-            self._renewals.add(task)
-            task.add_done_callback(self._renewals.discard)
-        self._reconsider()
 
     def _reconsider(self) -> None:
         """Look at the ledger again in time: it has changed, and may want something sooner."""
@@ -369,15 +374,17 @@ class LeaseKeeper(Generic[L]):
             problem = error
         now = loop.time()
         event = self._ledger.end_renewal(lease, problem, now)
-        if problem is None:
-            self._tell_holder(lease)
-        if isinstance(event, LeaseLost):
-            self._give_up(lease, event, "is gone")
-        elif event is not None:
-            self._hub.publish(event)
-            if isinstance(event, LeaseMissed):
-                self._log_missed(event, now)
-        self._reconsider()
+        try:
+            if problem is None:
+                self._tell_holder(lease)
+            if isinstance(event, LeaseLost):
+                self._give_up(lease, event, "is gone")
+            elif event is not None:
+                self._hub.publish(event)
+                if isinstance(event, LeaseMissed):
+                    self._log_missed(event, now)
+        finally:
+            self._reconsider()
 
     def _log_missed(self, missed: LeaseMissed, now: float) -> None:
         """Log now and then that a lease was not extended for too long."""
@@ -396,15 +403,19 @@ class LeaseKeeper(Generic[L]):
         if hold.over():
             return
         self._hub.publish(event)
-        extra = {"lease": _named(lease)}
-        say.LEASE_GIVEN_UP.log(_LOGGER, extra, of=lease, why=why)
-        if hold.job is not None:
-            hold.job.cancel(f"lease {lease!r} {why}")
-        if hold.on_lost is not None:
-            try:
+        extra, text = dict[str, object](), f"its lease {why}"
+        try:
+            text, extra["lease"] = f"lease {lease!r} {why}", _named(lease)
+            say.LEASE_GIVEN_UP.log(_LOGGER, extra, of=lease, why=why)
+            if hold.on_lost is not None:
                 hold.on_lost(lease)
-            except Exception as error:  # noqa: BLE001 - it is the user's code
-                say.ON_LOST_FAILED.log(_LOGGER, extra, error=error)
+        except (SystemExit, KeyboardInterrupt):
+            raise
+        except BaseException as error:  # noqa: BLE001 - it is the user's code
+            say.ON_LOST_FAILED.log(_LOGGER, extra, error=error)
+        finally:
+            if hold.job is not None:
+                hold.job.cancel(text)
 
     def _take(self, lease: L, hold: _Hold) -> None:
         if self._alarm is None:

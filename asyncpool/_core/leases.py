@@ -185,8 +185,8 @@ class LeaseLedger(Generic[L]):
         self._max_rate, self._interval = max_rate, interval
         self._max_retries, self._ttl = max_retries, ttl
         self._overlap, self._max_overlap = overlap, max_overlap
-        # The mean of how long renewals take, in which the latest one counts most; 0 if unknown.
-        self._latency = 0.0
+        # The mean of how long renewals take, in which the latest one counts most.
+        self._latency: float | None = None
         self._next_tick = now
         # The next tick is a full one, for so many renewals: with 40 a second it is two, whatever
         # floats make of that.  All but the last of them may come before it.
@@ -228,8 +228,9 @@ class LeaseLedger(Generic[L]):
         # With 0.1 a second and 30 s it is three, whatever floats make of that.
         return int(self.rate * self._interval + 1e-9)
 
-    def stats(self, in_progress: int, dropped_events: int) -> LeaseStats:
-        """Return the figures of the keeper, which knows these two."""
+    def stats(self, dropped_events: int, *, over: bool) -> LeaseStats:
+        """Return the figures of the keeper, whose end has cancelled the renewals in progress."""
+        in_progress = 0 if over else len(self._in_progress)
         answered = sum(self._counts[how] for how in _ANSWERS)
         return LeaseStats(
             leases=len(self._records),
@@ -372,7 +373,7 @@ class LeaseLedger(Generic[L]):
         record = self._in_progress[lease]
         # A timer may fire a tick early, and then it began at the time for which that was set.
         seconds = max(0.0, now - record.begun)
-        mean = self._latency or seconds
+        mean = seconds if self._latency is None else self._latency
         self._latency = mean + (seconds - mean) * _WEIGHT
         # Of the renewals that were in progress together only the first one counts, for
         # slower or for faster: they all tell of the same moment.
@@ -406,7 +407,7 @@ class LeaseLedger(Generic[L]):
     def _is_full(self) -> bool:
         """Whether as many renewals are in progress as may be."""
         # As many may be as begin while one is in progress.
-        wanted = math.ceil(self._max_rate * self._latency)
+        wanted = math.ceil(self._max_rate * (self._latency or 0.0))
         most = min(max(self._overlap, wanted), self._max_overlap)
         return len(self._in_progress) >= most
 

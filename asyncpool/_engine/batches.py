@@ -376,11 +376,16 @@ class MapRun:
             self._send_each(part)
             return
         try:
-            job = self._submit_chunk(part) if is_chunk else self._submit(part)
+            try:
+                call = self._chunk_of(part) if is_chunk else self._call_of(part)
+            except Exception as error:  # noqa: BLE001 - the item's own code may run
+                self._fail(part, error)
+                return
+            job = self._plan.submit(*call)
         except PoolFullError:
             self._held.append(part)
             self._news.set()  # perhaps no job is open whose end would wake the map
-        except Exception as error:  # noqa: BLE001 - the end of the pool, or the item's own code
+        except AsyncPoolError as error:  # the pool has ended
             self._fail(part, error)
         except (SystemExit, KeyboardInterrupt) as error:
             # It may come from a signal handler, so it goes on; but nothing may wait for the part.
@@ -399,22 +404,23 @@ class MapRun:
         self._singles += 1
         return self._singles % _PROBE_EVERY == 0
 
-    def _submit_chunk(self, part: Part) -> PoolJob[Any]:
+    def _chunk_of(self, part: Part) -> tuple[Any, ...]:
+        """Return what to submit, so that the items of *part* travel together."""
         names = {
             "star": self._plan.star,
             "named": self._named,
             "max_payload": self._backend.max_payload,
         }
-        args = self._packed, part.items
-        return self._plan.submit(run_chunk, args, names, self._together)
+        return run_chunk, (self._packed, part.items), names, self._together
 
-    def _submit(self, part: Part) -> PoolJob[Any]:
+    def _call_of(self, part: Part) -> tuple[Any, ...]:
+        """Return what to submit for the only item of *part*."""
         [item] = part.items
         args = tuple(item) if self._plan.star else (item,)
         options = self._each
         if part.attempts:
             options = replace(options, begun=part.attempts)
-        return self._plan.submit(self._plan.function, args, {}, options)
+        return self._plan.function, args, {}, options
 
     def _send_held(self) -> None:
         """Submit the parts that the queue had no room for."""
@@ -466,11 +472,14 @@ class MapRun:
     def _unload(self) -> None:
         """Take the outcomes of chunks, as many as there is time for in one turn of the loop."""
         turn = TimeSlice()
-        while self._returned and not self._ended:
-            self._on_chunk(*self._returned.popleft())
-            if turn.over and self._returned:
+        try:
+            while self._returned and not self._ended:
+                self._on_chunk(*self._returned.popleft())
+                if turn.over:
+                    break
+        finally:  # a signal's exception may leave, too
+            if self._returned and not self._ended:
                 self._loop.call_soon(self._unload)
-                break
 
     def _on_chunk(self, part: Part, job: ChunkJob[Any]) -> None:
         error = job.exception()

@@ -107,8 +107,7 @@ class EventHub(Generic[E]):
         if self.ended:
             stream.end()
         else:
-            ref = weakref.ref(stream, self._on_stream_gone)
-            self._streams = [*self._streams, ref]
+            self._streams = [*self._streams, weakref.ref(stream)]
             self._on_change()
         return stream
 
@@ -127,10 +126,16 @@ class EventHub(Generic[E]):
 
     def publish(self, event: E) -> None:
         """Hand *event* to everybody who listens."""
+        gone = False
         for ref in self._streams:
             stream = ref()
-            if stream is not None:
+            if stream is None:
+                gone = True
+            else:
                 self.dropped += not stream.put(event)
+        if gone:  # noticed here, in the loop: a stream may be collected in any thread
+            self._streams = [ref for ref in self._streams if ref() is not None]
+            self._on_change()
         for listener in self._listeners:
             try:
                 listener(event)
@@ -147,10 +152,6 @@ class EventHub(Generic[E]):
         for stream in streams:
             if stream is not None:
                 stream.end()
-
-    def _on_stream_gone(self, ref: weakref.ref[EventStream[E]]) -> None:
-        self._streams = [other for other in self._streams if other is not ref]
-        self._on_change()
 
 
 # What follows some of the jobs of a pool itself, not through events, such as for spans.

@@ -471,7 +471,7 @@ class LauncherProcess:
                 self._hear(frame, fds)
         except LaunchError as error:
             self.abort(error)
-        except ProtocolError as error:
+        except (ProtocolError, ValueError, TypeError) as error:
             self.abort(LaunchError(str(error)))
         for fd in fds:  # that no frame has taken
             os.close(fd)
@@ -479,7 +479,7 @@ class LauncherProcess:
     def _hear(self, frame: Frame, fds: list[int]) -> None:
         self.asked_at = None
         match frame.kind:
-            case FrameKind.HELLO:
+            case FrameKind.HELLO if not self.ready.done():
                 lost, shared = json.loads(frame.payload)
                 self.shared = printable_lines(shared)
                 if lost:
@@ -509,7 +509,7 @@ class LauncherProcess:
                 if error.again:
                     # Workers import the script themselves then, and say why it fails.
                     self._known.add(SCRIPT)
-                if failure.stage != "fork":
+                if failure.stage != "fork" or not self._asked:
                     raise error
                 fail_quietly(self._asked.popleft(), error)
             case _:

@@ -63,9 +63,7 @@ class FrameKind(enum.IntEnum):
     # The launcher's channel.  What they say is JSON, and requests are answered in their order.
     LAUNCH = 4  # pool: start a worker on these descriptors, with these variables
     LAUNCHED = 5  # launcher: it has this pid, and whether a pidfd comes with this
-    EXITED = (
-        6  # launcher: it ended, with this pid, status, and microseconds of CPU time
-    )
+    EXITED = 6  # launcher: it ended, with this pid, status and CPU time in microseconds
     # Job channels.
     JOB = 7  # pool: run this; *number* is the function's, or 0 if that comes along
     VALUE = 8  # worker: what the job returned; *number* is how long it took, in us

@@ -226,9 +226,15 @@ class LogEntry(Record):
 
     def pack(self) -> bytes:
         """Return the payload of a ``RECORD`` frame."""
-        data = _dump(self)
-        if len(data) <= _SMALL and 0 <= self.levelno <= MAX_LEVEL:  # nearly always
-            return data
+        texts = self.message, *(getattr(self, name) for name in TEXTS)
+        texts = *texts, *self.fields.values()
+        small = sum(len(text) for text in texts if isinstance(text, str)) <= _SMALL
+        if (
+            small
+            and 0 <= self.levelno <= MAX_LEVEL
+            and len(data := _dump(self)) <= _SMALL
+        ):
+            return data  # nearly always
         share = 1.0
         while len(data := _dump(self._within(share))) > MAX_ENTRY:
             # Somewhat less than the part that fits, since not all of an entry shrinks.

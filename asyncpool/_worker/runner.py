@@ -195,9 +195,10 @@ class CoroutineSteps(Steps):
         except BaseException as error:
             if lane is None:
                 raise
-            tb = error.__traceback__
-            # The first frame is this one, and not the coroutine's own.
-            self._runner.settle(lane, error.with_traceback(tb and tb.tb_next))
+            # The first frame is this one, and not the coroutine's own.  No name may refer to what
+            # refers to it: such a cycle would keep the job's memory until a collection.
+            error.__traceback__ = error.__traceback__ and error.__traceback__.tb_next
+            self._runner.settle(lane, error)
         raise StopIteration
 
     def _tell(self, seconds: float) -> None:
@@ -397,9 +398,12 @@ class JobRunner:
             else:
                 self._ended = True
                 self._loop.remove_reader(channel)
-            self._begin()
-            if self._looping and not self.by_job:
-                self._loop.stop()
+            if (
+                self._looping
+            ):  # or else a plain job has its own loop run, which is this one
+                self._begin()
+                if not self.by_job:
+                    self._loop.stop()
         except BaseException as error:
             self._fail(error)
 
@@ -544,14 +548,14 @@ class JobRunner:
         if new or not number:
             shown = self.serializer.known_as(function, known)
             running.set((job, attempt, context, began, shown))
-        if self.hook is not None and function is not run_chunk:
-            lane.leave_hook = self.hook.enter()
+        if self.hook is not None:
+            # Each item of a chunk has it for itself.
+            lane.leave_hook = None if function is run_chunk else self.hook.enter()
         try:
             return function(*args, **kwargs)
         except TypeError as error:
-            tb = error.__traceback__
             # Without a frame of the function, the call itself was wrong.
-            at_fault = kwargs and tb is not None and tb.tb_next is None
+            at_fault = kwargs and not getattr(error.__traceback__, "tb_next", None)
             if at_fault and (
                 note := note_on_misplaced(kwargs, text_of(error), self._config.options)
             ):
