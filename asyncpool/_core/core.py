@@ -55,7 +55,6 @@ from asyncpool._core.dispatcher import Dispatcher
 from asyncpool._core.endings import STACK_GRACE, Closing, Endings, Finish
 from asyncpool._core.exits import Exits
 from asyncpool._core.functions import PINNED, JobTraits, SessionTraits
-from asyncpool._core.in_flight import InFlight
 from asyncpool._core.lifecycle import STOP_GRACE, Aftermath, Lifecycle
 from asyncpool._core.options import KILL, CancelMode, RestartPolicy, WorkerLimits
 from asyncpool._core.sessions import Sessions
@@ -90,7 +89,6 @@ class Core:
 
     Attributes:
         todo: What is to be done; see above.
-        serving: As above.
         slots: Every slot.
         dispatcher: The jobs that have no worker, and which workers may have them.
         lifecycle: How workers start and end in the slots.
@@ -98,6 +96,8 @@ class Core:
         endings: The jobs that the pool ends.
         exits: Planned exits, and the size of the pool.
         closing: The end of the pool.
+
+    The arguments that its parts need are attributes, too.
     """
 
     def __init__(
@@ -115,34 +115,19 @@ class Core:
         end_grace: float | None = None,
         serving: bool = False,
     ) -> None:
-        least, most = workers
+        self.policy, self.limits = policy, limits
+        self.start_timeout, self.concurrency = start_timeout, concurrency
+        self.max_surge, self.max_unavailable = max_surge, max_unavailable
+        self.stop_grace, self.serving = stop_grace, serving
         self.todo: list[Effect] = []
         # While a worker ends, the jobs that can have no other one.
         self._given_up: set[int] | None = None
-        self.serving = serving
         self.slots: list[Slot] = []
         self.dispatcher = Dispatcher()
-        self.lifecycle = Lifecycle(
-            self,
-            least=least,
-            count=most + max_surge,
-            most=most,
-            limits=limits,
-            policy=policy,
-            start_timeout=start_timeout,
-            stop_grace=stop_grace,
-            concurrency=concurrency,
-        )
+        self.lifecycle = Lifecycle(self, *workers)
         self.sessions = Sessions(self)
         self.endings = Endings(self)
-        self.exits = Exits(
-            self,
-            Sizing(least, most, idle_timeout),
-            policy=policy,
-            max_surge=max_surge,
-            max_unavailable=max_unavailable,
-            drain_timeout=limits.drain_timeout,
-        )
+        self.exits = Exits(self, Sizing(*workers, idle_timeout))
         self.closing = Closing(self, end_grace)
 
     # What the parts have in common.
@@ -377,10 +362,12 @@ class Core:
         self.lifecycle.on_ready(slot, now)
         # Sessions that ended in a broken pool may leave more slots than its size.
         self.exits.close_surplus()
-        self.lifecycle.spawn_parked(now)
+        for other in self.slots:
+            if other.state is SlotState.PARKED:
+                self.lifecycle.spawn(other, now)
         if was_broken:
             for other in self.slots:
-                if 0 < len(other.in_flight.jobs) < other.concurrency:
+                if 0 < len(other.in_flight.jobs) < self.concurrency:
                     # It has free lanes, and may get jobs again.
                     self.refill(other.index, now)
         self.sessions.assign_bucket(slot)
@@ -414,53 +401,38 @@ class Core:
         slot = self.slots[index]
         given_up = self._given_up = set()
         self.dispatcher.exclude(index)
-        in_flight, slot.in_flight = slot.in_flight, InFlight(slot.concurrency)
-        slot.due = None
-        slot.is_probe = False
-        slot.apply(SlotEvent.EXITED)
+        in_flight = self.lifecycle.gone(slot)
         old = None if slot.replaces is None else self.slots[slot.replaces]
         self.exits.gone(slot)
-        needed = self.exits.needs(slot)
+        needed, broken = self.exits.needs(slot), self.lifecycle.broken
         self.sessions.drop_pinned(slot)
         self._put_back({job: in_flight.traits_of(job) for job in requeue})
         if self.closing.needs_nobody:
             aftermath = Aftermath(NextStep.CLOSE)
+        elif slot.exit_planned and not needed:
+            aftermath = self.lifecycle.leave_empty(slot)
+        elif slot.exit_planned and broken is not None:
+            aftermath = self.lifecycle.park(slot, broken, now)
         elif slot.exit_planned:
-            aftermath = self._follow_exit(slot, now, needed=needed)
+            self.lifecycle.spawn(slot, now)
+            aftermath = Aftermath(NextStep.RESTART, 0.0)
         elif old is not None:
             aftermath = self.exits.failed(slot, old, now, jitter)
         else:
             by_jobs = slot.faulty and in_flight.ended > 0 and not self.serving
             blamed = started or by_jobs
-            aftermath = self._follow_death(
+            aftermath = self.lifecycle.follow_death(
                 slot, now, needed=needed, blamed=blamed, jitter=jitter
             )
+            if self.lifecycle.broken != broken:
+                self.exits.suspend("the pool broke")
+                self.fail(self.sessions.take_all(), "broken")
+                self.sessions.break_off()
         self.sessions.gone(slot)
         self.sessions.hand_out()
         self._go_on(now)
         self._given_up = None
         return aftermath, given_up
-
-    def _follow_exit(self, slot: Slot, now: float, *, needed: bool) -> Aftermath:
-        if not needed:
-            return self.lifecycle.leave_empty(slot)
-        if self.lifecycle.broken is not None:
-            return self.lifecycle.park(slot, self.lifecycle.broken, now)
-        self.lifecycle.spawn(slot, now)
-        return Aftermath(NextStep.RESTART, 0.0)
-
-    def _follow_death(
-        self, slot: Slot, now: float, *, needed: bool, blamed: bool, jitter: float
-    ) -> Aftermath:
-        before = self.lifecycle.broken
-        aftermath = self.lifecycle.follow_death(
-            slot, now, needed=needed, blamed=blamed, jitter=jitter
-        )
-        if self.lifecycle.broken != before:
-            self.exits.suspend("the pool broke")
-            self.fail(self.sessions.take_all(), "broken")
-            self.sessions.break_off()
-        return aftermath
 
     def _go_on(self, now: float) -> None:
         """Do what follows when a worker has come or gone."""
@@ -641,21 +613,22 @@ class Core:
     @property
     def waiting(self) -> int:
         """How many jobs have not begun: in the queue, or in a worker behind other jobs."""
-        ahead = sum(
-            max(0, len(slot.in_flight.jobs) - slot.concurrency) for slot in self.slots
-        )
+        lanes = self.concurrency
+        ahead = sum(max(0, len(slot.in_flight.jobs) - lanes) for slot in self.slots)
         return self.dispatcher.waiting + ahead
 
     @property
     def pipelining(self) -> bool:
         """Whether a job waits inside a worker for its turn."""
-        return any(len(slot.in_flight.jobs) > slot.concurrency for slot in self.slots)
+        lanes = self.concurrency
+        return any(len(slot.in_flight.jobs) > lanes for slot in self.slots)
 
     @property
     def unbalanced(self) -> bool:
         """Whether a worker is idle while jobs wait in other workers, and were not asked back."""
+        lanes = self.concurrency
         return self.dispatcher.idle > 0 and any(
-            len(slot.in_flight.jobs) > slot.concurrency and not slot.in_flight.revoking
+            len(slot.in_flight.jobs) > lanes and not slot.in_flight.revoking
             for slot in self.slots
         )
 

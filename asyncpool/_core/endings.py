@@ -125,7 +125,7 @@ class Closing:
         self.due = None
         self.finish = Finish.NONE
         core = self._core
-        core.lifecycle.stop_trying()  # a start may be due now, too
+        core.lifecycle.retry_at = None  # a start may be due now, too
         jobs = [*self._take_begun(), *core.dispatcher.take_all()]
         core.fail([*jobs, *core.sessions.take_all()], "closed")
         for slot in core.slots:
@@ -146,9 +146,9 @@ class Closing:
             elif slot.state is SlotState.IDLE:
                 how = StopStage.STOPPED
                 lifecycle.stop(slot, how, now, planned=True, grace=self._grace)
-        if lifecycle.retire_all():
+        if all(slot.state is SlotState.RETIRED for slot in self._core.slots):
             self.over = True
-            self.due = None
+            self.due = lifecycle.retry_at = None
             self._core.do("finished")
 
     def abandon(self) -> None:
@@ -164,7 +164,7 @@ class Closing:
         for slot in self._core.slots:
             if slot.in_flight.jobs:
                 jobs += filter(slot.job_endings.is_wanted, slot.in_flight.jobs)
-                slot.in_flight = InFlight(slot.concurrency)
+                slot.in_flight = InFlight(self._core.concurrency)
                 for ending in slot.job_endings.values():
                     ending.apply(EndingEvent.CLOSE)
         jobs += self.unpacking
@@ -410,7 +410,7 @@ class Endings:
             return
         # The worker has begun the last of them, so those before it are done, and their
         # outcomes are on their way.
-        for job in cancelled[-slot.concurrency :]:
+        for job in cancelled[-self._core.concurrency :]:
             mode = endings[job].mode
             assert mode is not None
             self._make_end(slot, job, mode, now)

@@ -26,7 +26,6 @@ from typing import TYPE_CHECKING
 
 from asyncpool._core.deadlines import earliest
 from asyncpool._core.lifecycle import EMPTY, NOT_NEEDED, Aftermath
-from asyncpool._core.options import RestartPolicy
 from asyncpool._core.slots import COMING, UP, Sizing, Slot, SlotEvent, StopStage
 from asyncpool.enums import NextStep, SlotState
 
@@ -184,37 +183,22 @@ class Exits:
     (``slots.py``).
 
     Args:
-        core: The core of the pool.
+        core: The core of the pool, with its options.
         sizing: How many workers the pool should have.
-        policy: How long to wait after a replacement has failed to start.
-        max_surge: How many workers there may be beyond the size.
-        max_unavailable: How many workers may be missing.
-        drain_timeout: Seconds that a worker which leaves has to finish what it has;
-            ``None`` for any time.
 
     Attributes:
         stopped: Whether no planned exit is granted any more, since the pool ends.
+        sizing: As above.
     """
 
-    def __init__(
-        self,
-        core: Core,
-        sizing: Sizing,
-        *,
-        policy: RestartPolicy,
-        max_surge: int,
-        max_unavailable: int,
-        drain_timeout: float | None,
-    ) -> None:
+    def __init__(self, core: Core, sizing: Sizing) -> None:
         self.stopped = False
         self.sizing = sizing
         self._core = core
         self._slots = core.slots
         self._lifecycle = core.lifecycle
-        self._policy = policy
-        self._surge = max_surge
-        self._unavailable = max_unavailable
-        self._drain_timeout = drain_timeout
+        self._surge = core.max_surge
+        self._drain_timeout = core.limits.drain_timeout
         self._failed = 0  # replacements in a row
         self._retry_at: float | None = None
         self._more = 0  # by how many the size has grown that are not started yet
@@ -274,7 +258,7 @@ class Exits:
     def _can_miss(self) -> bool:
         """Whether a worker may go before another one is started."""
         taking = sum(slot.state in UP and not slot.draining for slot in self._slots)
-        return self.sizing.size - taking < self._unavailable
+        return self.sizing.size - taking < self._core.max_unavailable
 
     @property
     def _failing(self) -> int:
@@ -427,7 +411,7 @@ class Exits:
         self._age(now)
         if old.replace_reason is None:
             return Aftermath(NextStep.KEEP_WORKER)
-        delay = self._policy.delay(self._failed, jitter=jitter)
+        delay = self._core.policy.delay(self._failed, jitter=jitter)
         self._retry_at = now + delay
         return Aftermath(NextStep.KEEP_WORKER, delay)
 

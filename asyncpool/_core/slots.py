@@ -475,7 +475,6 @@ class Slot:
         state: See :data:`TRANSITIONS`.
         generation: Which worker of the slot it is, or was last, counting from 1.
         in_flight: The jobs that its worker has in flight.
-        concurrency: How many jobs its workers run at once.
         job_endings: The jobs of its worker that the pool ends; see
             :data:`ENDING_TRANSITIONS`.  All that concerns one such job is there; the attributes
             below are about the worker.
@@ -510,7 +509,6 @@ class Slot:
         faulty: The worker must not get another job, since something in it is
             broken.
         hopeless: Its start has failed, and another one would fail in the same way.
-        is_probe: The worker was started to find out whether starts succeed again.
         stop_stage: How far the pool has got in ending the process.
         is_overdue: The pool has asked the worker for its stacks, since its time to end
             is nearly over.
@@ -521,7 +519,6 @@ class Slot:
     rank: int = 0
     generation: int = 0
     in_flight: InFlight = field(default_factory=InFlight)
-    concurrency: int = 1
     job_endings: JobEndings = field(default_factory=JobEndings)
     seen: tuple[int, ...] = ()
     hung: bool = False
@@ -543,7 +540,6 @@ class Slot:
     exit_planned: bool = False
     faulty: bool = False
     hopeless: bool = False
-    is_probe: bool = False
     stop_stage: StopStage = StopStage.NO
     is_overdue: bool = False
 
@@ -566,7 +562,7 @@ class Slot:
     def renew(self) -> None:
         """Begin the next generation."""
         self.generation += 1
-        self.in_flight = InFlight(self.concurrency)
+        self.in_flight = InFlight(self.in_flight.concurrency)
         self.job_endings = JobEndings()
         self.ready_at = self.due = None
         self.seen = ()

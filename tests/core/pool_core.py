@@ -265,7 +265,7 @@ class Core:
     @property
     def retry_at(self) -> float | None:
         """When the next start is tried, after those that failed; ``None`` for never."""
-        return self._core.lifecycle._retry_at
+        return self._core.lifecycle.retry_at
 
     def in_hand(self, slot: int) -> int:
         """Return how many jobs a worker has in hand."""

@@ -128,15 +128,13 @@ def test_a_new_generation_inherits_nothing_from_the_last_one() -> None:
         draining=True,
         oversized=True,
         is_overdue=True,
-        is_probe=True,
         exit_reason="roll",
         stop_stage=StopStage.KILLED,
     )
     in_flight, endings = slot.in_flight, slot.job_endings
     in_flight.add(17, JobTraits())
     slot.renew()
-    # That it tries for all parked slots is known before the start.
-    fresh = Slot(3, SlotState.STARTING, generation=5, is_probe=True)
+    fresh = Slot(3, SlotState.STARTING, generation=5)
     fresh.in_flight = slot.in_flight
     assert slot == fresh
     assert (slot.in_flight.jobs, slot.in_flight.revoking) == ({}, False)
