@@ -149,10 +149,18 @@ class Core:
         if jobs:
             self.give_up(jobs, "fail_jobs", tuple(jobs), why)
 
-    def ask_back(self, slot: Slot, jobs: Iterable[int], *, wanted: bool = True) -> None:
-        """Ask the worker of *slot* not to begin *jobs*; *wanted* ones are to run elsewhere."""
-        sequences = slot.in_flight.begin_revoke(jobs, wanted=wanted)
-        self.do("revoke", slot.index, sequences)
+    def ask_back(self, slot: Slot, jobs: Iterable[int], *, wanted: bool = True) -> bool:
+        """Ask the worker of *slot* not to begin *jobs*; *wanted* ones are to run elsewhere.
+
+        It is not asked again for those that it was asked for already.  Return whether it is for
+        others.
+        """
+        in_flight = slot.in_flight
+        jobs = [job for job in jobs if not in_flight.is_revoking(job)]
+        if jobs:
+            sequences = in_flight.begin_revoke(jobs, wanted=wanted)
+            self.do("revoke", slot.index, sequences)
+        return bool(jobs)
 
     # The hot path.
 
@@ -437,7 +445,9 @@ class Core:
     def _go_on(self, now: float) -> None:
         """Do what follows when a worker has come or gone."""
         self.exits.step(now)
-        self.exits.count(now)
+        # Some jobs may have no worker now.
+        if self.exits.sizing.watching and self.dispatcher.unserved > self.exits.coming:
+            self.exits.sizing.job_waits(now)
         self.settle(now)
 
     def served(self, index: int, served: int, now: float) -> None:
@@ -502,7 +512,7 @@ class Core:
         if slot is None:
             return
         if fresh and slot.ready_at is not None:
-            self.exits.release(slot, "session", now)
+            self.exits.leave(slot, "session", now)
         elif slot.in_flight.exhausted and slot.state is SlotState.IDLE:
             self.exits.retire(slot, "max_jobs", now, unsent=None)
         elif slot.state in UP:

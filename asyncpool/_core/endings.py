@@ -388,17 +388,13 @@ class Endings:
     def _ask_back(self, slot: Slot, job: int) -> None:
         """Ask for *job*, which nobody wants, unless its worker was asked for it already."""
         slot.job_endings.apply(job, EndingEvent.REVOKE)
-        # Or else the answer will tell whether the worker has begun it.
-        if not slot.in_flight.is_revoking(job):
-            self._core.ask_back(slot, [job], wanted=False)
+        # If it was, that answer will tell whether the worker has begun the job.
+        self._core.ask_back(slot, [job], wanted=False)
 
     def _ask_back_waiting(self, slot: Slot) -> bool:
         """Ask for all jobs that wait in a worker, unless it still has to answer."""
-        behind = slot.in_flight.waiting()
-        if not behind or slot.in_flight.revoking:
-            return False
-        self._core.ask_back(slot, behind)
-        return True
+        in_flight = slot.in_flight
+        return not in_flight.revoking and self._core.ask_back(slot, in_flight.waiting())
 
     def _end_kept(self, slot: Slot, kept: list[int], now: float) -> None:
         """End the cancelled jobs that the worker has not given back, since it has begun them."""

@@ -21,12 +21,11 @@ other replacements again later.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from asyncpool._core.deadlines import earliest
 from asyncpool._core.lifecycle import EMPTY, NOT_NEEDED, Aftermath
-from asyncpool._core.slots import COMING, UP, Sizing, Slot, SlotEvent, StopStage
+from asyncpool._core.slots import ALIVE, COMING, UP, Sizing, Slot, SlotEvent, StopStage
 from asyncpool.enums import NextStep, SlotState
 
 if TYPE_CHECKING:
@@ -65,22 +64,18 @@ class Roll:
     def __init__(self, core: Core) -> None:
         self._core = core
         self._slots = core.slots
-        self._left: list[tuple[Slot, int]] | None = None
-        self._empty: list[Slot] = []
-        self._early: list[Slot] = []
-        self._going: list[tuple[Slot, int]] = []
+        # The workers that have to go, by slot and generation.  Of an early replacement and its
+        # worker both have to go, and one counts: from when on the replacement is ready, that one.
+        self._old: dict[tuple[int, int], bool] | None = None
+        self._unfilled: list[Slot] = []
         self._replaced = self._filled = 0
+        self._failed_since = False  # the last start that failed had begun since then
+        self._most_failures = 0  # in a row, of starts that had begun before
 
     @property
     def under_way(self) -> bool:
         """Whether a roll is under way."""
-        return self._left is not None
-
-    @property
-    def fills(self) -> bool:
-        """Whether the roll waits for a start in a slot whose starts have failed."""
-        parked = any(slot.state is SlotState.PARKED for slot, _ in self._left or ())
-        return parked or any(slot.state in _UNFILLED for slot in self._empty)
+        return self._old is not None
 
     def begin(self) -> None:
         """Roll every worker that is there now; the caller then calls :meth:`go_on`.
@@ -89,55 +84,72 @@ class Roll:
         code.  The roll also fills parked slots: the new code may be what their starts
         need.
         """
-        self._early = [it for it in self._slots if it.replaces is not None]
-        self._left = [
-            (it, it.generation)
-            for it in self._slots
-            if it.state in UP or may_fail_to_start(it)
-            if not it.draining and it.replaces is None
-        ]
-        self._empty = [it for it in self._slots if it.state is SlotState.PARKED]
+        self._old = {}
+        for slot in self._slots:
+            # The pool may have broken off the start that is under way in it.
+            starts = slot.state in ALIVE and slot.ready_at is None
+            stays = slot.state in UP or (starts and not slot.exit_planned)
+            if slot.replaces is not None or (stays and not slot.draining):
+                self._old[_worker(slot)] = slot.replaces is None
+        self._unfilled = [it for it in self._slots if it.state is SlotState.PARKED]
         self._replaced = self._filled = 0
+        self._failed_since = False
 
     def has(self, slot: Slot) -> bool:
-        """Tell whether the roll still has to replace the worker of *slot*."""
-        return any(slot is rolled for rolled, _ in self._left or ())
+        """Tell whether the worker of *slot* has to go, which was there when the roll began."""
+        return self._old is not None and _worker(slot) in self._old
 
     def is_early(self, slot: Slot) -> bool:
         """Tell whether the replacement in *slot* was started before the roll began."""
-        return any(slot is early for early in self._early)
+        return self._old is not None and self._old.get(_worker(slot)) is False
 
     def inherit(self, successor: Slot, old: Slot) -> None:
         """Record that the worker of *successor* has replaced that of *old*."""
-        if self._left is None or not self.is_early(successor):
+        if self._old is not None and self.is_early(successor):
+            # From now on the successor is the worker to replace.  But both of them have to
+            # go.
+            self._old[_worker(successor)] = True
+            if self.has(old):
+                self._old[_worker(old)] = False
+
+    def start_failed(self, slot: Slot) -> None:
+        """Record that a start in *slot* has failed; an early one may have, because of old code."""
+        self._failed_since = not self.has(slot)
+
+    def fill(self, now: float) -> None:
+        """Try one start in each slot whose starts have failed, without waiting."""
+        failures = self._core.lifecycle.ledger.failures
+        # Not counted one by one: the ledger counts starts that fail together once.
+        if not self._failed_since or failures < self._most_failures:
+            self._most_failures = failures  # none of them is the roll's own, so far
+        rolled = [self._slots[index] for index, _ in self._old or ()]
+        if not any(slot.state is SlotState.PARKED for slot in rolled) and not any(
+            slot.state in _UNFILLED for slot in self._unfilled
+        ):
             return
-        # From now on the successor is the worker to replace.  But both of them have to
-        # go.
-        self._going += [rolled for rolled in self._left if rolled[0] is old]
-        self._left = [rolled for rolled in self._left if rolled[0] is not old]
-        self._left.append((successor, successor.generation))
+        if failures > self._most_failures:
+            self.end("a start failed again")
+        else:
+            self._core.lifecycle.try_now(now)
 
     def go_on(self) -> None:
         """Replace the workers that are left, and end the roll if there are none."""
-        if self._left is None:
+        if self._old is None:
             return
-        there = _there(self._left)
-        parked = [slot for slot, _ in self._left if slot.state is SlotState.PARKED]
-        self._replaced += len(self._left) - len(there) - len(parked)
-        self._empty += parked
-        self._left = there
-        for slot, _ in there:
-            if slot.state in UP and slot.replace_reason is None:
-                slot.replace_reason = ROLL
-        self._filled += sum(slot.state in UP for slot in self._empty)
-        self._empty = [slot for slot in self._empty if slot.state in _UNFILLED]
-        # One that leaves, since it is surplus, may also have read old code.
-        self._early = [
-            slot for slot in self._early if slot.replaces is not None or slot.draining
-        ]
-        self._going = _there(self._going)
-        waits = there or self._empty or self._early or self._going
-        if not waits:
+        for (index, generation), counts in [*self._old.items()]:
+            slot = self._slots[index]
+            if slot.generation == generation and slot.state not in EMPTY:
+                if slot.state in UP and slot.replace_reason is None:
+                    slot.replace_reason = ROLL
+                continue
+            del self._old[index, generation]
+            if counts and slot.state is SlotState.PARKED:
+                self._unfilled.append(slot)
+            elif counts:
+                self._replaced += 1
+        self._filled += sum(slot.state in UP for slot in self._unfilled)
+        self._unfilled = [slot for slot in self._unfilled if slot.state in _UNFILLED]
+        if not self._old and not self._unfilled:
             self.end("")
 
     def end(self, why: str) -> None:
@@ -145,34 +157,19 @@ class Roll:
 
         Workers whose replacement has not begun stay.
         """
-        if self._left is None:
+        if self._old is None:
             return
-        self._left = None
-        self._empty, self._early, self._going = [], [], []
+        self._old, self._unfilled = None, []
         coming = {slot.replaces for slot in self._slots}
         for slot in self._slots:
-            if (
-                slot.replace_reason == ROLL
-                and not slot.draining
-                and slot.index not in coming
-            ):
+            stays = not slot.draining and slot.index not in coming
+            if slot.replace_reason == ROLL and stays:
                 slot.replace_reason = None
         self._core.do("roll_ended", self._replaced, why, self._filled)
 
 
-def _there(rolled: list[tuple[Slot, int]]) -> list[tuple[Slot, int]]:
-    """Return those of *rolled* whose worker is still there."""
-    return [
-        (slot, generation)
-        for slot, generation in rolled
-        if slot.generation == generation and slot.state not in EMPTY
-    ]
-
-
-def may_fail_to_start(slot: Slot) -> bool:
-    """Tell whether a start in *slot* is under way, which the pool may have broken off."""
-    begun = slot.state in {SlotState.STARTING, SlotState.STOPPING}
-    return begun and slot.ready_at is None and not slot.exit_planned
+def _worker(slot: Slot) -> tuple[int, int]:
+    return slot.index, slot.generation
 
 
 class Exits:
@@ -203,9 +200,7 @@ class Exits:
         self._retry_at: float | None = None
         self._more = 0  # by how many the size has grown that are not started yet
         self._roll = Roll(core)
-        self._most_failures = 0  # in a row, while a roll fills slots
-        self._started_before: set[tuple[int, int]] = set()  # that roll, by generation
-        self._failed_since_roll = False  # the last start that failed
+        self._told_size = sizing.size
 
     # Workers that are there, and how many more the budget allows.
 
@@ -243,10 +238,6 @@ class Exits:
             or (self.counts(slot) and slot.state not in UP)
             for slot in self._slots
         )
-
-    def misses(self, index: int) -> bool:
-        """Tell whether there should be another worker in a slot whose worker has gone."""
-        return self._slots[index].state not in NOT_NEEDED
 
     @property
     def _free(self) -> int:
@@ -292,17 +283,11 @@ class Exits:
         if slot.state is SlotState.BUSY:
             if self._drain_timeout is not None:
                 slot.drain_deadline = now + self._drain_timeout
-            self._ask_back(slot, slot.in_flight.waiting())
+            self._core.ask_back(slot, slot.in_flight.waiting())
             return
         idle = slot.state is SlotState.IDLE
         how = StopStage.STOPPED if idle else StopStage.TERMINATED
         self._lifecycle.stop(slot, how, now, planned=planned)
-
-    def _ask_back(self, slot: Slot, jobs: Iterable[int]) -> None:
-        """Ask the worker of *slot* for those *jobs* that the pool has not asked it for yet."""
-        not_asked = [job for job in jobs if not slot.in_flight.is_revoking(job)]
-        if not_asked:
-            self._core.ask_back(slot, not_asked)
 
     def _kill_late(self, now: float) -> None:
         """Kill the workers that have not left in time."""
@@ -331,12 +316,8 @@ class Exits:
             return
         self.leave(slot, why, now)
         # The worker may not have begun the first one either.
-        self._ask_back(slot, [job for job in slot.in_flight.jobs if job != unsent])
-        self.step(now)
-
-    def release(self, slot: Slot, why: str, now: float) -> None:
-        """Let the worker of *slot* go, even if no replacement is ready."""
-        self.leave(slot, why, now)
+        begun = [job for job in slot.in_flight.jobs if job != unsent]
+        self._core.ask_back(slot, begun)
         self.step(now)
 
     def fail_after_drain(self, slot: Slot, why: str, now: float) -> None:
@@ -361,12 +342,6 @@ class Exits:
         The roll also tries a start in each parked slot at once.  It is over when these
         slots have workers, too.
         """
-        self._failed_since_roll = False
-        self._started_before = {
-            (slot.index, slot.generation)
-            for slot in self._slots
-            if may_fail_to_start(slot)
-        }
         # Replacements that have failed before may be tried at once, too.
         self._retry_at = None
         self._roll.begin()
@@ -388,9 +363,7 @@ class Exits:
     def gone(self, slot: Slot) -> None:
         """Record that the worker of *slot* is gone; a worker that was to replace it stays."""
         if slot.ready_at is None and not slot.exit_planned:
-            # A start from before the roll may have failed because of old code.
-            before_roll = (slot.index, slot.generation) in self._started_before
-            self._failed_since_roll = not before_roll
+            self._roll.start_failed(slot)
         slot.draining = False
         slot.drain_deadline = slot.replace_reason = slot.replaces = None
         self._let_stay(slot)
@@ -437,15 +410,9 @@ class Exits:
         self._lifecycle.try_now(now)
         self._lifecycle.ensure_slots(most + self._surge)
         self._lifecycle.ledger.workers = self._lifecycle.most = most
-        size = self.sizing.size
         self.sizing.limit(least, most, now)
-        self._tell_size(size)
+        self._tell_size()
         self.step(now)
-
-    def count(self, now: float) -> None:
-        """Record that a worker has come or gone: some jobs may have no worker now."""
-        if self.sizing.watching and self._core.dispatcher.unserved > self.coming:
-            self.sizing.job_waits(now)
 
     def close_surplus(self) -> None:
         """Mark empty slots as not needed, as many as there are too many."""
@@ -474,47 +441,34 @@ class Exits:
 
     def step(self, now: float) -> None:
         """Grant what the budget allows now, and do what follows from all that has happened."""
-        self._fill_parked(now)
+        if not self.stopped:
+            self._roll.fill(now)
         if not self._grants_nothing:
             self._keep_size(now)
             self._exchange(now)
         self._core.sessions.update_buckets()
 
-    def _fill_parked(self, now: float) -> None:
-        """For a roll, try one start in each slot whose starts have failed, without waiting."""
-        failures = self._lifecycle.ledger.failures
-        # Not counted one by one: the ledger counts starts that fail together once.
-        if not self._failed_since_roll or failures < self._most_failures:
-            self._most_failures = failures  # none of them is the roll's own, so far
-        if self.stopped or not self._roll.fills:
-            return
-        if failures > self._most_failures:
-            self._roll.end("a start failed again")
-        else:
-            self._lifecycle.try_now(now)
-
     def _keep_size(self, now: float) -> None:
         """Start workers that are missing; let workers go that are too many or idle for too long."""
-        size, waiting = self.sizing.size, self._core.dispatcher.unserved
+        waiting = self._core.dispatcher.unserved
         self.sizing.grow(now, waiting=waiting, coming=self.coming)
-        self._tell_size(size)
-        self._fill(now)
-        self._thin_out(now)
-        self._let_idle_go(now)
-
-    def _tell_size(self, before: int) -> None:
-        size = self.sizing.size
-        self._more = max(0, self._more + size - before)
-        if size != before:
-            self._core.do("resized", size)
-
-    def _fill(self, now: float) -> None:
+        self._tell_size()
         missing = self.missing
         self._more = min(self._more, max(0, missing))
         for _ in range(min(missing, self._free)):
             slot = self._lifecycle.unused_slot()
             self._lifecycle.spawn(slot, now, new=self._more > 0)
             self._more = max(0, self._more - 1)
+        self._thin_out(now)
+        if self._may_let_idle_go:
+            self._let_idle_go(now)
+
+    def _tell_size(self) -> None:
+        size = self.sizing.size
+        grown, self._told_size = size - self._told_size, size
+        self._more = max(0, self._more + grown)
+        if grown:
+            self._core.do("resized", size)
 
     def _thin_out(self, now: float) -> None:
         """Let workers go that are too many, those that do not work yet, or not now, first."""
@@ -524,20 +478,17 @@ class Exits:
             self.leave(slot, "resize", now)
 
     def _let_idle_go(self, now: float) -> None:
-        if not self._may_let_idle_go:
-            return
         idle = [
             (slot.idle_since, slot.index)
             for slot in self._slots
             if slot.state is SlotState.IDLE and not slot.draining
             if slot.session is None
         ]
-        size = self.sizing.size
         index = self.sizing.shrink(now, idle)
         if index is None:
             return
         # A slot whose starts fail goes before a worker that is well.
-        self._tell_size(size)
+        self._tell_size()
         self.close_surplus()
         if self.missing < 0:
             self.leave(self._slots[index], "idle", now)

@@ -10,6 +10,7 @@ from weakref import WeakKeyDictionary
 
 from asyncpool import events
 from asyncpool._core import log_messages as say
+from asyncpool._core.lifecycle import NOT_NEEDED
 from asyncpool._core.slots import ALIVE, UP, Slot
 from asyncpool._engine.loop import Alarm, fail_quietly
 from asyncpool._engine.worker import WorkerHandle
@@ -66,7 +67,7 @@ class ResizeWaits:
 
         Who has called since it began waits for another start: what made this one fail may be over.
         """
-        if not self._waits or not self._exits.misses(crash.slot):
+        if not self._waits or self._engine.core.slots[crash.slot].state in NOT_NEEDED:
             return
         if self._starts_fail:
             self._end(began_at, crash)
