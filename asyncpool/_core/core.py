@@ -58,7 +58,7 @@ from asyncpool._core.functions import PINNED, JobTraits, SessionTraits
 from asyncpool._core.lifecycle import STOP_GRACE, Aftermath, Lifecycle
 from asyncpool._core.options import KILL, CancelMode, RestartPolicy, WorkerLimits
 from asyncpool._core.sessions import Sessions
-from asyncpool._core.slots import UP, Sizing, Slot, SlotEvent, StopStage
+from asyncpool._core.slots import OVERSIZED, UP, Sizing, Slot, SlotEvent, StopStage
 from asyncpool.enums import NextStep, SlotState
 
 Effect: TypeAlias = tuple[Any, ...]
@@ -392,6 +392,7 @@ class Core:
         started: bool,
         requeue: Sequence[int],
         jitter: float,
+        final: bool = False,
     ) -> tuple[Aftermath, set[int]]:
         """Record that the process in slot *index* is gone.
 
@@ -402,6 +403,7 @@ class Core:
                 connection.
             requeue: Which of its jobs are tried again, oldest first.
             jitter: A random number in ``[0, 1)``, which shortens the delay.
+            final: Whether the next start would fail in the same way, if this one has.
 
         Returns:
             What follows in the slot, and which jobs can have no other worker.
@@ -430,7 +432,7 @@ class Core:
             by_jobs = slot.faulty and in_flight.ended > 0 and not self.serving
             blamed = started or by_jobs
             aftermath = self.lifecycle.follow_death(
-                slot, now, needed=needed, blamed=blamed, jitter=jitter
+                slot, now, needed=needed, blamed=blamed, jitter=jitter, final=final
             )
             if self.lifecycle.broken != broken:
                 self.exits.suspend("the pool broke")
@@ -476,7 +478,7 @@ class Core:
         """Kill the worker in slot *index*, which has more memory than it may have."""
         slot = self.slots[index]
         if slot.state in UP:
-            slot.oversized = True
+            slot.exit_reason = OVERSIZED
             self.lifecycle.stop(slot, StopStage.KILLED, now, reason=reason)
 
     def kill(self, index: int, now: float) -> None:

@@ -24,6 +24,7 @@ import enum
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
+from asyncpool._core.deadlines import earliest
 from asyncpool._core.functions import JobTraits
 from asyncpool._core.in_flight import InFlight
 from asyncpool._core.lifecycle import EMPTY
@@ -80,22 +81,18 @@ class Closing:
     @property
     def needs_nobody(self) -> bool:
         """Whether the pool closes, and no job may need another worker."""
-        if self.finish is None or self._core.dispatcher.waiting or self.unpacking:
+        core = self._core
+        if self.finish is None or core.dispatcher.waiting or self.unpacking:
             return False
-        return self.finish is not Finish.ALL or not self._more_to_do
+        # A broken pool refuses the jobs of the sources that hold it open.
+        if self.finish is not Finish.ALL or core.lifecycle.broken is not None:
+            return True
+        return not (self.holds or core.sessions.any_pinned or core.pipelining)
 
     @property
     def draining(self) -> bool:
         """Whether the pool closes, and still accepts jobs from the sources that hold it open."""
         return self.finish is Finish.ALL and not self.over
-
-    @property
-    def _more_to_do(self) -> bool:
-        """Whether a pool that finishes all has jobs besides those that are running."""
-        core = self._core
-        if core.lifecycle.broken is not None:
-            return False  # the pool refuses the jobs of the sources that hold it open
-        return self.holds > 0 or core.sessions.any_pinned or core.pipelining
 
     def begin(self, finish: Finish, deadline: float | None, now: float) -> None:
         """Finish what *finish* says, by *deadline* if there is one.
@@ -104,8 +101,7 @@ class Closing:
         """
         core = self._core
         self.finish = max(finish, self.finish or Finish.ALL)
-        if deadline is not None and (self.due is None or deadline < self.due):
-            self.due = deadline
+        self.due = earliest(self.due, deadline)
         if self.due is not None and self.due <= now:
             # It kills the workers, so none of them needs to be told.
             self.on_timer(now)
@@ -304,7 +300,7 @@ class Endings:
         ending.silent, ending.written = True, False
         if ending.stage in BY_ITSELF:
             endings.apply(job, EndingEvent.DUMP, due)
-            _set_due(slot)
+            slot.due = slot.job_endings.due
         else:
             self._give_time(slot, job, EndingEvent.DUMP, due)
 
@@ -319,7 +315,7 @@ class Endings:
         if slot.state is SlotState.BUSY:
             for ending in slot.job_endings.values():
                 ending.extend(due)
-            _set_due(slot)
+            slot.due = slot.job_endings.due
         elif slot.state is SlotState.IDLE and slot.hung and slot.due is not None:
             slot.due = max(slot.due, due)
 
@@ -334,8 +330,10 @@ class Endings:
         ending = None if job is None else endings.get(job)
         if ending is not None and ending.written is False:
             ending.written = True
-        dumping = endings.dumping
-        if not dumping or (job is not None and endings.unwritten):
+        stage = EndingStage.DUMPING
+        dumping = [one for one, it in endings.items() if it.stage is stage]
+        waits = job is not None and any(it.written is False for it in endings.values())
+        if not dumping or waits:
             return
         for one in dumping:
             self._kill_for(slot, one, now)
@@ -352,7 +350,7 @@ class Endings:
         del slot.job_endings[job]
         if ending.silent:
             slot.hung = False
-        _set_due(slot)
+        slot.due = slot.job_endings.due
 
     def end_worker(self, slot: Slot, now: float) -> None:
         """End a worker that gets no more jobs; first ask for the jobs that wait in it."""
@@ -379,7 +377,11 @@ class Endings:
             endings = slot.job_endings
             if not endings or slot.state is not SlotState.BUSY:
                 continue
-            over = [job for job in endings.by_itself if endings.is_due(job, now)]
+            over = [
+                job
+                for job, it in endings.items()
+                if it.stage in BY_ITSELF and it.due is not None and it.due <= now
+            ]
             for job in over:
                 self._kill_for(slot, job, now)
             if over:
@@ -434,7 +436,7 @@ class Endings:
     def _give_time(self, slot: Slot, job: int, event: EndingEvent, due: float) -> None:
         """Give *job* time until *due*; nothing may wait behind it meanwhile."""
         slot.job_endings.apply(job, event, due)
-        _set_due(slot)
+        slot.due = slot.job_endings.due
         slot.in_flight.block((job,))
         self._core.dispatcher.exclude(slot.index)
         self._ask_back_waiting(slot)
@@ -443,9 +445,5 @@ class Endings:
         """Have a worker killed for *job*, as soon as no other job can begin there."""
         if slot.job_endings.of(job).stage is not EndingStage.KILLING:
             slot.job_endings.apply(job, EndingEvent.KILL, now + REVOKE_GRACE)
-        _set_due(slot)
+        slot.due = slot.job_endings.due
         self._core.dispatcher.exclude(slot.index)
-
-
-def _set_due(slot: Slot) -> None:
-    slot.due = slot.job_endings.due

@@ -249,7 +249,14 @@ class Lifecycle:
         self._core.do("restarting", slot.index, delay)
 
     def follow_death(
-        self, slot: Slot, now: float, *, needed: bool, blamed: bool, jitter: float
+        self,
+        slot: Slot,
+        now: float,
+        *,
+        needed: bool,
+        blamed: bool,
+        jitter: float,
+        final: bool,
     ) -> Aftermath:
         """Decide what follows a death in a slot in which a worker is *needed*."""
         ledger, start_failed = self.ledger, slot.ready_at is None
@@ -259,7 +266,7 @@ class Lifecycle:
         elif not start_failed:
             delay = ledger.died(now, blamed=blamed)
         else:
-            began, final = slot.began_at, slot.hopeless
+            began = slot.began_at
             delay = ledger.start_failed(began, now, jitter=jitter, final=final)
             self._tried_at = now
             if delay is not None and not trying:

@@ -93,6 +93,9 @@ from asyncpool.enums import SlotState
 
 CRASH = "crash"
 
+# The worker had more memory than it may.  That is a crash, and no cause of a planned end.
+OVERSIZED = "kill_memory"
+
 # What cannot be counted by itself.
 OTHER = "other"
 
@@ -145,11 +148,6 @@ def job_not_ended(job: int, *, beside: bool) -> str:
     return f"job {job}{', which it ran too,' if beside else ''} did not end"
 
 
-def killed_since(detail: str) -> str:
-    """Return the detail of an end that the pool brought about."""
-    return f"killed since {detail}"
-
-
 def reason_for_client(reason: str, numbers: Mapping[int, int]) -> str:
     """Return a reason with the client's number of its job, and none of another's.
 
@@ -174,9 +172,10 @@ def detail_for_client(detail: str, numbers: Mapping[int, int]) -> str:
     found = _NOT_ENDED.fullmatch(detail)
     if found is None:
         return detail
-    killed, number, beside = found[1] or "", int(found[2]), bool(found[3])
-    if number in numbers:
-        return killed + job_not_ended(numbers[number], beside=beside)
+    killed, number, beside = found.groups("")
+    job = numbers.get(int(number))
+    if job is not None:
+        return f"{killed}{job_not_ended(job, beside=bool(beside))}"
     return f"{killed}{'another' if beside else 'a'} job did not end"
 
 
@@ -357,31 +356,15 @@ class JobEndings(dict[int, JobEnding]):
         ending = self.get(job)
         return ending is None or ending.mode is None
 
-    def is_due(self, job: int, now: float) -> bool:
-        """Tell whether the deadline of *job* has passed."""
-        due = self[job].due
-        return due is not None and due <= now
-
     @property
     def due(self) -> float | None:
         """The earliest of the deadlines; ``None`` if there is none."""
         return earliest(*(ending.due for ending in self.values()))
 
     @property
-    def by_itself(self) -> list[int]:
-        """The jobs that have time to end by themselves."""
-        return [job for job, it in self.items() if it.stage in BY_ITSELF]
-
-    @property
-    def dumping(self) -> list[int]:
-        """The jobs whose stacks the worker has been asked to write."""
-        stage = EndingStage.DUMPING
-        return [job for job, it in self.items() if it.stage is stage]
-
-    @property
-    def unwritten(self) -> bool:
-        """Whether the worker has still to write the stacks of one of them."""
-        return any(it.written is False for it in self.values())
+    def by_itself(self) -> bool:
+        """Whether one of them has time to end by itself."""
+        return any(it.stage in BY_ITSELF for it in self.values())
 
     @property
     def killing(self) -> int | None:
@@ -499,8 +482,6 @@ class Slot:
         calls: The jobs of that session that have not begun.
         idle_since: Since when the worker has had nothing to do, if it has nothing
             to do.
-        oversized: The worker had more memory than it may, and the pool kills it for
-            that.
         began_at: When the worker was started.
         ready_at: When the worker said hello; ``None`` before that.
         due: When the supervisor must act on the slot at the latest: to start a
@@ -508,7 +489,6 @@ class Slot:
         exit_planned: The supervisor itself ends the worker, so its end is no crash.
         faulty: The worker must not get another job, since something in it is
             broken.
-        hopeless: Its start has failed, and another one would fail in the same way.
         stop_stage: How far the pool has got in ending the process.
         is_overdue: The pool has asked the worker for its stacks, since its time to end
             is nearly over.
@@ -533,13 +513,11 @@ class Slot:
     session: int | None = None
     calls: deque[int] = field(default_factory=deque)
     idle_since: float = 0.0
-    oversized: bool = False
     began_at: float = 0.0
     ready_at: float | None = None
     due: float | None = None
     exit_planned: bool = False
     faulty: bool = False
-    hopeless: bool = False
     stop_stage: StopStage = StopStage.NO
     is_overdue: bool = False
 
@@ -566,9 +544,9 @@ class Slot:
         self.job_endings = JobEndings()
         self.ready_at = self.due = None
         self.seen = ()
-        self.exit_planned = self.faulty = self.hung = self.hopeless = False
+        self.exit_planned = self.faulty = self.hung = False
         self.replace_reason = self.replaces = self.drain_deadline = None
-        self.draining = self.oversized = self.is_overdue = False
+        self.draining = self.is_overdue = False
         self.exit_reason = ""
         self.stop_stage = StopStage.NO
 

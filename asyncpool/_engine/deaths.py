@@ -12,10 +12,10 @@ from asyncpool._core.lifecycle import Aftermath
 from asyncpool._core.options import costs_attempt
 from asyncpool._core.slots import (
     CRASH,
+    OVERSIZED,
     Slot,
     exit_cause,
     job_not_ended,
-    killed_since,
     reason_for_job,
 )
 from asyncpool._dataclass import replace
@@ -191,7 +191,6 @@ class Deaths:
         # 2. What it died of.
         kind, planned = self.kind_of(handle, slot, now), slot.exit_planned
         was_ready, decided = slot.ready_at is not None, slot.exit_reason
-        slot.hopeless = handle.final and not was_ready
         silent, killed_for = slot.job_endings.silent, slot.job_endings.killing
         # 3. What that means for its jobs, which are with no worker from now on.
         found = (registry.jobs.get(number) for number in slot.in_flight.jobs)
@@ -209,6 +208,7 @@ class Deaths:
             started=blamed,
             requeue=[loss.job.id for loss in losses if loss.again],
             jitter=random.random(),  # noqa: S311 - jitter
+            final=handle.final,
         )
         if after.next_step is NextStep.PARK and (
             after.next_start is None or engine.status.cannot_start
@@ -279,7 +279,7 @@ class Deaths:
             return CrashKind.PROTOCOL
         if slot.ready_at is None:
             return CrashKind.FAILED_START
-        if slot.oversized or lacked_memory:
+        if slot.exit_reason == OVERSIZED or lacked_memory:
             return CrashKind.OUT_OF_MEMORY
         if slot.hung and handle.killed:
             return CrashKind.HUNG
@@ -324,7 +324,7 @@ class Deaths:
                 beside = any(job.id != killed_for for job in jobs)
                 detail = job_not_ended(killed_for, beside=beside)
             if detail and handle.killed and handle.pid is not None:
-                detail = killed_since(detail)
+                detail = f"killed since {detail}"
         crash = Crash(
             slot=handle.slot,
             generation=handle.generation,

@@ -126,7 +126,6 @@ def test_a_new_generation_inherits_nothing_from_the_last_one() -> None:
         replaces=1,
         drain_deadline=3.0,
         draining=True,
-        oversized=True,
         is_overdue=True,
         exit_reason="roll",
         stop_stage=StopStage.KILLED,
