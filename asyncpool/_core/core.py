@@ -58,7 +58,7 @@ from asyncpool._core.functions import PINNED, JobTraits, SessionTraits
 from asyncpool._core.lifecycle import STOP_GRACE, Aftermath, Lifecycle
 from asyncpool._core.options import KILL, CancelMode, RestartPolicy, WorkerLimits
 from asyncpool._core.sessions import Sessions
-from asyncpool._core.slots import OVERSIZED, UP, Sizing, Slot, SlotEvent, StopStage
+from asyncpool._core.slots import UP, Sizing, Slot, SlotEvent, StopStage
 from asyncpool.enums import NextStep, SlotState
 
 Effect: TypeAlias = tuple[Any, ...]
@@ -456,7 +456,7 @@ class Core:
         """Record how many connections the worker in slot *index* has served in all."""
         slot = self.slots[index]
         slot.in_flight.ended = served
-        if served >= slot.recycle_limits.jobs:
+        if served >= slot.in_flight.most:
             self.exits.replace(slot, "max_jobs", now)
 
     def replace_faulty(self, index: int, now: float) -> None:
@@ -478,7 +478,7 @@ class Core:
         """Kill the worker in slot *index*, which has more memory than it may have."""
         slot = self.slots[index]
         if slot.state in UP:
-            slot.exit_reason = OVERSIZED
+            slot.oversized = True
             self.lifecycle.stop(slot, StopStage.KILLED, now, reason=reason)
 
     def kill(self, index: int, now: float) -> None:

@@ -161,8 +161,8 @@ class Closing:
             if slot.in_flight.jobs:
                 jobs += filter(slot.job_endings.is_wanted, slot.in_flight.jobs)
                 slot.in_flight = InFlight(self._core.concurrency)
-                for ending in slot.job_endings.values():
-                    ending.apply(EndingEvent.CLOSE)
+                for job in [*slot.job_endings]:
+                    slot.job_endings.apply(job, EndingEvent.CLOSE)
         jobs += self.unpacking
         self.unpacking.clear()
         return jobs
@@ -314,7 +314,8 @@ class Endings:
         slot = self._slots[index]
         if slot.state is SlotState.BUSY:
             for ending in slot.job_endings.values():
-                ending.extend(due)
+                if ending.stage in BY_ITSELF and ending.due is not None:
+                    ending.due = max(ending.due, due)
             slot.due = slot.job_endings.due
         elif slot.state is SlotState.IDLE and slot.hung and slot.due is not None:
             slot.due = max(slot.due, due)

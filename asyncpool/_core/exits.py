@@ -292,7 +292,7 @@ class Exits:
     def _kill_late(self, now: float) -> None:
         """Kill the workers that have not left in time."""
         for slot in self._slots:
-            due = _leave_by(slot)
+            due = slot.drain_deadline
             if due is not None and due <= now:
                 reason = (
                     f"it was to leave, and had not within {self._drain_timeout:g} s"
@@ -333,7 +333,7 @@ class Exits:
             return
         self.leave(slot, why, now, planned=False)
         if not self._let_stay(slot) and self.needs(slot):
-            self._lifecycle.start_in(self._lifecycle.unused_slot(), delay, now)
+            self._lifecycle.add(now, delay=delay)
         self.step(now)
 
     def roll(self, now: float) -> None:
@@ -409,7 +409,7 @@ class Exits:
         """Keep the size between *least* and *most* from now on."""
         self._lifecycle.try_now(now)
         self._lifecycle.ensure_slots(most + self._surge)
-        self._lifecycle.ledger.workers = self._lifecycle.most = most
+        self._lifecycle.ledger.workers = most
         self.sizing.limit(least, most, now)
         self._tell_size()
         self.step(now)
@@ -423,7 +423,7 @@ class Exits:
 
     def next_deadline(self) -> float | None:
         """When to call :meth:`on_timer`; ``None`` if nothing is due."""
-        leave_by = earliest(*map(_leave_by, self._slots))
+        leave_by = earliest(*(slot.drain_deadline for slot in self._slots))
         if self._grants_nothing:
             return leave_by
         # Asked after every decision, so that a pool that does not shrink looks at no worker.
@@ -456,8 +456,7 @@ class Exits:
         missing = self.missing
         self._more = min(self._more, max(0, missing))
         for _ in range(min(missing, self._free)):
-            slot = self._lifecycle.unused_slot()
-            self._lifecycle.spawn(slot, now, new=self._more > 0)
+            self._lifecycle.add(now, new=self._more > 0)
             self._more = max(0, self._more - 1)
         self._thin_out(now)
         if self._may_let_idle_go:
@@ -557,8 +556,7 @@ class Exits:
         due.sort(key=lambda slot: slot.began_at)
         for slot in due:
             if self._free > 0 and self._surge > 0:
-                spare = self._lifecycle.unused_slot()
-                self._lifecycle.spawn(spare, now, replaces=slot.index)
+                self._lifecycle.add(now, replaces=slot.index)
             elif self._can_miss:
                 self.leave(slot, slot.replace_reason or "", now)
 
@@ -573,10 +571,6 @@ class Exits:
                 other.bucket, slot.bucket = slot.bucket, None
                 return True
         return False
-
-
-def _leave_by(slot: Slot) -> float | None:
-    return slot.drain_deadline if slot.state is SlotState.BUSY else None
 
 
 def _old_at(slot: Slot) -> float | None:

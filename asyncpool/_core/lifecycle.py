@@ -60,7 +60,6 @@ class Lifecycle:
         most: How many workers there may be, without surge.
 
     Attributes:
-        most: As above; it may change.
         broken: Why the pool is broken, if it is: no worker can be started, and
             there is none.
         gave_up: Whether the pool has given up for good, and tries no more starts.
@@ -73,7 +72,6 @@ class Lifecycle:
     def __init__(self, core: Core, least: int, most: int) -> None:
         self._core = core
         self._slots = core.slots
-        self.most = most
         self.ensure_slots(least, SlotState.VACANT)
         self.ensure_slots(most + core.max_surge)
         self.broken: str | None = None
@@ -98,14 +96,6 @@ class Lifecycle:
             in_flight = InFlight(self._core.concurrency)
             self._slots.append(Slot(index, state, rank=index, in_flight=in_flight))
 
-    def unused_slot(self) -> Slot:
-        """Return a slot that is not needed now; make one if there is none."""
-        for slot in self._slots:
-            if slot.state is SlotState.UNUSED:
-                return slot
-        self.ensure_slots(len(self._slots) + 1)
-        return self._slots[-1]
-
     # A worker starts.
 
     def spawn(
@@ -128,7 +118,7 @@ class Lifecycle:
         slot.apply(SlotEvent.SPAWN)
         slot.renew()
         slot.replaces = replaces
-        slot.rank = rank_of(slot, self._slots, self.most)
+        slot.rank = rank_of(slot, self._slots, self._core.exits.sizing.most)
         self._announced.pop(slot.index, None)
         slot.recycle_limits = self._core.limits.recycle_limits(
             slot.index, slot.generation
@@ -138,6 +128,27 @@ class Lifecycle:
         # Set before the fork, so that the pool notices a start that hangs anywhere.
         slot.due = now + self._core.start_timeout
         self._core.do("spawn", slot.index, slot.generation)
+
+    def add(
+        self,
+        now: float,
+        *,
+        new: bool = False,
+        replaces: int | None = None,
+        delay: float = 0.0,
+    ) -> None:
+        """Start a worker in a slot that is not needed now, in *delay* seconds; see :meth:`spawn`."""
+        unused = (slot for slot in self._slots if slot.state is SlotState.UNUSED)
+        slot = next(unused, None)
+        if slot is None:
+            self.ensure_slots(len(self._slots) + 1)
+            slot = self._slots[-1]
+        if delay <= 0:
+            self.spawn(slot, now, new=new, replaces=replaces)
+            return
+        slot.apply(SlotEvent.REOPEN)
+        slot.due = now + delay
+        self._core.do("restarting", slot.index, delay)
 
     def on_ready(self, slot: Slot, now: float) -> None:
         """Record that a worker is ready, which shows that starts succeed, in all slots."""
@@ -197,7 +208,7 @@ class Lifecycle:
         slot.exit_planned = slot.exit_planned or planned
         if slot.state is not SlotState.STOPPING:
             slot.apply(SlotEvent.STOP)
-        slot.stop_stage = how
+        slot.stop_stage, slot.drain_deadline = how, None
         slot.due = now + (self._grace[how] if grace is None else grace)
         if how is StopStage.KILLED:
             self.kills += 1
@@ -238,15 +249,6 @@ class Lifecycle:
         """
         delay = self._announced[slot.index] = self.ledger.died(now, blamed=False)
         return delay
-
-    def start_in(self, slot: Slot, delay: float, now: float) -> None:
-        """Start a worker in an unused slot, in *delay* seconds."""
-        if delay <= 0:
-            self.spawn(slot, now)
-            return
-        slot.apply(SlotEvent.REOPEN)
-        slot.due = now + delay
-        self._core.do("restarting", slot.index, delay)
 
     def follow_death(
         self,

@@ -93,9 +93,6 @@ from asyncpool.enums import SlotState
 
 CRASH = "crash"
 
-# The worker had more memory than it may.  That is a crash, and no cause of a planned end.
-OVERSIZED = "kill_memory"
-
 # What cannot be counted by itself.
 OTHER = "other"
 
@@ -295,24 +292,6 @@ class JobEnding:
     silent: bool = False
     written: bool | None = None
 
-    def apply(self, event: EndingEvent, due: float | None = None) -> None:
-        """Change to the stage that the table says; *due* is the deadline of a new stage.
-
-        Raises:
-            IllegalTransitionError: If the table has no such arrow; nothing has changed.
-        """
-        stage = _follow(ENDING_TRANSITIONS, self.stage, event, "at stage")
-        if {stage, self.stage} <= BY_ITSELF:
-            self.due = earliest(self.due, due)  # see extend()
-        elif stage is not self.stage:
-            self.due = due
-        self.stage = stage
-
-    def extend(self, due: float) -> None:
-        """Give a job that has time to end by itself time until *due*, if it has less."""
-        if self.stage in BY_ITSELF and self.due is not None:
-            self.due = max(self.due, due)
-
 
 class JobEndings(dict[int, JobEnding]):
     """The jobs of one worker that the pool ends.
@@ -327,21 +306,27 @@ class JobEndings(dict[int, JobEnding]):
         return self.setdefault(job, JobEnding())
 
     def apply(self, job: int, event: EndingEvent, due: float | None = None) -> None:
-        """Apply *event* to *job*, which moves to the end of the order if its stage changes.
+        """Change the stage of *job* as the table says; *due* is the deadline of a new stage.
+
+        If the stage changes, the job moves to the end of the order.
 
         Raises:
             IllegalTransitionError: If the table has no such arrow; nothing has changed.
         """
         ending = self.of(job)
         before = ending.stage
-        ending.apply(event, due)
-        if ending.stage is not before:
-            self[job] = self.pop(job)
+        stage = _follow(ENDING_TRANSITIONS, before, event, "at stage")
+        if {stage, before} <= BY_ITSELF:
+            ending.due = earliest(ending.due, due)  # see stacks_demanded()
+        elif stage is not before:
+            ending.due = due
+        if stage is not before:
+            ending.stage, self[job] = stage, self.pop(job)
 
     def keep(self, job: int) -> None:
         """Record that its worker has begun *job*, and so does not give it back."""
+        self.apply(job, EndingEvent.KEEP)
         ending = self[job]
-        ending.apply(EndingEvent.KEEP)
         ending.expired = False
         if ending.stage is EndingStage.NONE and ending.mode is None:
             del self[job]  # it goes on like any other job
@@ -482,6 +467,8 @@ class Slot:
         calls: The jobs of that session that have not begun.
         idle_since: Since when the worker has had nothing to do, if it has nothing
             to do.
+        oversized: The worker had more memory than it may, and the pool kills it for
+            that.
         began_at: When the worker was started.
         ready_at: When the worker said hello; ``None`` before that.
         due: When the supervisor must act on the slot at the latest: to start a
@@ -513,6 +500,7 @@ class Slot:
     session: int | None = None
     calls: deque[int] = field(default_factory=deque)
     idle_since: float = 0.0
+    oversized: bool = False
     began_at: float = 0.0
     ready_at: float | None = None
     due: float | None = None
@@ -546,7 +534,7 @@ class Slot:
         self.seen = ()
         self.exit_planned = self.faulty = self.hung = False
         self.replace_reason = self.replaces = self.drain_deadline = None
-        self.draining = self.is_overdue = False
+        self.draining = self.oversized = self.is_overdue = False
         self.exit_reason = ""
         self.stop_stage = StopStage.NO
 

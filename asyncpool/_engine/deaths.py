@@ -12,7 +12,6 @@ from asyncpool._core.lifecycle import Aftermath
 from asyncpool._core.options import costs_attempt
 from asyncpool._core.slots import (
     CRASH,
-    OVERSIZED,
     Slot,
     exit_cause,
     job_not_ended,
@@ -179,7 +178,7 @@ class Deaths:
         """Handle the end of a worker: the one place where its jobs and its slot hear of it."""
         with self._engine.turn as now:
             self._handle(handle, now)
-        self._engine.replacement.resize_waits.check()
+        self._engine.replacement.check_size()
 
     def _handle(self, handle: WorkerHandle, now: float) -> None:
         engine, registry = self._engine, self._engine.registry
@@ -263,7 +262,7 @@ class Deaths:
                 registry.fail(loss.job, error)
         engine.leases.worker_gone(handle.slot)
         if not planned and not was_ready:
-            engine.replacement.resize_waits.start_failed(crash, handle.began_at)
+            engine.replacement.start_failed(crash, handle.began_at)
 
     # What it died of.
 
@@ -279,7 +278,7 @@ class Deaths:
             return CrashKind.PROTOCOL
         if slot.ready_at is None:
             return CrashKind.FAILED_START
-        if slot.exit_reason == OVERSIZED or lacked_memory:
+        if slot.oversized or lacked_memory:
             return CrashKind.OUT_OF_MEMORY
         if slot.hung and handle.killed:
             return CrashKind.HUNG

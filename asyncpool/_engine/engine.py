@@ -476,7 +476,7 @@ class Engine:
             self.core.ready(handle.slot, now)
         if self.serving is not None:
             self.serving.ready(handle)
-        self.replacement.resize_waits.check()
+        self.replacement.check_size()
         self.status.worker_ready()
         self.profiles.join(handle)
 
@@ -550,7 +550,7 @@ class Engine:
             "retiring": self.replacement.retiring,
             "resized": self.replacement.resized,
             "roll_ended": self.replacement.rolled,
-            "left_empty": lambda *_: self.replacement.resize_waits.check(),
+            "left_empty": lambda *_: self.replacement.check_size(),
             "broken": lambda *_: self.status.note_broken(broken_errors(self)(None)),
             "recovered": self.status.note_recovered,
             "finished": self._finished.set,

@@ -287,7 +287,7 @@ def test_a_storm_takes_at_most_a_tenth_of_the_time(
     """Of one core, if a start computes for as long as it takes."""
     pool = OnePool(workers=workers)
     pool.ledger.ready(took, pool.now)
-    begun = []  # when the next worker is forked
+    begun: list[float] = []  # when the next worker is forked
     start, due = pool.now, pool.now
     while pool.now < start + 20.0:
         pool.now = max(pool.now + every, due)
