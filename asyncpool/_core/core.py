@@ -63,10 +63,6 @@ from asyncpool.enums import NextStep, SlotState
 
 Effect: TypeAlias = tuple[Any, ...]
 
-CLOSED = "the pool was closed"
-
-_NO_LIMITS = WorkerLimits()
-
 
 class Core:
     """The state of a pool, as far as decisions depend on it.
@@ -106,7 +102,7 @@ class Core:
         workers: tuple[int, int],
         policy: RestartPolicy,
         start_timeout: float,
-        limits: WorkerLimits = _NO_LIMITS,
+        limits: WorkerLimits,
         idle_timeout: float = 60.0,
         concurrency: int = 1,
         max_surge: int = 1,
@@ -538,7 +534,7 @@ class Core:
         """Finish what *finish* says, by *deadline* if there is one, and stop every worker."""
         pinned_jobs: dict[int, Slot] = {}
         if max(finish, self.closing.finish or Finish.ALL) is not Finish.ALL:
-            self.exits.stop(CLOSED)
+            self.exits.stop()
             pinned_jobs = self.sessions.take_all()
             self.fail(pinned_jobs, "closed")
         self.closing.begin(finish, deadline, now)
@@ -556,7 +552,7 @@ class Core:
     def settle(self, now: float) -> None:
         """If the pool closes, let workers go that no job needs any more."""
         if not self.closing.over and self.closing.needs_nobody:
-            self.exits.stop(CLOSED)
+            self.exits.stop()
             self.closing.settle(now)
 
     # Time.

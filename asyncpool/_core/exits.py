@@ -43,15 +43,9 @@ if TYPE_CHECKING:
 # The reason for recycling that a roll gives.
 ROLL = "roll"
 
-# The states in which a slot that was parked still has a start, or the result of one, to
-# come.  A worker that was told to end before it was ready has failed; its end is that
-# result.
-_UNFILLED = {
-    SlotState.PARKED,
-    SlotState.VACANT,
-    SlotState.STARTING,
-    SlotState.STOPPING,
-}
+# In all other states, a slot that was parked still has a start, or the result of one, to come.  A
+# worker that was told to end before it was ready has failed; its end is that result.
+_DECIDED = UP | NOT_NEEDED
 
 
 class Roll:
@@ -124,7 +118,7 @@ class Roll:
             self._most_failures = failures  # none of them is the roll's own, so far
         rolled = [self._slots[index] for index, _ in self._old or ()]
         if not any(slot.state is SlotState.PARKED for slot in rolled) and not any(
-            slot.state in _UNFILLED for slot in self._unfilled
+            slot.state not in _DECIDED for slot in self._unfilled
         ):
             return
         if failures > self._most_failures:
@@ -148,7 +142,7 @@ class Roll:
             elif counts:
                 self._replaced += 1
         self._filled += sum(slot.state in UP for slot in self._unfilled)
-        self._unfilled = [slot for slot in self._unfilled if slot.state in _UNFILLED]
+        self._unfilled = [slot for slot in self._unfilled if slot.state not in _DECIDED]
         if not self._old and not self._unfilled:
             self.end("")
 
@@ -388,14 +382,14 @@ class Exits:
         self._retry_at = now + delay
         return Aftermath(NextStep.KEEP_WORKER, delay)
 
-    def stop(self, why: str) -> None:
+    def stop(self) -> None:
         """Grant no more planned exits, since the pool ends; replacements that are ready stay.
 
         A pool that drains does not end yet, and grants what an open pool does.
         """
         if not self.stopped:
             self.stopped = True
-            self.suspend(why)
+            self.suspend("the pool was closed")
 
     def suspend(self, why: str) -> None:
         """Forget which workers were to replace which."""
@@ -426,11 +420,12 @@ class Exits:
         leave_by = earliest(*(slot.drain_deadline for slot in self._slots))
         if self._grants_nothing:
             return leave_by
+        grow_at, shrink_at = self.sizing.grow_at, self.sizing.shrink_at
         # Asked after every decision, so that a pool that does not shrink looks at no worker.
-        nobody_goes = self.sizing.shrinks and not self._may_let_idle_go
-        resize_at = self.sizing.next_deadline(nobody_goes=nobody_goes)
+        if shrink_at is not None and not self._may_let_idle_go:
+            shrink_at = None
         old_at = [_old_at(slot) for slot in self._slots]
-        return earliest(leave_by, resize_at, self._retry_at, *old_at)
+        return earliest(leave_by, grow_at, shrink_at, self._retry_at, *old_at)
 
     def on_timer(self, now: float) -> None:
         """Do what is due."""
@@ -584,7 +579,6 @@ def _old_at(slot: Slot) -> float | None:
 _WORTH = (
     SlotState.PARKED,
     SlotState.VACANT,
-    SlotState.STOPPING,
     SlotState.STARTING,
     SlotState.IDLE,
     SlotState.BUSY,

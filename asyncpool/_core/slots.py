@@ -224,23 +224,18 @@ class EndingEvent(enum.Enum):
     CLOSE = enum.auto()  # the pool closes, which ends the worker anyway
 
 
+# A job goes the same ways whether its worker was asked to give it back, or not.
+_NOT_BEGUN: dict[EndingEvent, EndingStage] = {
+    EndingEvent.REVOKE: EndingStage.REVOKING,
+    EndingEvent.KEEP: EndingStage.NONE,
+    EndingEvent.INTERRUPT: EndingStage.INTERRUPTING,
+    EndingEvent.DUMP: EndingStage.DUMPING,
+    EndingEvent.KILL: EndingStage.KILLING,
+    EndingEvent.CLOSE: EndingStage.NONE,
+}
 ENDING_TRANSITIONS: dict[EndingStage, dict[EndingEvent, EndingStage]] = {
-    EndingStage.NONE: {
-        EndingEvent.REVOKE: EndingStage.REVOKING,
-        EndingEvent.KEEP: EndingStage.NONE,
-        EndingEvent.INTERRUPT: EndingStage.INTERRUPTING,
-        EndingEvent.DUMP: EndingStage.DUMPING,
-        EndingEvent.KILL: EndingStage.KILLING,
-        EndingEvent.CLOSE: EndingStage.NONE,
-    },
-    EndingStage.REVOKING: {
-        EndingEvent.REVOKE: EndingStage.REVOKING,
-        EndingEvent.KEEP: EndingStage.NONE,
-        EndingEvent.INTERRUPT: EndingStage.INTERRUPTING,
-        EndingEvent.DUMP: EndingStage.DUMPING,
-        EndingEvent.KILL: EndingStage.KILLING,
-        EndingEvent.CLOSE: EndingStage.NONE,
-    },
+    EndingStage.NONE: _NOT_BEGUN,
+    EndingStage.REVOKING: _NOT_BEGUN,
     EndingStage.INTERRUPTING: {
         EndingEvent.REVOKE: EndingStage.INTERRUPTING,
         EndingEvent.KEEP: EndingStage.INTERRUPTING,
@@ -555,6 +550,8 @@ class Sizing:
     Attributes:
         size: How many workers there should be.
         watching: Whether it matters that a job has to wait; see :meth:`job_waits`.
+        grow_at: When to call :meth:`grow`; ``None`` if there is no need.
+        shrink_at: When to call :meth:`shrink`; ``None`` if no worker is too many.
     """
 
     def __init__(self, least: int, most: int, idle_timeout: float) -> None:
@@ -562,20 +559,20 @@ class Sizing:
         self.most = most
         self._idle_timeout = idle_timeout
         self._burst = 1
-        self._grow_at: float | None = None
-        self._shrink_at: float | None = None
+        self.grow_at: float | None = None
+        self.shrink_at: float | None = None
         self.watching = least < most
 
     def limit(self, least: int, most: int, now: float) -> None:
         """Set the least and the most number of workers."""
         self.least, self.most = least, most
-        self._grow_at, self._burst = None, 1
+        self.grow_at, self._burst = None, 1
         self._resize(min(max(self.size, least), most), now)
 
     def job_waits(self, now: float) -> None:
         """Record that a job waits and no worker is being started for it, while *watching*."""
         if self.watching:
-            self.watching, self._grow_at = False, now + GROW_EVERY
+            self.watching, self.grow_at = False, now + GROW_EVERY
 
     def grow(self, now: float, *, waiting: int, coming: int) -> None:
         """Grow, if jobs have waited long enough; workers that are starting take one job each.
@@ -585,18 +582,18 @@ class Sizing:
             waiting: How many jobs have no worker.
             coming: How many workers are already being started.
         """
-        if self._grow_at is None or now < self._grow_at:
+        if self.grow_at is None or now < self.grow_at:
             return
-        self._grow_at = None
+        self.grow_at = None
         more = min(self._burst, waiting - coming)
         if more > 0:
             self._burst *= 2
             self._resize(min(self.size + more, self.most), now)
             if self.size < self.most:
-                self._grow_at = now + GROW_EVERY
+                self.grow_at = now + GROW_EVERY
         elif not waiting:
             self._burst = 1
-        self.watching = self._grow_at is None and self.size < self.most
+        self.watching = self.grow_at is None and self.size < self.most
 
     def shrink(self, now: float, idle: Iterable[tuple[float, int]]) -> int | None:
         """Shrink by one idle worker, if there is one too many, and return its slot.
@@ -605,34 +602,22 @@ class Sizing:
             now: The time.
             idle: The idle workers: for each, since when it is idle, and its slot.
         """
-        if self._shrink_at is None or now < self._shrink_at:
+        if self.shrink_at is None or now < self.shrink_at:
             return None
         since, slot = min(idle, default=(now, None))
         if slot is None or since + self._idle_timeout > now:
-            self._shrink_at = min(since, now) + self._idle_timeout
+            self.shrink_at = min(since, now) + self._idle_timeout
             return None
         self._resize(self.size - 1, now)
         # There is no next check if that was the last worker too many.
-        if self._shrink_at is not None:  # pyright: ignore[reportUnnecessaryComparison] - _resize() sets it
-            self._shrink_at = now
+        if self.shrink_at is not None:  # pyright: ignore[reportUnnecessaryComparison] - _resize() sets it
+            self.shrink_at = now
         return slot
-
-    @property
-    def shrinks(self) -> bool:
-        """Whether the pool looks for a worker that has been idle for too long."""
-        return self._shrink_at is not None
-
-    def next_deadline(self, *, nobody_goes: bool) -> float | None:
-        """When to call :meth:`grow` and :meth:`shrink`; ``None`` if there is no need.
-
-        While *nobody_goes*, since no worker may leave now, there is no need to shrink.
-        """
-        return earliest(self._grow_at, None if nobody_goes else self._shrink_at)
 
     def _resize(self, size: int, now: float) -> None:
         self.size = size
-        self.watching = self._grow_at is None and size < self.most
+        self.watching = self.grow_at is None and size < self.most
         if size == self.least:
-            self._shrink_at = None
-        elif self._shrink_at is None:
-            self._shrink_at = now + self._idle_timeout
+            self.shrink_at = None
+        elif self.shrink_at is None:
+            self.shrink_at = now + self._idle_timeout
