@@ -410,12 +410,12 @@ class Core:
         in_flight = self.lifecycle.gone(slot)
         old = None if slot.replaces is None else self.slots[slot.replaces]
         self.exits.gone(slot)
-        needed, broken = self.exits.needs(slot), self.lifecycle.broken
+        broken = self.lifecycle.broken
         self.sessions.drop_pinned(slot)
         self._put_back({job: in_flight.traits_of(job) for job in requeue})
         if self.closing.needs_nobody:
             aftermath = Aftermath(NextStep.CLOSE)
-        elif slot.exit_planned and not needed:
+        elif slot.exit_planned and not self.exits.needs(slot):
             aftermath = self.lifecycle.leave_empty(slot)
         elif slot.exit_planned and broken is not None:
             aftermath = self.lifecycle.park(slot, broken, now)
@@ -428,7 +428,7 @@ class Core:
             by_jobs = slot.faulty and in_flight.ended > 0 and not self.serving
             blamed = started or by_jobs
             aftermath = self.lifecycle.follow_death(
-                slot, now, needed=needed, blamed=blamed, jitter=jitter, final=final
+                slot, now, blamed=blamed, jitter=jitter, final=final
             )
             if self.lifecycle.broken != broken:
                 self.exits.suspend("the pool broke")

@@ -53,23 +53,22 @@ class Roll:
 
     Args:
         core: The core of the pool.
+
+    Attributes:
+        under_way: Whether a roll is under way.
     """
 
     def __init__(self, core: Core) -> None:
+        self.under_way = False
         self._core = core
         self._slots = core.slots
         # The workers that have to go, by slot and generation.  Of an early replacement and its
         # worker both have to go, and one counts: from when on the replacement is ready, that one.
-        self._old: dict[tuple[int, int], bool] | None = None
+        self._old: dict[tuple[int, int], bool] = {}
         self._unfilled: list[Slot] = []
         self._replaced = self._filled = 0
         self._failed_since = False  # the last start that failed had begun since then
         self._most_failures = 0  # in a row, of starts that had begun before
-
-    @property
-    def under_way(self) -> bool:
-        """Whether a roll is under way."""
-        return self._old is not None
 
     def begin(self) -> None:
         """Roll every worker that is there now; the caller then calls :meth:`go_on`.
@@ -78,7 +77,7 @@ class Roll:
         code.  The roll also fills parked slots: the new code may be what their starts
         need.
         """
-        self._old = {}
+        self.under_way, self._old = True, {}
         for slot in self._slots:
             # The pool may have broken off the start that is under way in it.
             starts = slot.state in ALIVE and slot.ready_at is None
@@ -91,15 +90,15 @@ class Roll:
 
     def has(self, slot: Slot) -> bool:
         """Tell whether the worker of *slot* has to go, which was there when the roll began."""
-        return self._old is not None and _worker(slot) in self._old
+        return _worker(slot) in self._old
 
     def is_early(self, slot: Slot) -> bool:
         """Tell whether the replacement in *slot* was started before the roll began."""
-        return self._old is not None and self._old.get(_worker(slot)) is False
+        return self._old.get(_worker(slot)) is False
 
     def inherit(self, successor: Slot, old: Slot) -> None:
         """Record that the worker of *successor* has replaced that of *old*."""
-        if self._old is not None and self.is_early(successor):
+        if self.is_early(successor):
             # From now on the successor is the worker to replace.  But both of them have to
             # go.
             self._old[_worker(successor)] = True
@@ -116,7 +115,7 @@ class Roll:
         # Not counted one by one: the ledger counts starts that fail together once.
         if not self._failed_since or failures < self._most_failures:
             self._most_failures = failures  # none of them is the roll's own, so far
-        rolled = [self._slots[index] for index, _ in self._old or ()]
+        rolled = [self._slots[index] for index, _ in self._old]
         if not any(slot.state is SlotState.PARKED for slot in rolled) and not any(
             slot.state not in _DECIDED for slot in self._unfilled
         ):
@@ -128,7 +127,7 @@ class Roll:
 
     def go_on(self) -> None:
         """Replace the workers that are left, and end the roll if there are none."""
-        if self._old is None:
+        if not self.under_way:
             return
         for (index, generation), counts in [*self._old.items()]:
             slot = self._slots[index]
@@ -151,9 +150,9 @@ class Roll:
 
         Workers whose replacement has not begun stay.
         """
-        if self._old is None:
+        if not self.under_way:
             return
-        self._old, self._unfilled = None, []
+        self.under_way, self._old, self._unfilled = False, {}, []
         coming = {slot.replaces for slot in self._slots}
         for slot in self._slots:
             stays = not slot.draining and slot.index not in coming
@@ -261,8 +260,8 @@ class Exits:
 
     # Workers leave: they get no more jobs, finish what they have begun, and end.
 
-    def leave(self, slot: Slot, why: str, now: float, *, planned: bool = True) -> None:
-        """Let the worker of *slot* leave, unless it already does; its end may count as a crash.
+    def leave(self, slot: Slot, why: str, now: float) -> None:
+        """Let the worker of *slot* leave, unless it already does; a faulty one's end is a crash.
 
         The pool asks it for the jobs that it has not begun, and drops its pinned jobs.  A
         worker that takes longer than *drain_timeout* is killed.
@@ -281,7 +280,7 @@ class Exits:
             return
         idle = slot.state is SlotState.IDLE
         how = StopStage.STOPPED if idle else StopStage.TERMINATED
-        self._lifecycle.stop(slot, how, now, planned=planned)
+        self._lifecycle.stop(slot, how, now, planned=not slot.faulty)
 
     def _kill_late(self, now: float) -> None:
         """Kill the workers that have not left in time."""
@@ -325,7 +324,7 @@ class Exits:
         if delay is None or self._failing >= self.sizing.size + self._surge:
             self._lifecycle.stop(slot, StopStage.STOPPED, now)
             return
-        self.leave(slot, why, now, planned=False)
+        self.leave(slot, why, now)
         if not self._let_stay(slot) and self.needs(slot):
             self._lifecycle.add(now, delay=delay)
         self.step(now)

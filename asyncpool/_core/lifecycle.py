@@ -99,12 +99,7 @@ class Lifecycle:
     # A worker starts.
 
     def spawn(
-        self,
-        slot: Slot,
-        now: float,
-        *,
-        new: bool = False,
-        replaces: int | None = None,
+        self, slot: Slot, now: float, *, new: bool = False, replaces: int | None = None
     ) -> None:
         """Start a worker in an empty slot.
 
@@ -251,16 +246,9 @@ class Lifecycle:
         return delay
 
     def follow_death(
-        self,
-        slot: Slot,
-        now: float,
-        *,
-        needed: bool,
-        blamed: bool,
-        jitter: float,
-        final: bool,
+        self, slot: Slot, now: float, *, blamed: bool, jitter: float, final: bool
     ) -> Aftermath:
-        """Decide what follows a death in a slot in which a worker is *needed*."""
+        """Decide what follows a death; see :meth:`RestartLedger.died` and ``start_failed``."""
         ledger, start_failed = self.ledger, slot.ready_at is None
         trying = self.retry_at is not None or self._is_trying()
         if slot.index in self._announced:
@@ -278,10 +266,11 @@ class Lifecycle:
             parked = self.park(slot, ledger.given_up, now)
             self._break(ledger.given_up, now)
             return parked
-        # A broken pool needs at least one slot, to try again.
-        parked_ones = any(other.state is SlotState.PARKED for other in self._slots)
-        if not needed and (self.broken is None or parked_ones or self._is_trying()):
-            return self.leave_empty(slot)
+        if not self._core.exits.needs(slot):
+            # A broken pool needs at least one slot, to try again.
+            parks = any(other.state is SlotState.PARKED for other in self._slots)
+            if self.broken is None or parks or self._is_trying():
+                return self.leave_empty(slot)
         if delay is not None and start_failed:
             parked = self.park(slot, ledger.reason, now)
             if ledger.breaks_pool and self.broken is None and self._is_deserted():
