@@ -215,7 +215,7 @@ class Core:
             elif exhausted:
                 self.exits.replace(slot, "max_jobs", now)
         if self.closing.finish is not None:
-            self.settle(now)
+            self.closing.settle(now)
 
     def _feed(self, slot: Slot, now: float) -> None:
         """Give the worker of *slot* what it should run next."""
@@ -257,7 +257,7 @@ class Core:
             index = submit(job, traits, priority)
             if index is not None:
                 self.do("assign", index, (job,))
-        self.settle(now)
+        self.closing.settle(now)
 
     def arguments_loaded(self, index: int, now: float) -> None:
         """Record that the last job of slot *index* has been sent, with its large arguments."""
@@ -271,7 +271,7 @@ class Core:
     def requeue(self, jobs: dict[int, JobTraits], now: float) -> None:
         """Put *jobs* at the head of the queue, or assign them to workers with room."""
         self._put_back(jobs)
-        self.settle(now)
+        self.closing.settle(now)
 
     def drop(self, job: int, now: float) -> None:
         """Give up *job*, which may be in the queue, or is about to be queued."""
@@ -279,7 +279,7 @@ class Core:
             slot = self.sessions.discard(job)
             if slot is not None:
                 self.refill(slot.index, now)  # the worker may have a free lane now
-        self.settle(now)
+        self.closing.settle(now)
 
     def cancel(
         self, job: int, now: float, *, index: int, begun: bool, mode: CancelMode = KILL
@@ -306,7 +306,7 @@ class Core:
         self.endings.clear(slot, job)
         self.do("unassign", (job,))
         self.refill(index, now)
-        self.settle(now)
+        self.closing.settle(now)
 
     def revoked(self, index: int, sequences: Iterable[int], now: float) -> None:
         """Handle a worker's answer to a question for jobs: those that it will not begin.
@@ -320,12 +320,12 @@ class Core:
         else:
             self._put_back(wanted)
         self.refill(index, now)
-        self.settle(now)
+        self.closing.settle(now)
 
     def outcome_unpacked(self, job: int, now: float) -> None:
         """Record that the outcome of *job*, a large one, is unpickled."""
         self.closing.unpacking.pop(job, None)
-        self.settle(now)
+        self.closing.settle(now)
 
     def _put_back(self, jobs: dict[int, JobTraits]) -> None:
         """Put *jobs*, which have left their worker, where they wait for another one."""
@@ -446,7 +446,7 @@ class Core:
         # Some jobs may have no worker now.
         if self.exits.sizing.watching and self.dispatcher.unserved > self.exits.coming:
             self.exits.sizing.job_waits(now)
-        self.settle(now)
+        self.closing.settle(now)
 
     def served(self, index: int, served: int, now: float) -> None:
         """Record how many connections the worker in slot *index* has served in all."""
@@ -528,32 +528,10 @@ class Core:
         self.sessions.refuse()
         self._feed_spare(now)
 
-    # The end of the pool.
-
-    def close(self, finish: Finish, deadline: float | None, now: float) -> None:
-        """Finish what *finish* says, by *deadline* if there is one, and stop every worker."""
-        pinned_jobs: dict[int, Slot] = {}
-        if max(finish, self.closing.finish or Finish.ALL) is not Finish.ALL:
-            self.exits.stop()
-            pinned_jobs = self.sessions.take_all()
-            self.fail(pinned_jobs, "closed")
-        self.closing.begin(finish, deadline, now)
-        if self.closing.finish is not Finish.ALL:  # unless the time is over already
-            self.refuse_sessions(now)
-        for index in {slot.index: None for slot in pinned_jobs.values()}:
-            self.refill(index, now)  # the worker may have free lanes
-        self.settle(now)
-
     def release(self, now: float) -> None:
         """Record that a source has no more jobs, which held the pool open."""
         self.closing.holds -= 1
-        self.settle(now)
-
-    def settle(self, now: float) -> None:
-        """If the pool closes, let workers go that no job needs any more."""
-        if not self.closing.over and self.closing.needs_nobody:
-            self.exits.stop()
-            self.closing.settle(now)
+        self.closing.settle(now)
 
     # Time.
 
@@ -573,7 +551,7 @@ class Core:
         self.endings.on_timer(now)
         self.lifecycle.on_timer(now)
         self.exits.on_timer(now)
-        self.settle(now)
+        self.closing.settle(now)
 
     # Workers that the pool is about to kill, since they have not ended in time.
     #

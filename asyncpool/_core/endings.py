@@ -95,24 +95,34 @@ class Closing:
         return self.finish is Finish.ALL and not self.over
 
     def begin(self, finish: Finish, deadline: float | None, now: float) -> None:
-        """Finish what *finish* says, by *deadline* if there is one.
+        """Finish what *finish* says, by *deadline* if there is one, and stop every worker.
 
         If the pool is closed several times, the strictest close counts.
         """
         core = self._core
         self.finish = max(finish, self.finish or Finish.ALL)
         self.due = earliest(self.due, deadline)
+        dropped: dict[int, Slot] = {}
+        if self.finish is not Finish.ALL:
+            core.exits.stop()
+            dropped = core.sessions.take_all()
+            core.fail(dropped, "closed")
         if self.due is not None and self.due <= now:
             # It kills the workers, so none of them needs to be told.
             self.on_timer(now)
-            return
-        if self.finish >= Finish.RUNNING:
+        elif self.finish is not Finish.ALL:
             core.fail(core.dispatcher.take_all(), "closed")
-        if self.finish is Finish.NONE:
-            core.fail(self._take_begun(), "closed")
-            for slot in core.slots:
-                if slot.state is SlotState.BUSY:
-                    core.lifecycle.stop(slot, StopStage.TERMINATED, now, planned=True)
+            if self.finish is Finish.NONE:
+                core.fail(self._take_begun(), "closed")
+                for slot in core.slots:
+                    if slot.state is SlotState.BUSY:
+                        how = StopStage.TERMINATED
+                        core.lifecycle.stop(slot, how, now, planned=True)
+        if self.finish is not Finish.ALL:
+            core.refuse_sessions(now)
+        for index in {slot.index: None for slot in dropped.values()}:
+            core.refill(index, now)  # the worker may have free lanes
+        self.settle(now)
 
     def on_timer(self, now: float) -> None:
         """Kill all workers that are left, if the time is over."""
@@ -131,7 +141,10 @@ class Closing:
                 core.lifecycle.stop(slot, StopStage.KILLED, now, planned=True)
 
     def settle(self, now: float) -> None:
-        """Let workers go that no job needs any more, since the pool *needs nobody*."""
+        """If the pool closes, let workers go that no job needs any more."""
+        if self.over or not self.needs_nobody:
+            return
+        self._core.exits.stop()
         lifecycle = self._core.lifecycle
         for slot in self._core.slots:
             if slot.state in EMPTY:
@@ -298,11 +311,7 @@ class Endings:
             return
         ending = endings.of(job)
         ending.silent, ending.written = True, False
-        if ending.stage in BY_ITSELF:
-            endings.apply(job, EndingEvent.DUMP, due)
-            slot.due = slot.job_endings.due
-        else:
-            self._give_time(slot, job, EndingEvent.DUMP, due)
+        self._give_time(slot, job, EndingEvent.DUMP, due)
 
     def stacks_demanded(self, index: int, due: float) -> None:
         """Give the worker in slot *index* until *due* to write its stacks.

@@ -660,7 +660,7 @@ class Engine:
                 self.log.closing(jobs, finish.name.lower(), timeout)
             self.registry.mark_close(self.core.lifecycle.kills)
             deadline = None if timeout is None else now + timeout
-            self.core.close(finish, deadline, now)
+            self.core.closing.begin(finish, deadline, now)
 
     def drop(self) -> None:
         """Begin to close, since nobody has the pool any more."""

@@ -147,7 +147,7 @@ class Core:
         self.roll = self._told(core.exits.roll)
         # The end, and time.
         self.release = self._told(core.release)
-        self.close = self._told(core.close)
+        self.close = self._told(core.closing.begin)
         self.abandon = core.closing.abandon
         self.next_deadline = core.next_deadline
         self.on_timer = self._told(core.on_timer)
