@@ -149,7 +149,8 @@ class SupervisorRunner:
                 await close()
             elif self.supervisor is not None:
                 self.supervisor.give_up()
-                # A cancellation by a scope of anyio's may be the reason for this call.
+                # Running jobs have time to clean up.  A cancellation by a scope of anyio's, which
+                # may be the reason for this call, has no effect here.
                 with anyio_shield():
                     await shielded(self.supervisor.status.ended)
         except BaseException:
