@@ -55,7 +55,6 @@ from asyncpool._core.dispatcher import Dispatcher
 from asyncpool._core.endings import STACK_GRACE, Closing, Endings, Finish
 from asyncpool._core.exits import Exits
 from asyncpool._core.functions import PINNED, JobTraits, SessionTraits
-from asyncpool._core.in_flight import InFlight
 from asyncpool._core.lifecycle import STOP_GRACE, Aftermath, Lifecycle
 from asyncpool._core.options import KILL, CancelMode, RestartPolicy, WorkerLimits
 from asyncpool._core.sessions import Sessions
@@ -63,10 +62,6 @@ from asyncpool._core.slots import UP, Sizing, Slot, SlotEvent, StopStage
 from asyncpool.enums import NextStep, SlotState
 
 Effect: TypeAlias = tuple[Any, ...]
-
-CLOSED = "the pool was closed"
-
-_NO_LIMITS = WorkerLimits()
 
 
 class Core:
@@ -90,7 +85,6 @@ class Core:
 
     Attributes:
         todo: What is to be done; see above.
-        serving: As above.
         slots: Every slot.
         dispatcher: The jobs that have no worker, and which workers may have them.
         lifecycle: How workers start and end in the slots.
@@ -98,6 +92,8 @@ class Core:
         endings: The jobs that the pool ends.
         exits: Planned exits, and the size of the pool.
         closing: The end of the pool.
+
+    The arguments that its parts need are attributes, too.
     """
 
     def __init__(
@@ -106,7 +102,7 @@ class Core:
         workers: tuple[int, int],
         policy: RestartPolicy,
         start_timeout: float,
-        limits: WorkerLimits = _NO_LIMITS,
+        limits: WorkerLimits,
         idle_timeout: float = 60.0,
         concurrency: int = 1,
         max_surge: int = 1,
@@ -115,34 +111,19 @@ class Core:
         end_grace: float | None = None,
         serving: bool = False,
     ) -> None:
-        least, most = workers
+        self.policy, self.limits = policy, limits
+        self.start_timeout, self.concurrency = start_timeout, concurrency
+        self.max_surge, self.max_unavailable = max_surge, max_unavailable
+        self.stop_grace, self.serving = stop_grace, serving
         self.todo: list[Effect] = []
         # While a worker ends, the jobs that can have no other one.
         self._given_up: set[int] | None = None
-        self.serving = serving
         self.slots: list[Slot] = []
         self.dispatcher = Dispatcher()
-        self.lifecycle = Lifecycle(
-            self,
-            least=least,
-            count=most + max_surge,
-            most=most,
-            limits=limits,
-            policy=policy,
-            start_timeout=start_timeout,
-            stop_grace=stop_grace,
-            concurrency=concurrency,
-        )
+        self.lifecycle = Lifecycle(self, *workers)
         self.sessions = Sessions(self)
         self.endings = Endings(self)
-        self.exits = Exits(
-            self,
-            Sizing(least, most, idle_timeout),
-            policy=policy,
-            max_surge=max_surge,
-            max_unavailable=max_unavailable,
-            drain_timeout=limits.drain_timeout,
-        )
+        self.exits = Exits(self, Sizing(*workers, idle_timeout))
         self.closing = Closing(self, end_grace)
 
     # What the parts have in common.
@@ -164,10 +145,18 @@ class Core:
         if jobs:
             self.give_up(jobs, "fail_jobs", tuple(jobs), why)
 
-    def ask_back(self, slot: Slot, jobs: Iterable[int], *, wanted: bool = True) -> None:
-        """Ask the worker of *slot* not to begin *jobs*; *wanted* ones are to run elsewhere."""
-        sequences = slot.in_flight.begin_revoke(jobs, wanted=wanted)
-        self.do("revoke", slot.index, sequences)
+    def ask_back(self, slot: Slot, jobs: Iterable[int], *, wanted: bool = True) -> bool:
+        """Ask the worker of *slot* not to begin *jobs*; *wanted* ones are to run elsewhere.
+
+        It is not asked again for those that it was asked for already.  Return whether it is for
+        others.
+        """
+        in_flight = slot.in_flight
+        jobs = [job for job in jobs if not in_flight.is_revoking(job)]
+        if jobs:
+            sequences = in_flight.begin_revoke(jobs, wanted=wanted)
+            self.do("revoke", slot.index, sequences)
+        return bool(jobs)
 
     # The hot path.
 
@@ -226,7 +215,7 @@ class Core:
             elif exhausted:
                 self.exits.replace(slot, "max_jobs", now)
         if self.closing.finish is not None:
-            self.settle(now)
+            self.closing.settle(now)
 
     def _feed(self, slot: Slot, now: float) -> None:
         """Give the worker of *slot* what it should run next."""
@@ -268,7 +257,7 @@ class Core:
             index = submit(job, traits, priority)
             if index is not None:
                 self.do("assign", index, (job,))
-        self.settle(now)
+        self.closing.settle(now)
 
     def arguments_loaded(self, index: int, now: float) -> None:
         """Record that the last job of slot *index* has been sent, with its large arguments."""
@@ -282,7 +271,7 @@ class Core:
     def requeue(self, jobs: dict[int, JobTraits], now: float) -> None:
         """Put *jobs* at the head of the queue, or assign them to workers with room."""
         self._put_back(jobs)
-        self.settle(now)
+        self.closing.settle(now)
 
     def drop(self, job: int, now: float) -> None:
         """Give up *job*, which may be in the queue, or is about to be queued."""
@@ -290,7 +279,7 @@ class Core:
             slot = self.sessions.discard(job)
             if slot is not None:
                 self.refill(slot.index, now)  # the worker may have a free lane now
-        self.settle(now)
+        self.closing.settle(now)
 
     def cancel(
         self, job: int, now: float, *, index: int, begun: bool, mode: CancelMode = KILL
@@ -317,7 +306,7 @@ class Core:
         self.endings.clear(slot, job)
         self.do("unassign", (job,))
         self.refill(index, now)
-        self.settle(now)
+        self.closing.settle(now)
 
     def revoked(self, index: int, sequences: Iterable[int], now: float) -> None:
         """Handle a worker's answer to a question for jobs: those that it will not begin.
@@ -331,12 +320,12 @@ class Core:
         else:
             self._put_back(wanted)
         self.refill(index, now)
-        self.settle(now)
+        self.closing.settle(now)
 
     def outcome_unpacked(self, job: int, now: float) -> None:
         """Record that the outcome of *job*, a large one, is unpickled."""
         self.closing.unpacking.pop(job, None)
-        self.settle(now)
+        self.closing.settle(now)
 
     def _put_back(self, jobs: dict[int, JobTraits]) -> None:
         """Put *jobs*, which have left their worker, where they wait for another one."""
@@ -377,10 +366,12 @@ class Core:
         self.lifecycle.on_ready(slot, now)
         # Sessions that ended in a broken pool may leave more slots than its size.
         self.exits.close_surplus()
-        self.lifecycle.spawn_parked(now)
+        for other in self.slots:
+            if other.state is SlotState.PARKED:
+                self.lifecycle.spawn(other, now)
         if was_broken:
             for other in self.slots:
-                if 0 < len(other.in_flight.jobs) < other.concurrency:
+                if 0 < len(other.in_flight.jobs) < self.concurrency:
                     # It has free lanes, and may get jobs again.
                     self.refill(other.index, now)
         self.sessions.assign_bucket(slot)
@@ -397,6 +388,7 @@ class Core:
         started: bool,
         requeue: Sequence[int],
         jitter: float,
+        final: bool = False,
     ) -> tuple[Aftermath, set[int]]:
         """Record that the process in slot *index* is gone.
 
@@ -407,6 +399,7 @@ class Core:
                 connection.
             requeue: Which of its jobs are tried again, oldest first.
             jitter: A random number in ``[0, 1)``, which shortens the delay.
+            final: Whether the next start would fail in the same way, if this one has.
 
         Returns:
             What follows in the slot, and which jobs can have no other worker.
@@ -414,65 +407,52 @@ class Core:
         slot = self.slots[index]
         given_up = self._given_up = set()
         self.dispatcher.exclude(index)
-        in_flight, slot.in_flight = slot.in_flight, InFlight(slot.concurrency)
-        slot.due = None
-        slot.is_probe = False
-        slot.apply(SlotEvent.EXITED)
+        in_flight = self.lifecycle.gone(slot)
         old = None if slot.replaces is None else self.slots[slot.replaces]
         self.exits.gone(slot)
-        needed = self.exits.needs(slot)
+        broken = self.lifecycle.broken
         self.sessions.drop_pinned(slot)
         self._put_back({job: in_flight.traits_of(job) for job in requeue})
         if self.closing.needs_nobody:
             aftermath = Aftermath(NextStep.CLOSE)
+        elif slot.exit_planned and not self.exits.needs(slot):
+            aftermath = self.lifecycle.leave_empty(slot)
+        elif slot.exit_planned and broken is not None:
+            aftermath = self.lifecycle.park(slot, broken, now)
         elif slot.exit_planned:
-            aftermath = self._follow_exit(slot, now, needed=needed)
+            self.lifecycle.spawn(slot, now)
+            aftermath = Aftermath(NextStep.RESTART, 0.0)
         elif old is not None:
             aftermath = self.exits.failed(slot, old, now, jitter)
         else:
             by_jobs = slot.faulty and in_flight.ended > 0 and not self.serving
             blamed = started or by_jobs
-            aftermath = self._follow_death(
-                slot, now, needed=needed, blamed=blamed, jitter=jitter
+            aftermath = self.lifecycle.follow_death(
+                slot, now, blamed=blamed, jitter=jitter, final=final
             )
+            if self.lifecycle.broken != broken:
+                self.exits.suspend("the pool broke")
+                self.fail(self.sessions.take_all(), "broken")
+                self.sessions.break_off()
         self.sessions.gone(slot)
         self.sessions.hand_out()
         self._go_on(now)
         self._given_up = None
         return aftermath, given_up
 
-    def _follow_exit(self, slot: Slot, now: float, *, needed: bool) -> Aftermath:
-        if not needed:
-            return self.lifecycle.leave_empty(slot)
-        if self.lifecycle.broken is not None:
-            return self.lifecycle.park(slot, self.lifecycle.broken, now)
-        self.lifecycle.spawn(slot, now)
-        return Aftermath(NextStep.RESTART, 0.0)
-
-    def _follow_death(
-        self, slot: Slot, now: float, *, needed: bool, blamed: bool, jitter: float
-    ) -> Aftermath:
-        before = self.lifecycle.broken
-        aftermath = self.lifecycle.follow_death(
-            slot, now, needed=needed, blamed=blamed, jitter=jitter
-        )
-        if self.lifecycle.broken != before:
-            self.exits.suspend("the pool broke")
-            self.fail(self.sessions.take_all(), "broken")
-            self.sessions.break_off()
-        return aftermath
-
     def _go_on(self, now: float) -> None:
         """Do what follows when a worker has come or gone."""
         self.exits.step(now)
-        self.exits.count(now)
-        self.settle(now)
+        # Some jobs may have no worker now.
+        if self.exits.sizing.watching and self.dispatcher.unserved > self.exits.coming:
+            self.exits.sizing.job_waits(now)
+        self.closing.settle(now)
 
     def served(self, index: int, served: int, now: float) -> None:
         """Record how many connections the worker in slot *index* has served in all."""
         slot = self.slots[index]
         slot.in_flight.ended = served
-        if served >= slot.recycle_limits.jobs:
+        if served >= slot.in_flight.most:
             self.exits.replace(slot, "max_jobs", now)
 
     def replace_faulty(self, index: int, now: float) -> None:
@@ -530,7 +510,7 @@ class Core:
         if slot is None:
             return
         if fresh and slot.ready_at is not None:
-            self.exits.release(slot, "session", now)
+            self.exits.leave(slot, "session", now)
         elif slot.in_flight.exhausted and slot.state is SlotState.IDLE:
             self.exits.retire(slot, "max_jobs", now, unsent=None)
         elif slot.state in UP:
@@ -548,32 +528,10 @@ class Core:
         self.sessions.refuse()
         self._feed_spare(now)
 
-    # The end of the pool.
-
-    def close(self, finish: Finish, deadline: float | None, now: float) -> None:
-        """Finish what *finish* says, by *deadline* if there is one, and stop every worker."""
-        pinned_jobs: dict[int, Slot] = {}
-        if max(finish, self.closing.finish or Finish.ALL) is not Finish.ALL:
-            self.exits.stop(CLOSED)
-            pinned_jobs = self.sessions.take_all()
-            self.fail(pinned_jobs, "closed")
-        self.closing.begin(finish, deadline, now)
-        if self.closing.finish is not Finish.ALL:  # unless the time is over already
-            self.refuse_sessions(now)
-        for index in {slot.index: None for slot in pinned_jobs.values()}:
-            self.refill(index, now)  # the worker may have free lanes
-        self.settle(now)
-
     def release(self, now: float) -> None:
         """Record that a source has no more jobs, which held the pool open."""
         self.closing.holds -= 1
-        self.settle(now)
-
-    def settle(self, now: float) -> None:
-        """If the pool closes, let workers go that no job needs any more."""
-        if not self.closing.over and self.closing.needs_nobody:
-            self.exits.stop(CLOSED)
-            self.closing.settle(now)
+        self.closing.settle(now)
 
     # Time.
 
@@ -593,7 +551,7 @@ class Core:
         self.endings.on_timer(now)
         self.lifecycle.on_timer(now)
         self.exits.on_timer(now)
-        self.settle(now)
+        self.closing.settle(now)
 
     # Workers that the pool is about to kill, since they have not ended in time.
     #
@@ -641,21 +599,22 @@ class Core:
     @property
     def waiting(self) -> int:
         """How many jobs have not begun: in the queue, or in a worker behind other jobs."""
-        ahead = sum(
-            max(0, len(slot.in_flight.jobs) - slot.concurrency) for slot in self.slots
-        )
+        lanes = self.concurrency
+        ahead = sum(max(0, len(slot.in_flight.jobs) - lanes) for slot in self.slots)
         return self.dispatcher.waiting + ahead
 
     @property
     def pipelining(self) -> bool:
         """Whether a job waits inside a worker for its turn."""
-        return any(len(slot.in_flight.jobs) > slot.concurrency for slot in self.slots)
+        lanes = self.concurrency
+        return any(len(slot.in_flight.jobs) > lanes for slot in self.slots)
 
     @property
     def unbalanced(self) -> bool:
         """Whether a worker is idle while jobs wait in other workers, and were not asked back."""
+        lanes = self.concurrency
         return self.dispatcher.idle > 0 and any(
-            len(slot.in_flight.jobs) > slot.concurrency and not slot.in_flight.revoking
+            len(slot.in_flight.jobs) > lanes and not slot.in_flight.revoking
             for slot in self.slots
         )
 

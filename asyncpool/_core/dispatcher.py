@@ -306,8 +306,10 @@ class Dispatcher:
             in_flight = self._idle.pop(slot)
         elif slot in self._with_free_lane:
             in_flight = self._with_free_lane.pop(slot)
-        elif slot in self._with_time_left and self._may_go_ahead(
-            slot, traits, priority
+        elif (
+            slot in self._with_time_left
+            and self._with_time_left[slot].takes(traits)
+            and self.queue.would_be_first(priority)
         ):
             in_flight = self._with_time_left.pop(slot)
             self.queue.note_turn(job)
@@ -473,12 +475,6 @@ class Dispatcher:
                 served += [(slot, job) for job in self.refill(slot, in_flight)]
         return served
 
-    def _may_go_ahead(self, slot: int, traits: JobTraits, priority: int) -> bool:
-        """Tell whether the job may be sent to a worker that has other jobs in flight."""
-        return self._with_time_left[slot].takes(traits) and self.queue.would_be_first(
-            priority
-        )
-
     def _place(self, job: int, traits: JobTraits) -> int | None:
         """Give *job* to a worker that has room, if there is one; return its slot."""
         if self._idle:
@@ -487,20 +483,16 @@ class Dispatcher:
             slot = next(iter(self._with_free_lane))
             in_flight = self._with_free_lane.pop(slot)
         else:
-            found = self._first_with_time_left(traits)
-            if found is None:
-                return None
             # The workers get jobs in turn, so that a burst spreads over all.
-            slot, in_flight = found, self._with_time_left.pop(found)
+            for slot, in_flight in self._with_time_left.items():
+                if in_flight.takes(traits):
+                    del self._with_time_left[slot]
+                    break
+            else:
+                return None
         in_flight.add(job, traits)
         self._classify(slot, in_flight)
         return slot
-
-    def _first_with_time_left(self, traits: JobTraits) -> int | None:
-        for slot, in_flight in self._with_time_left.items():
-            if in_flight.takes(traits):
-                return slot
-        return None
 
     def _classify(self, slot: int, in_flight: InFlight) -> None:
         """Put a worker where it belongs by the room that it has."""

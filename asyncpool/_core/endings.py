@@ -24,6 +24,7 @@ import enum
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
+from asyncpool._core.deadlines import earliest
 from asyncpool._core.functions import JobTraits
 from asyncpool._core.in_flight import InFlight
 from asyncpool._core.lifecycle import EMPTY
@@ -80,43 +81,48 @@ class Closing:
     @property
     def needs_nobody(self) -> bool:
         """Whether the pool closes, and no job may need another worker."""
-        if self.finish is None or self._core.dispatcher.waiting or self.unpacking:
+        core = self._core
+        if self.finish is None or core.dispatcher.waiting or self.unpacking:
             return False
-        return self.finish is not Finish.ALL or not self._more_to_do
+        # A broken pool refuses the jobs of the sources that hold it open.
+        if self.finish is not Finish.ALL or core.lifecycle.broken is not None:
+            return True
+        return not (self.holds or core.sessions.any_pinned or core.pipelining)
 
     @property
     def draining(self) -> bool:
         """Whether the pool closes, and still accepts jobs from the sources that hold it open."""
         return self.finish is Finish.ALL and not self.over
 
-    @property
-    def _more_to_do(self) -> bool:
-        """Whether a pool that finishes all has jobs besides those that are running."""
-        core = self._core
-        if core.lifecycle.broken is not None:
-            return False  # the pool refuses the jobs of the sources that hold it open
-        return self.holds > 0 or core.sessions.any_pinned or core.pipelining
-
     def begin(self, finish: Finish, deadline: float | None, now: float) -> None:
-        """Finish what *finish* says, by *deadline* if there is one.
+        """Finish what *finish* says, by *deadline* if there is one, and stop every worker.
 
         If the pool is closed several times, the strictest close counts.
         """
         core = self._core
         self.finish = max(finish, self.finish or Finish.ALL)
-        if deadline is not None and (self.due is None or deadline < self.due):
-            self.due = deadline
+        self.due = earliest(self.due, deadline)
+        dropped: dict[int, Slot] = {}
+        if self.finish is not Finish.ALL:
+            core.exits.stop()
+            dropped = core.sessions.take_all()
+            core.fail(dropped, "closed")
         if self.due is not None and self.due <= now:
             # It kills the workers, so none of them needs to be told.
             self.on_timer(now)
-            return
-        if self.finish >= Finish.RUNNING:
+        elif self.finish is not Finish.ALL:
             core.fail(core.dispatcher.take_all(), "closed")
-        if self.finish is Finish.NONE:
-            core.fail(self._take_begun(), "closed")
-            for slot in core.slots:
-                if slot.state is SlotState.BUSY:
-                    core.lifecycle.stop(slot, StopStage.TERMINATED, now, planned=True)
+            if self.finish is Finish.NONE:
+                core.fail(self._take_begun(), "closed")
+                for slot in core.slots:
+                    if slot.state is SlotState.BUSY:
+                        how = StopStage.TERMINATED
+                        core.lifecycle.stop(slot, how, now, planned=True)
+        if self.finish is not Finish.ALL:
+            core.refuse_sessions(now)
+        for index in {slot.index: None for slot in dropped.values()}:
+            core.refill(index, now)  # the worker may have free lanes
+        self.settle(now)
 
     def on_timer(self, now: float) -> None:
         """Kill all workers that are left, if the time is over."""
@@ -125,7 +131,7 @@ class Closing:
         self.due = None
         self.finish = Finish.NONE
         core = self._core
-        core.lifecycle.stop_trying()  # a start may be due now, too
+        core.lifecycle.retry_at = None  # a start may be due now, too
         jobs = [*self._take_begun(), *core.dispatcher.take_all()]
         core.fail([*jobs, *core.sessions.take_all()], "closed")
         for slot in core.slots:
@@ -135,7 +141,10 @@ class Closing:
                 core.lifecycle.stop(slot, StopStage.KILLED, now, planned=True)
 
     def settle(self, now: float) -> None:
-        """Let workers go that no job needs any more, since the pool *needs nobody*."""
+        """If the pool closes, let workers go that no job needs any more."""
+        if self.over or not self.needs_nobody:
+            return
+        self._core.exits.stop()
         lifecycle = self._core.lifecycle
         for slot in self._core.slots:
             if slot.state in EMPTY:
@@ -146,9 +155,9 @@ class Closing:
             elif slot.state is SlotState.IDLE:
                 how = StopStage.STOPPED
                 lifecycle.stop(slot, how, now, planned=True, grace=self._grace)
-        if lifecycle.retire_all():
+        if all(slot.state is SlotState.RETIRED for slot in self._core.slots):
             self.over = True
-            self.due = None
+            self.due = lifecycle.retry_at = None
             self._core.do("finished")
 
     def abandon(self) -> None:
@@ -164,9 +173,9 @@ class Closing:
         for slot in self._core.slots:
             if slot.in_flight.jobs:
                 jobs += filter(slot.job_endings.is_wanted, slot.in_flight.jobs)
-                slot.in_flight = InFlight(slot.concurrency)
-                for ending in slot.job_endings.values():
-                    ending.apply(EndingEvent.CLOSE)
+                slot.in_flight = InFlight(self._core.concurrency)
+                for job in [*slot.job_endings]:
+                    slot.job_endings.apply(job, EndingEvent.CLOSE)
         jobs += self.unpacking
         self.unpacking.clear()
         return jobs
@@ -302,11 +311,7 @@ class Endings:
             return
         ending = endings.of(job)
         ending.silent, ending.written = True, False
-        if ending.stage in BY_ITSELF:
-            endings.apply(job, EndingEvent.DUMP, due)
-            _set_due(slot)
-        else:
-            self._give_time(slot, job, EndingEvent.DUMP, due)
+        self._give_time(slot, job, EndingEvent.DUMP, due)
 
     def stacks_demanded(self, index: int, due: float) -> None:
         """Give the worker in slot *index* until *due* to write its stacks.
@@ -318,8 +323,9 @@ class Endings:
         slot = self._slots[index]
         if slot.state is SlotState.BUSY:
             for ending in slot.job_endings.values():
-                ending.extend(due)
-            _set_due(slot)
+                if ending.stage in BY_ITSELF and ending.due is not None:
+                    ending.due = max(ending.due, due)
+            slot.due = slot.job_endings.due
         elif slot.state is SlotState.IDLE and slot.hung and slot.due is not None:
             slot.due = max(slot.due, due)
 
@@ -334,8 +340,10 @@ class Endings:
         ending = None if job is None else endings.get(job)
         if ending is not None and ending.written is False:
             ending.written = True
-        dumping = endings.dumping
-        if not dumping or (job is not None and endings.unwritten):
+        stage = EndingStage.DUMPING
+        dumping = [one for one, it in endings.items() if it.stage is stage]
+        waits = job is not None and any(it.written is False for it in endings.values())
+        if not dumping or waits:
             return
         for one in dumping:
             self._kill_for(slot, one, now)
@@ -352,7 +360,7 @@ class Endings:
         del slot.job_endings[job]
         if ending.silent:
             slot.hung = False
-        _set_due(slot)
+        slot.due = slot.job_endings.due
 
     def end_worker(self, slot: Slot, now: float) -> None:
         """End a worker that gets no more jobs; first ask for the jobs that wait in it."""
@@ -379,7 +387,11 @@ class Endings:
             endings = slot.job_endings
             if not endings or slot.state is not SlotState.BUSY:
                 continue
-            over = [job for job in endings.by_itself if endings.is_due(job, now)]
+            over = [
+                job
+                for job, it in endings.items()
+                if it.stage in BY_ITSELF and it.due is not None and it.due <= now
+            ]
             for job in over:
                 self._kill_for(slot, job, now)
             if over:
@@ -388,17 +400,13 @@ class Endings:
     def _ask_back(self, slot: Slot, job: int) -> None:
         """Ask for *job*, which nobody wants, unless its worker was asked for it already."""
         slot.job_endings.apply(job, EndingEvent.REVOKE)
-        # Or else the answer will tell whether the worker has begun it.
-        if not slot.in_flight.is_revoking(job):
-            self._core.ask_back(slot, [job], wanted=False)
+        # If it was, that answer will tell whether the worker has begun the job.
+        self._core.ask_back(slot, [job], wanted=False)
 
     def _ask_back_waiting(self, slot: Slot) -> bool:
         """Ask for all jobs that wait in a worker, unless it still has to answer."""
-        behind = slot.in_flight.waiting()
-        if not behind or slot.in_flight.revoking:
-            return False
-        self._core.ask_back(slot, behind)
-        return True
+        in_flight = slot.in_flight
+        return not in_flight.revoking and self._core.ask_back(slot, in_flight.waiting())
 
     def _end_kept(self, slot: Slot, kept: list[int], now: float) -> None:
         """End the cancelled jobs that the worker has not given back, since it has begun them."""
@@ -410,7 +418,7 @@ class Endings:
             return
         # The worker has begun the last of them, so those before it are done, and their
         # outcomes are on their way.
-        for job in cancelled[-slot.concurrency :]:
+        for job in cancelled[-self._core.concurrency :]:
             mode = endings[job].mode
             assert mode is not None
             self._make_end(slot, job, mode, now)
@@ -438,7 +446,7 @@ class Endings:
     def _give_time(self, slot: Slot, job: int, event: EndingEvent, due: float) -> None:
         """Give *job* time until *due*; nothing may wait behind it meanwhile."""
         slot.job_endings.apply(job, event, due)
-        _set_due(slot)
+        slot.due = slot.job_endings.due
         slot.in_flight.block((job,))
         self._core.dispatcher.exclude(slot.index)
         self._ask_back_waiting(slot)
@@ -447,9 +455,5 @@ class Endings:
         """Have a worker killed for *job*, as soon as no other job can begin there."""
         if slot.job_endings.of(job).stage is not EndingStage.KILLING:
             slot.job_endings.apply(job, EndingEvent.KILL, now + REVOKE_GRACE)
-        _set_due(slot)
+        slot.due = slot.job_endings.due
         self._core.dispatcher.exclude(slot.index)
-
-
-def _set_due(slot: Slot) -> None:
-    slot.due = slot.job_endings.due

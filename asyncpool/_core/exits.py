@@ -21,13 +21,11 @@ other replacements again later.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from asyncpool._core.deadlines import earliest
 from asyncpool._core.lifecycle import EMPTY, NOT_NEEDED, Aftermath
-from asyncpool._core.options import RestartPolicy
-from asyncpool._core.slots import COMING, UP, Sizing, Slot, SlotEvent, StopStage
+from asyncpool._core.slots import ALIVE, COMING, UP, Sizing, Slot, SlotEvent, StopStage
 from asyncpool.enums import NextStep, SlotState
 
 if TYPE_CHECKING:
@@ -45,15 +43,9 @@ if TYPE_CHECKING:
 # The reason for recycling that a roll gives.
 ROLL = "roll"
 
-# The states in which a slot that was parked still has a start, or the result of one, to
-# come.  A worker that was told to end before it was ready has failed; its end is that
-# result.
-_UNFILLED = {
-    SlotState.PARKED,
-    SlotState.VACANT,
-    SlotState.STARTING,
-    SlotState.STOPPING,
-}
+# In all other states, a slot that was parked still has a start, or the result of one, to come.  A
+# worker that was told to end before it was ready has failed; its end is that result.
+_DECIDED = UP | NOT_NEEDED
 
 
 class Roll:
@@ -61,27 +53,22 @@ class Roll:
 
     Args:
         core: The core of the pool.
+
+    Attributes:
+        under_way: Whether a roll is under way.
     """
 
     def __init__(self, core: Core) -> None:
+        self.under_way = False
         self._core = core
         self._slots = core.slots
-        self._left: list[tuple[Slot, int]] | None = None
-        self._empty: list[Slot] = []
-        self._early: list[Slot] = []
-        self._going: list[tuple[Slot, int]] = []
+        # The workers that have to go, by slot and generation.  Of an early replacement and its
+        # worker both have to go, and one counts: from when on the replacement is ready, that one.
+        self._old: dict[tuple[int, int], bool] = {}
+        self._unfilled: list[Slot] = []
         self._replaced = self._filled = 0
-
-    @property
-    def under_way(self) -> bool:
-        """Whether a roll is under way."""
-        return self._left is not None
-
-    @property
-    def fills(self) -> bool:
-        """Whether the roll waits for a start in a slot whose starts have failed."""
-        parked = any(slot.state is SlotState.PARKED for slot, _ in self._left or ())
-        return parked or any(slot.state in _UNFILLED for slot in self._empty)
+        self._failed_since = False  # the last start that failed had begun since then
+        self._most_failures = 0  # in a row, of starts that had begun before
 
     def begin(self) -> None:
         """Roll every worker that is there now; the caller then calls :meth:`go_on`.
@@ -90,55 +77,72 @@ class Roll:
         code.  The roll also fills parked slots: the new code may be what their starts
         need.
         """
-        self._early = [it for it in self._slots if it.replaces is not None]
-        self._left = [
-            (it, it.generation)
-            for it in self._slots
-            if it.state in UP or may_fail_to_start(it)
-            if not it.draining and it.replaces is None
-        ]
-        self._empty = [it for it in self._slots if it.state is SlotState.PARKED]
+        self.under_way, self._old = True, {}
+        for slot in self._slots:
+            # The pool may have broken off the start that is under way in it.
+            starts = slot.state in ALIVE and slot.ready_at is None
+            stays = slot.state in UP or (starts and not slot.exit_planned)
+            if slot.replaces is not None or (stays and not slot.draining):
+                self._old[_worker(slot)] = slot.replaces is None
+        self._unfilled = [it for it in self._slots if it.state is SlotState.PARKED]
         self._replaced = self._filled = 0
+        self._failed_since = False
 
     def has(self, slot: Slot) -> bool:
-        """Tell whether the roll still has to replace the worker of *slot*."""
-        return any(slot is rolled for rolled, _ in self._left or ())
+        """Tell whether the worker of *slot* has to go, which was there when the roll began."""
+        return _worker(slot) in self._old
 
     def is_early(self, slot: Slot) -> bool:
         """Tell whether the replacement in *slot* was started before the roll began."""
-        return any(slot is early for early in self._early)
+        return self._old.get(_worker(slot)) is False
 
     def inherit(self, successor: Slot, old: Slot) -> None:
         """Record that the worker of *successor* has replaced that of *old*."""
-        if self._left is None or not self.is_early(successor):
+        if self.is_early(successor):
+            # From now on the successor is the worker to replace.  But both of them have to
+            # go.
+            self._old[_worker(successor)] = True
+            if self.has(old):
+                self._old[_worker(old)] = False
+
+    def start_failed(self, slot: Slot) -> None:
+        """Record that a start in *slot* has failed; an early one may have, because of old code."""
+        self._failed_since = not self.has(slot)
+
+    def fill(self, now: float) -> None:
+        """Try one start in each slot whose starts have failed, without waiting."""
+        failures = self._core.lifecycle.ledger.failures
+        # Not counted one by one: the ledger counts starts that fail together once.
+        if not self._failed_since or failures < self._most_failures:
+            self._most_failures = failures  # none of them is the roll's own, so far
+        rolled = [self._slots[index] for index, _ in self._old]
+        if not any(slot.state is SlotState.PARKED for slot in rolled) and not any(
+            slot.state not in _DECIDED for slot in self._unfilled
+        ):
             return
-        # From now on the successor is the worker to replace.  But both of them have to
-        # go.
-        self._going += [rolled for rolled in self._left if rolled[0] is old]
-        self._left = [rolled for rolled in self._left if rolled[0] is not old]
-        self._left.append((successor, successor.generation))
+        if failures > self._most_failures:
+            self.end("a start failed again")
+        else:
+            self._core.lifecycle.try_now(now)
 
     def go_on(self) -> None:
         """Replace the workers that are left, and end the roll if there are none."""
-        if self._left is None:
+        if not self.under_way:
             return
-        there = _there(self._left)
-        parked = [slot for slot, _ in self._left if slot.state is SlotState.PARKED]
-        self._replaced += len(self._left) - len(there) - len(parked)
-        self._empty += parked
-        self._left = there
-        for slot, _ in there:
-            if slot.state in UP and slot.replace_reason is None:
-                slot.replace_reason = ROLL
-        self._filled += sum(slot.state in UP for slot in self._empty)
-        self._empty = [slot for slot in self._empty if slot.state in _UNFILLED]
-        # One that leaves, since it is surplus, may also have read old code.
-        self._early = [
-            slot for slot in self._early if slot.replaces is not None or slot.draining
-        ]
-        self._going = _there(self._going)
-        waits = there or self._empty or self._early or self._going
-        if not waits:
+        for (index, generation), counts in [*self._old.items()]:
+            slot = self._slots[index]
+            if slot.generation == generation and slot.state not in EMPTY:
+                if slot.state in UP and slot.replace_reason is None:
+                    slot.replace_reason = ROLL
+                continue
+            del self._old[index, generation]
+            if counts and slot.state is SlotState.PARKED:
+                self._unfilled.append(slot)
+            elif counts:
+                self._replaced += 1
+        self._filled += sum(slot.state in UP for slot in self._unfilled)
+        self._unfilled = [slot for slot in self._unfilled if slot.state not in _DECIDED]
+        if not self._old and not self._unfilled:
             self.end("")
 
     def end(self, why: str) -> None:
@@ -146,34 +150,19 @@ class Roll:
 
         Workers whose replacement has not begun stay.
         """
-        if self._left is None:
+        if not self.under_way:
             return
-        self._left = None
-        self._empty, self._early, self._going = [], [], []
+        self.under_way, self._old, self._unfilled = False, {}, []
         coming = {slot.replaces for slot in self._slots}
         for slot in self._slots:
-            if (
-                slot.replace_reason == ROLL
-                and not slot.draining
-                and slot.index not in coming
-            ):
+            stays = not slot.draining and slot.index not in coming
+            if slot.replace_reason == ROLL and stays:
                 slot.replace_reason = None
         self._core.do("roll_ended", self._replaced, why, self._filled)
 
 
-def _there(rolled: list[tuple[Slot, int]]) -> list[tuple[Slot, int]]:
-    """Return those of *rolled* whose worker is still there."""
-    return [
-        (slot, generation)
-        for slot, generation in rolled
-        if slot.generation == generation and slot.state not in EMPTY
-    ]
-
-
-def may_fail_to_start(slot: Slot) -> bool:
-    """Tell whether a start in *slot* is under way, which the pool may have broken off."""
-    begun = slot.state in {SlotState.STARTING, SlotState.STOPPING}
-    return begun and slot.ready_at is None and not slot.exit_planned
+def _worker(slot: Slot) -> tuple[int, int]:
+    return slot.index, slot.generation
 
 
 class Exits:
@@ -184,44 +173,27 @@ class Exits:
     (``slots.py``).
 
     Args:
-        core: The core of the pool.
+        core: The core of the pool, with its options.
         sizing: How many workers the pool should have.
-        policy: How long to wait after a replacement has failed to start.
-        max_surge: How many workers there may be beyond the size.
-        max_unavailable: How many workers may be missing.
-        drain_timeout: Seconds that a worker which leaves has to finish what it has;
-            ``None`` for any time.
 
     Attributes:
         stopped: Whether no planned exit is granted any more, since the pool ends.
+        sizing: As above.
     """
 
-    def __init__(
-        self,
-        core: Core,
-        sizing: Sizing,
-        *,
-        policy: RestartPolicy,
-        max_surge: int,
-        max_unavailable: int,
-        drain_timeout: float | None,
-    ) -> None:
+    def __init__(self, core: Core, sizing: Sizing) -> None:
         self.stopped = False
         self.sizing = sizing
         self._core = core
         self._slots = core.slots
         self._lifecycle = core.lifecycle
-        self._policy = policy
-        self._surge = max_surge
-        self._unavailable = max_unavailable
-        self._drain_timeout = drain_timeout
+        self._surge = core.max_surge
+        self._drain_timeout = core.limits.drain_timeout
         self._failed = 0  # replacements in a row
         self._retry_at: float | None = None
         self._more = 0  # by how many the size has grown that are not started yet
         self._roll = Roll(core)
-        self._most_failures = 0  # in a row, while a roll fills slots
-        self._started_before: set[tuple[int, int]] = set()  # that roll, by generation
-        self._failed_since_roll = False  # the last start that failed
+        self._told_size = sizing.size
 
     # Workers that are there, and how many more the budget allows.
 
@@ -260,10 +232,6 @@ class Exits:
             for slot in self._slots
         )
 
-    def misses(self, index: int) -> bool:
-        """Tell whether there should be another worker in a slot whose worker has gone."""
-        return self._slots[index].state not in NOT_NEEDED
-
     @property
     def _free(self) -> int:
         """How many more workers there may be.  Failing workers take up nothing."""
@@ -274,7 +242,7 @@ class Exits:
     def _can_miss(self) -> bool:
         """Whether a worker may go before another one is started."""
         taking = sum(slot.state in UP and not slot.draining for slot in self._slots)
-        return self.sizing.size - taking < self._unavailable
+        return self.sizing.size - taking < self._core.max_unavailable
 
     @property
     def _failing(self) -> int:
@@ -292,8 +260,8 @@ class Exits:
 
     # Workers leave: they get no more jobs, finish what they have begun, and end.
 
-    def leave(self, slot: Slot, why: str, now: float, *, planned: bool = True) -> None:
-        """Let the worker of *slot* leave, unless it already does; its end may count as a crash.
+    def leave(self, slot: Slot, why: str, now: float) -> None:
+        """Let the worker of *slot* leave, unless it already does; a faulty one's end is a crash.
 
         The pool asks it for the jobs that it has not begun, and drops its pinned jobs.  A
         worker that takes longer than *drain_timeout* is killed.
@@ -308,22 +276,16 @@ class Exits:
         if slot.state is SlotState.BUSY:
             if self._drain_timeout is not None:
                 slot.drain_deadline = now + self._drain_timeout
-            self._ask_back(slot, slot.in_flight.waiting())
+            self._core.ask_back(slot, slot.in_flight.waiting())
             return
         idle = slot.state is SlotState.IDLE
         how = StopStage.STOPPED if idle else StopStage.TERMINATED
-        self._lifecycle.stop(slot, how, now, planned=planned)
-
-    def _ask_back(self, slot: Slot, jobs: Iterable[int]) -> None:
-        """Ask the worker of *slot* for those *jobs* that the pool has not asked it for yet."""
-        not_asked = [job for job in jobs if not slot.in_flight.is_revoking(job)]
-        if not_asked:
-            self._core.ask_back(slot, not_asked)
+        self._lifecycle.stop(slot, how, now, planned=not slot.faulty)
 
     def _kill_late(self, now: float) -> None:
         """Kill the workers that have not left in time."""
         for slot in self._slots:
-            due = _leave_by(slot)
+            due = slot.drain_deadline
             if due is not None and due <= now:
                 reason = (
                     f"it was to leave, and had not within {self._drain_timeout:g} s"
@@ -347,12 +309,8 @@ class Exits:
             return
         self.leave(slot, why, now)
         # The worker may not have begun the first one either.
-        self._ask_back(slot, [job for job in slot.in_flight.jobs if job != unsent])
-        self.step(now)
-
-    def release(self, slot: Slot, why: str, now: float) -> None:
-        """Let the worker of *slot* go, even if no replacement is ready."""
-        self.leave(slot, why, now)
+        begun = [job for job in slot.in_flight.jobs if job != unsent]
+        self._core.ask_back(slot, begun)
         self.step(now)
 
     def fail_after_drain(self, slot: Slot, why: str, now: float) -> None:
@@ -366,9 +324,9 @@ class Exits:
         if delay is None or self._failing >= self.sizing.size + self._surge:
             self._lifecycle.stop(slot, StopStage.STOPPED, now)
             return
-        self.leave(slot, why, now, planned=False)
+        self.leave(slot, why, now)
         if not self._let_stay(slot) and self.needs(slot):
-            self._lifecycle.start_in(self._lifecycle.unused_slot(), delay, now)
+            self._lifecycle.add(now, delay=delay)
         self.step(now)
 
     def roll(self, now: float) -> None:
@@ -377,12 +335,6 @@ class Exits:
         The roll also tries a start in each parked slot at once.  It is over when these
         slots have workers, too.
         """
-        self._failed_since_roll = False
-        self._started_before = {
-            (slot.index, slot.generation)
-            for slot in self._slots
-            if may_fail_to_start(slot)
-        }
         # Replacements that have failed before may be tried at once, too.
         self._retry_at = None
         self._roll.begin()
@@ -404,9 +356,7 @@ class Exits:
     def gone(self, slot: Slot) -> None:
         """Record that the worker of *slot* is gone; a worker that was to replace it stays."""
         if slot.ready_at is None and not slot.exit_planned:
-            # A start from before the roll may have failed because of old code.
-            before_roll = (slot.index, slot.generation) in self._started_before
-            self._failed_since_roll = not before_roll
+            self._roll.start_failed(slot)
         slot.draining = False
         slot.drain_deadline = slot.replace_reason = slot.replaces = None
         self._let_stay(slot)
@@ -427,18 +377,18 @@ class Exits:
         self._age(now)
         if old.replace_reason is None:
             return Aftermath(NextStep.KEEP_WORKER)
-        delay = self._policy.delay(self._failed, jitter=jitter)
+        delay = self._core.policy.delay(self._failed, jitter=jitter)
         self._retry_at = now + delay
         return Aftermath(NextStep.KEEP_WORKER, delay)
 
-    def stop(self, why: str) -> None:
+    def stop(self) -> None:
         """Grant no more planned exits, since the pool ends; replacements that are ready stay.
 
         A pool that drains does not end yet, and grants what an open pool does.
         """
         if not self.stopped:
             self.stopped = True
-            self.suspend(why)
+            self.suspend("the pool was closed")
 
     def suspend(self, why: str) -> None:
         """Forget which workers were to replace which."""
@@ -452,16 +402,10 @@ class Exits:
         """Keep the size between *least* and *most* from now on."""
         self._lifecycle.try_now(now)
         self._lifecycle.ensure_slots(most + self._surge)
-        self._lifecycle.ledger.workers = self._lifecycle.most = most
-        size = self.sizing.size
+        self._lifecycle.ledger.workers = most
         self.sizing.limit(least, most, now)
-        self._tell_size(size)
+        self._tell_size()
         self.step(now)
-
-    def count(self, now: float) -> None:
-        """Record that a worker has come or gone: some jobs may have no worker now."""
-        if self.sizing.watching and self._core.dispatcher.unserved > self.coming:
-            self.sizing.job_waits(now)
 
     def close_surplus(self) -> None:
         """Mark empty slots as not needed, as many as there are too many."""
@@ -472,14 +416,15 @@ class Exits:
 
     def next_deadline(self) -> float | None:
         """When to call :meth:`on_timer`; ``None`` if nothing is due."""
-        leave_by = earliest(*map(_leave_by, self._slots))
+        leave_by = earliest(*(slot.drain_deadline for slot in self._slots))
         if self._grants_nothing:
             return leave_by
+        grow_at, shrink_at = self.sizing.grow_at, self.sizing.shrink_at
         # Asked after every decision, so that a pool that does not shrink looks at no worker.
-        nobody_goes = self.sizing.shrinks and not self._may_let_idle_go
-        resize_at = self.sizing.next_deadline(nobody_goes=nobody_goes)
+        if shrink_at is not None and not self._may_let_idle_go:
+            shrink_at = None
         old_at = [_old_at(slot) for slot in self._slots]
-        return earliest(leave_by, resize_at, self._retry_at, *old_at)
+        return earliest(leave_by, grow_at, shrink_at, self._retry_at, *old_at)
 
     def on_timer(self, now: float) -> None:
         """Do what is due."""
@@ -490,47 +435,33 @@ class Exits:
 
     def step(self, now: float) -> None:
         """Grant what the budget allows now, and do what follows from all that has happened."""
-        self._fill_parked(now)
+        if not self.stopped:
+            self._roll.fill(now)
         if not self._grants_nothing:
             self._keep_size(now)
             self._exchange(now)
         self._core.sessions.update_buckets()
 
-    def _fill_parked(self, now: float) -> None:
-        """For a roll, try one start in each slot whose starts have failed, without waiting."""
-        failures = self._lifecycle.ledger.failures
-        # Not counted one by one: the ledger counts starts that fail together once.
-        if not self._failed_since_roll or failures < self._most_failures:
-            self._most_failures = failures  # none of them is the roll's own, so far
-        if self.stopped or not self._roll.fills:
-            return
-        if failures > self._most_failures:
-            self._roll.end("a start failed again")
-        else:
-            self._lifecycle.try_now(now)
-
     def _keep_size(self, now: float) -> None:
         """Start workers that are missing; let workers go that are too many or idle for too long."""
-        size, waiting = self.sizing.size, self._core.dispatcher.unserved
+        waiting = self._core.dispatcher.unserved
         self.sizing.grow(now, waiting=waiting, coming=self.coming)
-        self._tell_size(size)
-        self._fill(now)
-        self._thin_out(now)
-        self._let_idle_go(now)
-
-    def _tell_size(self, before: int) -> None:
-        size = self.sizing.size
-        self._more = max(0, self._more + size - before)
-        if size != before:
-            self._core.do("resized", size)
-
-    def _fill(self, now: float) -> None:
+        self._tell_size()
         missing = self.missing
         self._more = min(self._more, max(0, missing))
         for _ in range(min(missing, self._free)):
-            slot = self._lifecycle.unused_slot()
-            self._lifecycle.spawn(slot, now, new=self._more > 0)
+            self._lifecycle.add(now, new=self._more > 0)
             self._more = max(0, self._more - 1)
+        self._thin_out(now)
+        if self._may_let_idle_go:
+            self._let_idle_go(now)
+
+    def _tell_size(self) -> None:
+        size = self.sizing.size
+        grown, self._told_size = size - self._told_size, size
+        self._more = max(0, self._more + grown)
+        if grown:
+            self._core.do("resized", size)
 
     def _thin_out(self, now: float) -> None:
         """Let workers go that are too many, those that do not work yet, or not now, first."""
@@ -540,20 +471,17 @@ class Exits:
             self.leave(slot, "resize", now)
 
     def _let_idle_go(self, now: float) -> None:
-        if not self._may_let_idle_go:
-            return
         idle = [
             (slot.idle_since, slot.index)
             for slot in self._slots
             if slot.state is SlotState.IDLE and not slot.draining
             if slot.session is None
         ]
-        size = self.sizing.size
         index = self.sizing.shrink(now, idle)
         if index is None:
             return
         # A slot whose starts fail goes before a worker that is well.
-        self._tell_size(size)
+        self._tell_size()
         self.close_surplus()
         if self.missing < 0:
             self.leave(self._slots[index], "idle", now)
@@ -622,8 +550,7 @@ class Exits:
         due.sort(key=lambda slot: slot.began_at)
         for slot in due:
             if self._free > 0 and self._surge > 0:
-                spare = self._lifecycle.unused_slot()
-                self._lifecycle.spawn(spare, now, replaces=slot.index)
+                self._lifecycle.add(now, replaces=slot.index)
             elif self._can_miss:
                 self.leave(slot, slot.replace_reason or "", now)
 
@@ -640,10 +567,6 @@ class Exits:
         return False
 
 
-def _leave_by(slot: Slot) -> float | None:
-    return slot.drain_deadline if slot.state is SlotState.BUSY else None
-
-
 def _old_at(slot: Slot) -> float | None:
     age = slot.recycle_limits.age
     if age is None or slot.ready_at is None or slot.replace_reason is not None:
@@ -655,7 +578,6 @@ def _old_at(slot: Slot) -> float | None:
 _WORTH = (
     SlotState.PARKED,
     SlotState.VACANT,
-    SlotState.STOPPING,
     SlotState.STARTING,
     SlotState.IDLE,
     SlotState.BUSY,

@@ -12,15 +12,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from asyncpool._core.deadlines import earliest
-from asyncpool._core.options import (
-    GiveUpRestarting,
-    RestartDecision,
-    RestartLedger,
-    RestartPolicy,
-    RestartWorker,
-    RetryStart,
-    WorkerLimits,
-)
+from asyncpool._core.in_flight import InFlight
+from asyncpool._core.options import RestartLedger
 from asyncpool._core.slots import COMING, UP, Slot, SlotEvent, StopStage
 from asyncpool.enums import NextStep, SlotState
 
@@ -62,83 +55,51 @@ class Lifecycle:
     """Every slot of a pool, and what is due there.
 
     Args:
-        core: The core of the pool.
+        core: The core of the pool, with its options.
         least: How many slots get a worker at first.
-        count: How many slots there are.
         most: How many workers there may be, without surge.
-        limits: When workers are due for recycling.
-        policy: When a dead worker is replaced.
-        start_timeout: Seconds that a worker has to become ready.
-        stop_grace: Seconds that a stopped worker has to end by itself.
-        concurrency: How many jobs a worker runs at once.
 
     Attributes:
-        most: As above; it may change.
         broken: Why the pool is broken, if it is: no worker can be started, and
             there is none.
         gave_up: Whether the pool has given up for good, and tries no more starts.
         kills: How many processes had to be killed.
         restarts: How many workers were started after others, or to replace them.
+        ledger: What the restart policy remembers.
+        retry_at: When the next start is tried, after starts that failed.
     """
 
-    def __init__(
-        self,
-        core: Core,
-        *,
-        least: int,
-        count: int,
-        most: int,
-        limits: WorkerLimits,
-        policy: RestartPolicy,
-        start_timeout: float,
-        stop_grace: float,
-        concurrency: int,
-    ) -> None:
+    def __init__(self, core: Core, least: int, most: int) -> None:
         self._core = core
-        self.slots = core.slots
-        self._concurrency = concurrency
-        self.most = most
+        self._slots = core.slots
         self.ensure_slots(least, SlotState.VACANT)
-        self.ensure_slots(count)
+        self.ensure_slots(most + core.max_surge)
         self.broken: str | None = None
         self.gave_up = False
         self.kills = self.restarts = 0
-        self.ledger = RestartLedger(policy, least)
-        self._limits = limits
-        self._start_timeout = start_timeout
+        self.ledger = RestartLedger(core.policy, least)
         self._grace = {
-            StopStage.STOPPED: stop_grace,
+            StopStage.STOPPED: core.stop_grace,
             StopStage.TERMINATED: TERM_GRACE,
             StopStage.KILLED: KILL_GRACE,
         }
-        self._retry_at: float | None = None
+        self.retry_at: float | None = None
         self._tried_at = float("-inf")
-        self._announced: dict[int, RestartDecision] = {}
+        # The slot whose start is to show, for all parked ones, whether starts succeed again.
+        self._probe: Slot | None = None
+        # What follows a death that is still to come: see start_successor().
+        self._announced: dict[int, float | None] = {}
 
     def ensure_slots(self, count: int, state: SlotState = SlotState.UNUSED) -> None:
         """Have at least *count* slots; new ones begin in *state*."""
-        for index in range(len(self.slots), count):
-            self.slots.append(
-                Slot(index, state, rank=index, concurrency=self._concurrency)
-            )
-
-    def unused_slot(self) -> Slot:
-        """Return a slot that is not needed now; make one if there is none."""
-        for slot in self.slots:
-            if slot.state is SlotState.UNUSED:
-                return slot
-        self.ensure_slots(len(self.slots) + 1)
-        return self.slots[-1]
+        for index in range(len(self._slots), count):
+            in_flight = InFlight(self._core.concurrency)
+            self._slots.append(Slot(index, state, rank=index, in_flight=in_flight))
 
     # A worker starts.
 
     def spawn(
-        self,
-        slot: Slot,
-        now: float,
-        *,
-        new: bool = False,
-        replaces: int | None = None,
+        self, slot: Slot, now: float, *, new: bool = False, replaces: int | None = None
     ) -> None:
         """Start a worker in an empty slot.
 
@@ -152,60 +113,72 @@ class Lifecycle:
         slot.apply(SlotEvent.SPAWN)
         slot.renew()
         slot.replaces = replaces
-        slot.rank = rank_of(slot, self.slots, self.most)
+        slot.rank = rank_of(slot, self._slots, self._core.exits.sizing.most)
         self._announced.pop(slot.index, None)
-        slot.recycle_limits = self._limits.recycle_limits(slot.index, slot.generation)
+        slot.recycle_limits = self._core.limits.recycle_limits(
+            slot.index, slot.generation
+        )
         slot.in_flight.most = slot.recycle_limits.jobs
         slot.began_at = now
         # Set before the fork, so that the pool notices a start that hangs anywhere.
-        slot.due = now + self._start_timeout
+        slot.due = now + self._core.start_timeout
         self._core.do("spawn", slot.index, slot.generation)
 
-    def on_ready(self, slot: Slot, now: float) -> None:
-        """Record that a worker is ready, which shows that starts succeed, in all slots.
+    def add(
+        self,
+        now: float,
+        *,
+        new: bool = False,
+        replaces: int | None = None,
+        delay: float = 0.0,
+    ) -> None:
+        """Start a worker in a slot that is not needed now, in *delay* seconds; see :meth:`spawn`."""
+        unused = (slot for slot in self._slots if slot.state is SlotState.UNUSED)
+        slot = next(unused, None)
+        if slot is None:
+            self.ensure_slots(len(self._slots) + 1)
+            slot = self._slots[-1]
+        if delay <= 0:
+            self.spawn(slot, now, new=new, replaces=replaces)
+            return
+        slot.apply(SlotEvent.REOPEN)
+        slot.due = now + delay
+        self._core.do("restarting", slot.index, delay)
 
-        Call :meth:`spawn_parked` next.
-        """
+    def on_ready(self, slot: Slot, now: float) -> None:
+        """Record that a worker is ready, which shows that starts succeed, in all slots."""
         recovers = self.ledger.failures > 0
         self.ledger.ready(now - slot.began_at, now)
-        self.broken = self._retry_at = None
-        for other in self.slots:
-            other.is_probe = False
+        self.broken = self.retry_at = self._probe = None
         if recovers:
             self._core.do("recovered", slot.index)
 
-    def spawn_parked(self, now: float) -> None:
-        """Start a worker in every slot that has waited for starts to succeed."""
-        for slot in self.slots:
-            if slot.state is SlotState.PARKED:
-                self.spawn(slot, now)
-
     def try_sooner(self, now: float) -> None:
         """Record that the pool refused a caller; a broken pool then tries the next start soon."""
-        if self._retry_at is not None:
+        if self.retry_at is not None:
             soon = max(now, self._tried_at + WANTED_AGAIN)
-            self._retry_at = min(self._retry_at, soon)
+            self.retry_at = min(self.retry_at, soon)
 
     def try_now(self, now: float) -> None:
         """Try the next start now, if starts fail: what made them fail may be over."""
-        if self._retry_at is not None:
-            self._retry_at = now
+        if self.retry_at is not None:
+            self.retry_at = now
 
     def pass_on_probe(self, slot: Slot, now: float) -> None:
         """Let another parked slot try now, if *slot*, whose worker is to leave, is the one that tries.
 
         Nobody learns from that worker whether starts succeed, and the others would wait for ever.
         """
-        if slot.is_probe:
-            slot.is_probe = False
-            if any(other.state is SlotState.PARKED for other in self.slots):
-                self._retry_at = now
+        if slot is self._probe:
+            self._probe = None
+            if any(other.state is SlotState.PARKED for other in self._slots):
+                self.retry_at = now
 
     def retry_in(self, now: float) -> float | None:
         """Return in how many seconds the pool tries the next start; ``None`` for never."""
         if self.gave_up:
             return None
-        return 0.0 if self._retry_at is None else max(0.0, self._retry_at - now)
+        return 0.0 if self.retry_at is None else max(0.0, self.retry_at - now)
 
     # A worker ends.
 
@@ -230,7 +203,7 @@ class Lifecycle:
         slot.exit_planned = slot.exit_planned or planned
         if slot.state is not SlotState.STOPPING:
             slot.apply(SlotEvent.STOP)
-        slot.stop_stage = how
+        slot.stop_stage, slot.drain_deadline = how, None
         slot.due = now + (self._grace[how] if grace is None else grace)
         if how is StopStage.KILLED:
             self.kills += 1
@@ -239,6 +212,15 @@ class Lifecycle:
             self._core.do(
                 "stop" if how is StopStage.STOPPED else "terminate", slot.index
             )
+
+    def gone(self, slot: Slot) -> InFlight:
+        """Record that the process in *slot* is gone, and return what it had in flight."""
+        in_flight, slot.in_flight = slot.in_flight, InFlight(self._core.concurrency)
+        slot.due = None
+        slot.apply(SlotEvent.EXITED)
+        if slot is self._probe:
+            self._probe = None
+        return in_flight
 
     def leave_empty(self, slot: Slot) -> Aftermath:
         """Mark an empty slot as not needed."""
@@ -260,67 +242,55 @@ class Lifecycle:
         Returns:
             In how many seconds its successor may start; ``None`` for not before it is gone.
         """
-        decision = self._announced[slot.index] = self.ledger.died(now, blamed=False)
-        return decision.delay if isinstance(decision, RestartWorker) else None
-
-    def start_in(self, slot: Slot, delay: float, now: float) -> None:
-        """Start a worker in an unused slot, in *delay* seconds."""
-        if delay <= 0:
-            self.spawn(slot, now)
-            return
-        slot.apply(SlotEvent.REOPEN)
-        slot.due = now + delay
-        self._core.do("restarting", slot.index, delay)
+        delay = self._announced[slot.index] = self.ledger.died(now, blamed=False)
+        return delay
 
     def follow_death(
-        self, slot: Slot, now: float, *, needed: bool, blamed: bool, jitter: float
+        self, slot: Slot, now: float, *, blamed: bool, jitter: float, final: bool
     ) -> Aftermath:
-        """Decide what follows a death in a slot in which a worker is *needed*."""
-        decision = self._decide(slot, now, blamed=blamed, jitter=jitter)
-        if isinstance(decision, GiveUpRestarting) and not self.gave_up:
-            self.gave_up, self._retry_at = True, None
-            parked = self.park(slot, decision.reason, now)
-            self._break(decision.reason, now)
+        """Decide what follows a death; see :meth:`RestartLedger.died` and ``start_failed``."""
+        ledger, start_failed = self.ledger, slot.ready_at is None
+        trying = self.retry_at is not None or self._is_trying()
+        if slot.index in self._announced:
+            delay = self._announced.pop(slot.index)
+        elif not start_failed:
+            delay = ledger.died(now, blamed=blamed)
+        else:
+            began = slot.began_at
+            delay = ledger.start_failed(began, now, jitter=jitter, final=final)
+            self._tried_at = now
+            if delay is not None and not trying:
+                self.retry_at = now + delay
+        if delay is None and not self.gave_up:
+            self.gave_up, self.retry_at = True, None
+            parked = self.park(slot, ledger.given_up, now)
+            self._break(ledger.given_up, now)
             return parked
-        # A broken pool needs at least one slot, to try again.
-        if not needed and (self.broken is None or self._will_try()):
-            return self.leave_empty(slot)
-        if isinstance(decision, RetryStart):
-            parked = self.park(slot, decision.reason, now)
-            if decision.breaks_pool and self.broken is None and self._is_deserted():
-                self._break(decision.reason, now)
+        if not self._core.exits.needs(slot):
+            # A broken pool needs at least one slot, to try again.
+            parks = any(other.state is SlotState.PARKED for other in self._slots)
+            if self.broken is None or parks or self._is_trying():
+                return self.leave_empty(slot)
+        if delay is not None and start_failed:
+            parked = self.park(slot, ledger.reason, now)
+            if ledger.breaks_pool and self.broken is None and self._is_deserted():
+                self._break(ledger.reason, now)
             return parked
         if self.broken is not None:
             return self.park(slot, self.broken, now)
-        assert isinstance(decision, RestartWorker)
-        self._core.do("restarting", slot.index, decision.delay)
-        if decision.delay > 0:
-            slot.due = now + decision.delay
+        assert delay is not None, "a pool that has given up is broken"
+        self._core.do("restarting", slot.index, delay)
+        if delay > 0:
+            slot.due = now + delay
         else:
             self.spawn(slot, now)
-        return Aftermath(NextStep.RESTART, decision.delay)
-
-    def _decide(
-        self, slot: Slot, now: float, *, blamed: bool, jitter: float
-    ) -> RestartDecision:
-        announced = self._announced.pop(slot.index, None)
-        if announced is not None:
-            return announced
-        if slot.ready_at is not None:
-            return self.ledger.died(now, blamed=blamed)
-        began, final = slot.began_at, slot.hopeless
-        decision = self.ledger.start_failed(began, now, jitter=jitter, final=final)
-        self._tried_at = now
-        coming = self._retry_at is not None or self._is_trying()
-        if isinstance(decision, RetryStart) and not coming:
-            self._retry_at = now + decision.delay
-        return decision
+        return Aftermath(NextStep.RESTART, delay)
 
     def _break(self, reason: str, now: float) -> None:
         self.broken = reason
         self._core.do("broken", reason)
         self._core.fail(self._core.dispatcher.take_all(), "broken")
-        for slot in self.slots:
+        for slot in self._slots:
             if slot.state is SlotState.VACANT:
                 self.park(slot, reason, now)
             elif slot.state in {SlotState.IDLE, SlotState.STARTING}:
@@ -330,27 +300,16 @@ class Lifecycle:
 
     def next_deadline(self) -> float | None:
         """When something is due; ``None`` if nothing is."""
-        return earliest(self._retry_at, *(slot.due for slot in self.slots))
+        return earliest(self.retry_at, *(slot.due for slot in self._slots))
 
     def on_timer(self, now: float) -> None:
         """Do what is due."""
-        if self._retry_at is not None and self._retry_at <= now:
-            self._retry_at = None
+        if self.retry_at is not None and self.retry_at <= now:
+            self.retry_at = None
             self._try(now)
-        for slot in self.slots:
+        for slot in self._slots:
             if slot.due is not None and slot.due <= now:
                 self._slot_is_due(slot, now)
-
-    def stop_trying(self) -> None:
-        """Try no more whether workers can be started again."""
-        self._retry_at = None
-
-    def retire_all(self) -> bool:
-        """If every slot is retired, cancel all that is due; return whether that is so."""
-        if any(slot.state is not SlotState.RETIRED for slot in self.slots):
-            return False
-        self._retry_at = None
-        return True
 
     def _slot_is_due(self, slot: Slot, now: float) -> None:
         if slot.state in EMPTY:
@@ -367,19 +326,14 @@ class Lifecycle:
 
     def _try(self, now: float) -> None:
         """Start one worker, to find out for all parked slots whether starts succeed."""
-        for slot in self.slots:
+        for slot in self._slots:
             if slot.state is SlotState.PARKED:
-                slot.is_probe, self._tried_at = True, now
+                self._probe, self._tried_at = slot, now
                 self.spawn(slot, now)
                 return
 
     def _is_trying(self) -> bool:
-        return any(slot.is_probe and not slot.exit_planned for slot in self.slots)
-
-    def _will_try(self) -> bool:
-        """Tell whether a broken pool has a slot for its next start."""
-        parked = any(slot.state is SlotState.PARKED for slot in self.slots)
-        return parked or self._is_trying()
+        return self._probe is not None and not self._probe.exit_planned
 
     def _is_deserted(self) -> bool:
         """Tell whether no worker takes jobs now, and none will soon."""
@@ -389,7 +343,7 @@ class Lifecycle:
                 slot.state not in COMING
                 and (slot.state is not SlotState.VACANT or slot.due is None)
             )
-            for slot in self.slots
+            for slot in self._slots
         )
 
 

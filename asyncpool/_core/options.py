@@ -425,35 +425,6 @@ class RestartPolicy:
             )
 
 
-@dataclass(frozen=True, slots=True)
-class RestartWorker:
-    """Decision: start a new worker in *delay* seconds, in the same slot."""
-
-    delay: float
-
-
-@dataclass(frozen=True, slots=True)
-class RetryStart:
-    """Decision: a start has failed, and the pool tries the next one in *delay* seconds.
-
-    *breaks_pool* says that a pool without any worker is now broken.
-    """
-
-    delay: float
-    reason: str
-    breaks_pool: bool
-
-
-@dataclass(frozen=True, slots=True)
-class GiveUpRestarting:
-    """Decision: start no worker any more."""
-
-    reason: str
-
-
-RestartDecision = RestartWorker | RetryStart | GiveUpRestarting
-
-
 @dataclass(slots=True)
 class RestartLedger:
     """What a :class:`RestartPolicy` must remember of one pool.
@@ -512,16 +483,28 @@ class RestartLedger:
             # and no longer.
             self._free *= before / self._interval
 
+    @property
+    def given_up(self) -> str:
+        """Why no worker is started any more, once more have died than the policy allows."""
+        policy, most = self.policy, self.policy.max_restarts or 0
+        return (
+            f"{most + 1} workers died within {policy.period:g} s, "
+            f"and the policy allows {most}"
+        )
+
     def start_failed(
         self, began: float, now: float, *, jitter: float, final: bool = False
-    ) -> RestartDecision:
-        """Record the end of a worker that was never ready, and return what to do about it.
+    ) -> float | None:
+        """Record the end of a worker that was never ready.
 
         Args:
             began: When it was forked.
             now: The time, on a clock that never goes backwards.
             jitter: A random number in ``[0, 1)``.
             final: Whether the next start would fail in the same way.
+
+        Returns:
+            In how many seconds the pool tries the next start; ``None`` if it gives up.
         """
         # Starts that overlap fail for the same reason, so they count as one.
         if began >= self._failed_at:
@@ -529,28 +512,24 @@ class RestartLedger:
             self._failed_at = now
         self.hopeless = final
         if self._is_one_too_many(now):
-            return self._give_up()
-        return RetryStart(
-            self.policy.delay(
-                self.failures + (MAX_FAILED_STARTS - 1 if final else 0), jitter=jitter
-            ),
-            self.reason,
-            breaks_pool=self.breaks_pool,
-        )
+            return None
+        in_a_row = self.failures + (MAX_FAILED_STARTS - 1 if final else 0)
+        return self.policy.delay(in_a_row, jitter=jitter)
 
-    def died(self, now: float, *, blamed: bool) -> RestartDecision:
-        """Record the death of a worker that was ready, and return what to do about it.
+    def died(self, now: float, *, blamed: bool) -> float | None:
+        """Record the death of a worker that was ready.
 
         Args:
             now: The time, on a clock that never goes backwards.
             blamed: Whether a job is to blame.
+
+        Returns:
+            In how many seconds the next worker starts; ``None`` if the pool gives up.
         """
         if self._is_one_too_many(now):
-            return self._give_up()
-        return RestartWorker(0.0 if blamed else self._wait(now))
-
-    def _wait(self, now: float) -> float:
-        """Take a restart out of the bucket; return in how many seconds it is allowed."""
+            return None
+        if blamed:
+            return 0.0
         self._fill(now)
         self._free -= 1.0
         return max(0.0, -self._free * self._interval)
@@ -572,12 +551,6 @@ class RestartLedger:
         ):
             self._deaths.popleft()
         return len(self._deaths) > policy.max_restarts
-
-    def _give_up(self) -> GiveUpRestarting:
-        return GiveUpRestarting(
-            f"{len(self._deaths)} workers died within {self.policy.period:g} s, "
-            f"and the policy allows {self.policy.max_restarts}"
-        )
 
 
 # Decide whether a job is tried again after its worker died, or after it raised.

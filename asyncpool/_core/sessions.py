@@ -197,8 +197,6 @@ class Sessions:
             job, traits = slot.pinned.popleft(), PINNED
             # It does not count towards max_jobs: each replacement would also have one, and
             # go again.
-            limits = slot.recycle_limits
-            slot.recycle_limits = limits._replace(jobs=limits.jobs + 1)
             slot.in_flight.most += 1
         elif slot.calls:
             assert slot.session is not None

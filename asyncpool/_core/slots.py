@@ -145,11 +145,6 @@ def job_not_ended(job: int, *, beside: bool) -> str:
     return f"job {job}{', which it ran too,' if beside else ''} did not end"
 
 
-def killed_since(detail: str) -> str:
-    """Return the detail of an end that the pool brought about."""
-    return f"killed since {detail}"
-
-
 def reason_for_client(reason: str, numbers: Mapping[int, int]) -> str:
     """Return a reason with the client's number of its job, and none of another's.
 
@@ -174,9 +169,10 @@ def detail_for_client(detail: str, numbers: Mapping[int, int]) -> str:
     found = _NOT_ENDED.fullmatch(detail)
     if found is None:
         return detail
-    killed, number, beside = found[1] or "", int(found[2]), bool(found[3])
-    if number in numbers:
-        return killed + job_not_ended(numbers[number], beside=beside)
+    killed, number, beside = found.groups("")
+    job = numbers.get(int(number))
+    if job is not None:
+        return f"{killed}{job_not_ended(job, beside=bool(beside))}"
     return f"{killed}{'another' if beside else 'a'} job did not end"
 
 
@@ -228,23 +224,18 @@ class EndingEvent(enum.Enum):
     CLOSE = enum.auto()  # the pool closes, which ends the worker anyway
 
 
+# A job goes the same ways whether its worker was asked to give it back, or not.
+_NOT_BEGUN: dict[EndingEvent, EndingStage] = {
+    EndingEvent.REVOKE: EndingStage.REVOKING,
+    EndingEvent.KEEP: EndingStage.NONE,
+    EndingEvent.INTERRUPT: EndingStage.INTERRUPTING,
+    EndingEvent.DUMP: EndingStage.DUMPING,
+    EndingEvent.KILL: EndingStage.KILLING,
+    EndingEvent.CLOSE: EndingStage.NONE,
+}
 ENDING_TRANSITIONS: dict[EndingStage, dict[EndingEvent, EndingStage]] = {
-    EndingStage.NONE: {
-        EndingEvent.REVOKE: EndingStage.REVOKING,
-        EndingEvent.KEEP: EndingStage.NONE,
-        EndingEvent.INTERRUPT: EndingStage.INTERRUPTING,
-        EndingEvent.DUMP: EndingStage.DUMPING,
-        EndingEvent.KILL: EndingStage.KILLING,
-        EndingEvent.CLOSE: EndingStage.NONE,
-    },
-    EndingStage.REVOKING: {
-        EndingEvent.REVOKE: EndingStage.REVOKING,
-        EndingEvent.KEEP: EndingStage.NONE,
-        EndingEvent.INTERRUPT: EndingStage.INTERRUPTING,
-        EndingEvent.DUMP: EndingStage.DUMPING,
-        EndingEvent.KILL: EndingStage.KILLING,
-        EndingEvent.CLOSE: EndingStage.NONE,
-    },
+    EndingStage.NONE: _NOT_BEGUN,
+    EndingStage.REVOKING: _NOT_BEGUN,
     EndingStage.INTERRUPTING: {
         EndingEvent.REVOKE: EndingStage.INTERRUPTING,
         EndingEvent.KEEP: EndingStage.INTERRUPTING,
@@ -296,24 +287,6 @@ class JobEnding:
     silent: bool = False
     written: bool | None = None
 
-    def apply(self, event: EndingEvent, due: float | None = None) -> None:
-        """Change to the stage that the table says; *due* is the deadline of a new stage.
-
-        Raises:
-            IllegalTransitionError: If the table has no such arrow; nothing has changed.
-        """
-        stage = _follow(ENDING_TRANSITIONS, self.stage, event, "at stage")
-        if {stage, self.stage} <= BY_ITSELF:
-            self.due = earliest(self.due, due)  # see extend()
-        elif stage is not self.stage:
-            self.due = due
-        self.stage = stage
-
-    def extend(self, due: float) -> None:
-        """Give a job that has time to end by itself time until *due*, if it has less."""
-        if self.stage in BY_ITSELF and self.due is not None:
-            self.due = max(self.due, due)
-
 
 class JobEndings(dict[int, JobEnding]):
     """The jobs of one worker that the pool ends.
@@ -328,21 +301,27 @@ class JobEndings(dict[int, JobEnding]):
         return self.setdefault(job, JobEnding())
 
     def apply(self, job: int, event: EndingEvent, due: float | None = None) -> None:
-        """Apply *event* to *job*, which moves to the end of the order if its stage changes.
+        """Change the stage of *job* as the table says; *due* is the deadline of a new stage.
+
+        If the stage changes, the job moves to the end of the order.
 
         Raises:
             IllegalTransitionError: If the table has no such arrow; nothing has changed.
         """
         ending = self.of(job)
         before = ending.stage
-        ending.apply(event, due)
-        if ending.stage is not before:
-            self[job] = self.pop(job)
+        stage = _follow(ENDING_TRANSITIONS, before, event, "at stage")
+        if {stage, before} <= BY_ITSELF:
+            ending.due = earliest(ending.due, due)  # see stacks_demanded()
+        elif stage is not before:
+            ending.due = due
+        if stage is not before:
+            ending.stage, self[job] = stage, self.pop(job)
 
     def keep(self, job: int) -> None:
         """Record that its worker has begun *job*, and so does not give it back."""
+        self.apply(job, EndingEvent.KEEP)
         ending = self[job]
-        ending.apply(EndingEvent.KEEP)
         ending.expired = False
         if ending.stage is EndingStage.NONE and ending.mode is None:
             del self[job]  # it goes on like any other job
@@ -357,31 +336,15 @@ class JobEndings(dict[int, JobEnding]):
         ending = self.get(job)
         return ending is None or ending.mode is None
 
-    def is_due(self, job: int, now: float) -> bool:
-        """Tell whether the deadline of *job* has passed."""
-        due = self[job].due
-        return due is not None and due <= now
-
     @property
     def due(self) -> float | None:
         """The earliest of the deadlines; ``None`` if there is none."""
         return earliest(*(ending.due for ending in self.values()))
 
     @property
-    def by_itself(self) -> list[int]:
-        """The jobs that have time to end by themselves."""
-        return [job for job, it in self.items() if it.stage in BY_ITSELF]
-
-    @property
-    def dumping(self) -> list[int]:
-        """The jobs whose stacks the worker has been asked to write."""
-        stage = EndingStage.DUMPING
-        return [job for job, it in self.items() if it.stage is stage]
-
-    @property
-    def unwritten(self) -> bool:
-        """Whether the worker has still to write the stacks of one of them."""
-        return any(it.written is False for it in self.values())
+    def by_itself(self) -> bool:
+        """Whether one of them has time to end by itself."""
+        return any(it.stage in BY_ITSELF for it in self.values())
 
     @property
     def killing(self) -> int | None:
@@ -475,7 +438,6 @@ class Slot:
         state: See :data:`TRANSITIONS`.
         generation: Which worker of the slot it is, or was last, counting from 1.
         in_flight: The jobs that its worker has in flight.
-        concurrency: How many jobs its workers run at once.
         job_endings: The jobs of its worker that the pool ends; see
             :data:`ENDING_TRANSITIONS`.  All that concerns one such job is there; the attributes
             below are about the worker.
@@ -509,8 +471,6 @@ class Slot:
         exit_planned: The supervisor itself ends the worker, so its end is no crash.
         faulty: The worker must not get another job, since something in it is
             broken.
-        hopeless: Its start has failed, and another one would fail in the same way.
-        is_probe: The worker was started to find out whether starts succeed again.
         stop_stage: How far the pool has got in ending the process.
         is_overdue: The pool has asked the worker for its stacks, since its time to end
             is nearly over.
@@ -521,7 +481,6 @@ class Slot:
     rank: int = 0
     generation: int = 0
     in_flight: InFlight = field(default_factory=InFlight)
-    concurrency: int = 1
     job_endings: JobEndings = field(default_factory=JobEndings)
     seen: tuple[int, ...] = ()
     hung: bool = False
@@ -542,8 +501,6 @@ class Slot:
     due: float | None = None
     exit_planned: bool = False
     faulty: bool = False
-    hopeless: bool = False
-    is_probe: bool = False
     stop_stage: StopStage = StopStage.NO
     is_overdue: bool = False
 
@@ -566,11 +523,11 @@ class Slot:
     def renew(self) -> None:
         """Begin the next generation."""
         self.generation += 1
-        self.in_flight = InFlight(self.concurrency)
+        self.in_flight = InFlight(self.in_flight.concurrency)
         self.job_endings = JobEndings()
         self.ready_at = self.due = None
         self.seen = ()
-        self.exit_planned = self.faulty = self.hung = self.hopeless = False
+        self.exit_planned = self.faulty = self.hung = False
         self.replace_reason = self.replaces = self.drain_deadline = None
         self.draining = self.oversized = self.is_overdue = False
         self.exit_reason = ""
@@ -593,6 +550,8 @@ class Sizing:
     Attributes:
         size: How many workers there should be.
         watching: Whether it matters that a job has to wait; see :meth:`job_waits`.
+        grow_at: When to call :meth:`grow`; ``None`` if there is no need.
+        shrink_at: When to call :meth:`shrink`; ``None`` if no worker is too many.
     """
 
     def __init__(self, least: int, most: int, idle_timeout: float) -> None:
@@ -600,20 +559,20 @@ class Sizing:
         self.most = most
         self._idle_timeout = idle_timeout
         self._burst = 1
-        self._grow_at: float | None = None
-        self._shrink_at: float | None = None
+        self.grow_at: float | None = None
+        self.shrink_at: float | None = None
         self.watching = least < most
 
     def limit(self, least: int, most: int, now: float) -> None:
         """Set the least and the most number of workers."""
         self.least, self.most = least, most
-        self._grow_at, self._burst = None, 1
+        self.grow_at, self._burst = None, 1
         self._resize(min(max(self.size, least), most), now)
 
     def job_waits(self, now: float) -> None:
         """Record that a job waits and no worker is being started for it, while *watching*."""
         if self.watching:
-            self.watching, self._grow_at = False, now + GROW_EVERY
+            self.watching, self.grow_at = False, now + GROW_EVERY
 
     def grow(self, now: float, *, waiting: int, coming: int) -> None:
         """Grow, if jobs have waited long enough; workers that are starting take one job each.
@@ -623,18 +582,18 @@ class Sizing:
             waiting: How many jobs have no worker.
             coming: How many workers are already being started.
         """
-        if self._grow_at is None or now < self._grow_at:
+        if self.grow_at is None or now < self.grow_at:
             return
-        self._grow_at = None
+        self.grow_at = None
         more = min(self._burst, waiting - coming)
         if more > 0:
             self._burst *= 2
             self._resize(min(self.size + more, self.most), now)
             if self.size < self.most:
-                self._grow_at = now + GROW_EVERY
+                self.grow_at = now + GROW_EVERY
         elif not waiting:
             self._burst = 1
-        self.watching = self._grow_at is None and self.size < self.most
+        self.watching = self.grow_at is None and self.size < self.most
 
     def shrink(self, now: float, idle: Iterable[tuple[float, int]]) -> int | None:
         """Shrink by one idle worker, if there is one too many, and return its slot.
@@ -643,34 +602,22 @@ class Sizing:
             now: The time.
             idle: The idle workers: for each, since when it is idle, and its slot.
         """
-        if self._shrink_at is None or now < self._shrink_at:
+        if self.shrink_at is None or now < self.shrink_at:
             return None
         since, slot = min(idle, default=(now, None))
         if slot is None or since + self._idle_timeout > now:
-            self._shrink_at = min(since, now) + self._idle_timeout
+            self.shrink_at = min(since, now) + self._idle_timeout
             return None
         self._resize(self.size - 1, now)
         # There is no next check if that was the last worker too many.
-        if self._shrink_at is not None:  # pyright: ignore[reportUnnecessaryComparison] - _resize() sets it
-            self._shrink_at = now
+        if self.shrink_at is not None:  # pyright: ignore[reportUnnecessaryComparison] - _resize() sets it
+            self.shrink_at = now
         return slot
-
-    @property
-    def shrinks(self) -> bool:
-        """Whether the pool looks for a worker that has been idle for too long."""
-        return self._shrink_at is not None
-
-    def next_deadline(self, *, nobody_goes: bool) -> float | None:
-        """When to call :meth:`grow` and :meth:`shrink`; ``None`` if there is no need.
-
-        While *nobody_goes*, since no worker may leave now, there is no need to shrink.
-        """
-        return earliest(self._grow_at, None if nobody_goes else self._shrink_at)
 
     def _resize(self, size: int, now: float) -> None:
         self.size = size
-        self.watching = self._grow_at is None and size < self.most
+        self.watching = self.grow_at is None and size < self.most
         if size == self.least:
-            self._shrink_at = None
-        elif self._shrink_at is None:
-            self._shrink_at = now + self._idle_timeout
+            self.shrink_at = None
+        elif self.shrink_at is None:
+            self.shrink_at = now + self._idle_timeout

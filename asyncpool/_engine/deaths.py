@@ -15,7 +15,6 @@ from asyncpool._core.slots import (
     Slot,
     exit_cause,
     job_not_ended,
-    killed_since,
     reason_for_job,
 )
 from asyncpool._dataclass import replace
@@ -179,7 +178,7 @@ class Deaths:
         """Handle the end of a worker: the one place where its jobs and its slot hear of it."""
         with self._engine.turn as now:
             self._handle(handle, now)
-        self._engine.replacement.resize_waits.check()
+        self._engine.replacement.check_size()
 
     def _handle(self, handle: WorkerHandle, now: float) -> None:
         engine, registry = self._engine, self._engine.registry
@@ -191,7 +190,6 @@ class Deaths:
         # 2. What it died of.
         kind, planned = self.kind_of(handle, slot, now), slot.exit_planned
         was_ready, decided = slot.ready_at is not None, slot.exit_reason
-        slot.hopeless = handle.final and not was_ready
         silent, killed_for = slot.job_endings.silent, slot.job_endings.killing
         # 3. What that means for its jobs, which are with no worker from now on.
         found = (registry.jobs.get(number) for number in slot.in_flight.jobs)
@@ -209,6 +207,7 @@ class Deaths:
             started=blamed,
             requeue=[loss.job.id for loss in losses if loss.again],
             jitter=random.random(),  # noqa: S311 - jitter
+            final=handle.final,
         )
         if after.next_step is NextStep.PARK and (
             after.next_start is None or engine.status.cannot_start
@@ -263,7 +262,7 @@ class Deaths:
                 registry.fail(loss.job, error)
         engine.leases.worker_gone(handle.slot)
         if not planned and not was_ready:
-            engine.replacement.resize_waits.start_failed(crash, handle.began_at)
+            engine.replacement.start_failed(crash, handle.began_at)
 
     # What it died of.
 
@@ -324,7 +323,7 @@ class Deaths:
                 beside = any(job.id != killed_for for job in jobs)
                 detail = job_not_ended(killed_for, beside=beside)
             if detail and handle.killed and handle.pid is not None:
-                detail = killed_since(detail)
+                detail = f"killed since {detail}"
         crash = Crash(
             slot=handle.slot,
             generation=handle.generation,

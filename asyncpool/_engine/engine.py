@@ -476,7 +476,7 @@ class Engine:
             self.core.ready(handle.slot, now)
         if self.serving is not None:
             self.serving.ready(handle)
-        self.replacement.resize_waits.check()
+        self.replacement.check_size()
         self.status.worker_ready()
         self.profiles.join(handle)
 
@@ -550,7 +550,7 @@ class Engine:
             "retiring": self.replacement.retiring,
             "resized": self.replacement.resized,
             "roll_ended": self.replacement.rolled,
-            "left_empty": lambda *_: self.replacement.resize_waits.check(),
+            "left_empty": lambda *_: self.replacement.check_size(),
             "broken": lambda *_: self.status.note_broken(broken_errors(self)(None)),
             "recovered": self.status.note_recovered,
             "finished": self._finished.set,
@@ -660,7 +660,7 @@ class Engine:
                 self.log.closing(jobs, finish.name.lower(), timeout)
             self.registry.mark_close(self.core.lifecycle.kills)
             deadline = None if timeout is None else now + timeout
-            self.core.close(finish, deadline, now)
+            self.core.closing.begin(finish, deadline, now)
 
     def drop(self) -> None:
         """Begin to close, since nobody has the pool any more."""

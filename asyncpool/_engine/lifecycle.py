@@ -145,23 +145,17 @@ class SupervisorRunner:
         """
         self.check_loop()
         try:
-            await (close() if error is None else self._give_up())
+            if error is None:
+                await close()
+            elif self.supervisor is not None:
+                self.supervisor.give_up()
+                # Running jobs have time to clean up.  A cancellation by a scope of anyio's, which
+                # may be the reason for this call, has no effect here.
+                with anyio_shield():
+                    await shielded(self.supervisor.status.ended)
         except BaseException:
             await self.end_now()
             raise
-
-    async def _give_up(self) -> None:
-        """End everything, and give running jobs the time to clean up.
-
-        Cancellation:
-            Goes on to the caller.  A cancellation by a scope of anyio's, which may be the
-            reason for this call, has no effect here.
-        """
-        supervisor = self.supervisor
-        if supervisor is not None:
-            supervisor.give_up()
-            with anyio_shield():
-                await shielded(supervisor.status.ended)
 
     async def end_now(self) -> None:
         """Kill everything, and do not return before it is gone."""

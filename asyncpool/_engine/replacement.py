@@ -10,6 +10,7 @@ from weakref import WeakKeyDictionary
 
 from asyncpool import events
 from asyncpool._core import log_messages as say
+from asyncpool._core.lifecycle import NOT_NEEDED
 from asyncpool._core.slots import ALIVE, UP, Slot
 from asyncpool._engine.loop import Alarm, fail_quietly
 from asyncpool._engine.worker import WorkerHandle
@@ -25,84 +26,6 @@ from asyncpool.errors import (
 if TYPE_CHECKING:
     from asyncpool._engine.engine import Engine
 
-# Who waits until the pool has its new size, and what ends that wait.
-
-
-class ResizeWaits:
-    """The calls of ``resize()`` that have not returned.
-
-    Args:
-        engine: The pool's engine.
-    """
-
-    def __init__(self, engine: Engine) -> None:
-        self._engine = engine
-        self._exits = engine.core.exits
-        self._size = 0, 0
-        self._waits: dict[asyncio.Future[None], float] = {}  # and when they began
-
-    def add(self, least: int, most: int, now: float) -> asyncio.Future[None]:
-        """Return a future that is done when the pool, which is to be resized, has its size.
-
-        Call :meth:`check` when it is being resized.
-        """
-        self._size = least, most
-        wait: asyncio.Future[None] = self._engine.loop.create_future()
-        self._waits[wait] = now
-        wait.add_done_callback(self._forget)  # the caller may have been cancelled
-        return wait
-
-    def check(self) -> None:
-        """End the waits, if the pool has its size, or has given up for good."""
-        if not self._waits or self._exits.stopped:
-            return
-        if self._exits.settled:
-            self._end(math.inf, None)
-        elif self._engine.core.lifecycle.retry_in(self._engine.loop.time()) is None:
-            self._end(math.inf, self._engine.crashes[-1])
-
-    def start_failed(self, crash: events.Crash, began_at: float) -> None:
-        """End the waits with *crash*, if starts fail, and that one was for the size.
-
-        Who has called since it began waits for another start: what made this one fail may be over.
-        """
-        if not self._waits or not self._exits.misses(crash.slot):
-            return
-        if self._starts_fail:
-            self._end(began_at, crash)
-        if any(asked_at > began_at for asked_at in self._waits.values()):
-            with self._engine.turn as now:
-                self._engine.core.lifecycle.try_now(now)
-
-    @property
-    def _starts_fail(self) -> bool:
-        core = self._engine.core
-        # Who resizes a server wants to hear of the first one that fails: its code may be broken.
-        serving = self._engine.config.serving is not None
-        return serving or core.lifecycle.ledger.starts_fail or core.broken is not None
-
-    def _end(self, until: float, crash: events.Crash | None) -> None:
-        """End the waits of the calls that were made *until* then."""
-        ended = [wait for wait, asked_at in self._waits.items() if asked_at <= until]
-        if ended:
-            self._engine.log.resized(*self._size, crash)
-        for wait in ended:
-            self._forget(wait)
-            if crash is not None:
-                fail_quietly(wait, ResizeError(crash))
-            elif not wait.done():
-                wait.set_result(None)
-
-    def _forget(self, wait: asyncio.Future[None]) -> None:
-        self._waits.pop(wait, None)
-
-    def stop(self) -> None:
-        """End all waits: the pool closes."""
-        for wait in [*self._waits]:
-            self._forget(wait)
-            fail_quietly(wait, PoolClosedError())
-
-
 # Seconds between two looks at the workers' memory.  A look takes 8 us for each worker.
 _LOOK_EVERY = 0.25
 
@@ -116,9 +39,6 @@ class WorkerReplacement:
 
     Args:
         engine: The pool's engine.
-
-    Attributes:
-        resize_waits: Who waits until the pool has its new size.
     """
 
     def __init__(self, engine: Engine) -> None:
@@ -131,7 +51,9 @@ class WorkerReplacement:
         self._exits = engine.core.exits
         self._roll: asyncio.Future[events.RollResult] | None = None
         self._roll_began = 0.0
-        self.resize_waits = ResizeWaits(engine)
+        # The calls of resize() that have not returned, and when they began.
+        self._waits: dict[asyncio.Future[None], float] = {}
+        self._size = 0, 0
         self._watch = Alarm(engine.loop, self._look_at_memory)
         limits = engine.config.worker_limits
         self._hard = limits.kill_memory
@@ -197,10 +119,13 @@ class WorkerReplacement:
 
         Who cancels the future has no effect on the pool.
         """
+        wait: asyncio.Future[None] = self._engine.loop.create_future()
+        wait.add_done_callback(self._waits.pop)  # the caller may have been cancelled
         with self._engine.turn as now:
-            wait = self.resize_waits.add(least, most, now)
+            self._size = least, most
+            self._waits[wait] = now
             self._exits.resize(least, most, now)
-        self.resize_waits.check()
+        self.check_size()
         return wait
 
     def roll(self) -> asyncio.Future[events.RollResult]:
@@ -250,7 +175,50 @@ class WorkerReplacement:
         """End all waits: the pool closes."""
         self._watch.cancel()
         self.rolled(0, "the pool was closed", 0)
-        self.resize_waits.stop()
+        for wait in self._waits:
+            fail_quietly(wait, PoolClosedError())
+
+    # Who waits until the pool has its new size, and what ends that wait.
+
+    def check_size(self) -> None:
+        """End the waits, if the pool has its size, or has given up for good."""
+        if not self._waits or self._exits.stopped:
+            return
+        if self._exits.settled:
+            self._end_waits(math.inf, None)
+        elif self._engine.core.lifecycle.retry_in(self._engine.loop.time()) is None:
+            self._end_waits(math.inf, self._engine.crashes[-1])
+
+    def start_failed(self, crash: events.Crash, began_at: float) -> None:
+        """End the waits with *crash*, if starts fail, and that one was for the size.
+
+        Who has called since it began waits for another start: what made this one fail may be over.
+        """
+        core = self._engine.core
+        if not self._waits or core.slots[crash.slot].state in NOT_NEEDED:
+            return
+        # Who resizes a server wants to hear of the first one that fails: its code may be broken.
+        serving = self._engine.config.serving is not None
+        if serving or core.lifecycle.ledger.starts_fail or core.broken is not None:
+            self._end_waits(began_at, crash)
+        if any(asked_at > began_at for asked_at in self._waits.values()):
+            with self._engine.turn as now:
+                core.lifecycle.try_now(now)
+
+    def _end_waits(self, until: float, crash: events.Crash | None) -> None:
+        """End the waits of the calls that were made *until* then."""
+        ended = [
+            wait
+            for wait, asked_at in self._waits.items()
+            if asked_at <= until and not wait.done()
+        ]
+        if ended:
+            self._engine.log.resized(*self._size, crash)
+        for wait in ended:
+            if crash is not None:
+                fail_quietly(wait, ResizeError(crash))
+            else:
+                wait.set_result(None)
 
     # Memory.
 

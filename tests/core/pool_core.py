@@ -147,7 +147,7 @@ class Core:
         self.roll = self._told(core.exits.roll)
         # The end, and time.
         self.release = self._told(core.release)
-        self.close = self._told(core.close)
+        self.close = self._told(core.closing.begin)
         self.abandon = core.closing.abandon
         self.next_deadline = core.next_deadline
         self.on_timer = self._told(core.on_timer)
@@ -200,7 +200,8 @@ class Core:
 
     def let_go(self, slot: int, why: str, now: float) -> Commands:
         """Let a worker go, even if no replacement is ready."""
-        return self._told(self._core.exits.release)(self.slots[slot], why, now)
+        self._core.exits.leave(self.slots[slot], why, now)
+        return self._told(self._core.exits.step)(now)
 
     def job_waits(self, now: float) -> None:
         """Let a job have come for which no worker was free, if the core wants to know that."""
@@ -265,7 +266,7 @@ class Core:
     @property
     def retry_at(self) -> float | None:
         """When the next start is tried, after those that failed; ``None`` for never."""
-        return self._core.lifecycle._retry_at
+        return self._core.lifecycle.retry_at
 
     def in_hand(self, slot: int) -> int:
         """Return how many jobs a worker has in hand."""

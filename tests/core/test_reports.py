@@ -13,7 +13,6 @@ from asyncpool._core.slots import (
     detail_for_client,
     exit_cause,
     job_not_ended,
-    killed_since,
     reason_for_client,
 )
 from asyncpool._engine.admission import describe_waiting, list_functions
@@ -85,7 +84,8 @@ def test_a_reason_names_the_clients_own_jobs_only(reason: str, told: str) -> Non
 def test_the_number_in_a_detail_is_read_again(*, beside: bool) -> None:
     detail, told = (job_not_ended(job, beside=beside) for job in (30, 1))
     assert detail_for_client(detail, {30: 1}) == told
-    assert detail_for_client(killed_since(detail), {30: 1}) == killed_since(told)
+    killed = "killed since "
+    assert detail_for_client(killed + detail, {30: 1}) == killed + told
 
 
 def test_a_crash_has_the_clients_number_of_its_slot_and_names_no_job() -> None:

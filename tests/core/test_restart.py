@@ -13,12 +13,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from asyncpool._core.options import (
     BURST,
     MAX_FAILED_STARTS,
-    GiveUpRestarting,
-    RestartDecision,
     RestartLedger,
     RestartPolicy,
-    RestartWorker,
-    RetryStart,
 )
 
 # The policy.
@@ -129,11 +125,8 @@ class LedgerMachine(RuleBasedStateMachine):
     def one_dies_idle(self) -> None:
         self.deaths.append(self.now)
         verdict = self.ledger.died(self.now, blamed=False)
-        given_up = self.given_up()
         # How long it waits is the matter of a test of its own.
-        assert verdict == given_up or (
-            given_up is None and isinstance(verdict, RestartWorker)
-        )
+        assert (verdict is None) is self.given_up()
 
     @rule(
         ago=st.sampled_from([0.0, 0.005, 0.2, 13.0]),
@@ -147,36 +140,32 @@ class LedgerMachine(RuleBasedStateMachine):
         for it in self.row:
             if it.began >= last:
                 failures, last = failures + 1, it.ended
-        expected = self.given_up()
-        if expected is None:
-            most = self.policy.max_failed_starts
-            expected = RetryStart(
-                self.policy.delay(failures, jitter=jitter),
-                f"{failures} starts failed in a row"
-                if failures > 1
-                else "the start failed",
-                breaks_pool=most is not None and failures >= most,
-            )
-        assert verdict == expected
+        if self.given_up():
+            assert verdict is None
+            return
+        assert verdict == self.policy.delay(failures, jitter=jitter)
+        many = f"{failures} starts failed in a row"
+        assert self.ledger.reason == (many if failures > 1 else "the start failed")
+        most = self.policy.max_failed_starts
+        assert self.ledger.breaks_pool is (most is not None and failures >= most)
 
-    def given_up(self) -> RestartDecision | None:
+    def given_up(self) -> bool:
         most, period = self.policy.max_restarts, self.policy.period
         if most is None:
-            return None
-        recent = sum(time >= self.now - period for time in self.deaths)
-        if recent <= most:
-            return None
+            return False
+        if sum(time >= self.now - period for time in self.deaths) <= most:
+            return False
         # However many there were, more than one above the limit say nothing.
-        return GiveUpRestarting(
-            f"{min(recent, most + 1)} workers died within 60 s, "
-            f"and the policy allows {most}"
+        assert self.ledger.given_up == (
+            f"{most + 1} workers died within 60 s, and the policy allows {most}"
         )
+        return True
 
     @rule()
     def one_dies_in_a_job(self) -> None:
         self.deaths.append(self.now)
         verdict = self.ledger.died(self.now, blamed=True)
-        assert verdict == (self.given_up() or RestartWorker(0.0))
+        assert verdict == (None if self.given_up() else 0.0)
 
     @invariant()
     def its_memory_is_bounded(self) -> None:
@@ -200,28 +189,20 @@ class OnePool:
         self.ledger = RestartLedger(policy or RestartPolicy(), workers)
         self.now = 1_000.0
 
-    def fail(self, *, after: float = 1.0, jitter: float = 0.0) -> RestartDecision:
+    def fail(self, *, after: float = 1.0, jitter: float = 0.0) -> float | None:
         """Let a start fail that began now, *after* seconds."""
         began, self.now = self.now, self.now + after
         return self.ledger.start_failed(began, self.now, jitter=jitter)
 
-    def die(self, *, after: float = 0.0) -> RestartDecision:
+    def die(self, *, after: float = 0.0) -> float | None:
         """Let a worker die that has no job, *after* seconds."""
         self.now += after
         return self.ledger.died(self.now, blamed=False)
 
-    def crash(self, *, after: float = 0.0) -> RestartDecision:
+    def crash(self, *, after: float = 0.0) -> float | None:
         """Let one die in the middle of a job."""
         self.now += after
         return self.ledger.died(self.now, blamed=True)
-
-
-def delays(verdicts: list[RestartDecision]) -> list[float]:
-    found = []
-    for verdict in verdicts:
-        assert isinstance(verdict, RestartWorker), verdict
-        found.append(verdict.delay)
-    return found
 
 
 @pytest.mark.parametrize(("limit", "many"), [(3, 3), (None, MAX_FAILED_STARTS)])
@@ -243,8 +224,8 @@ def test_some_idle_deaths_for_each_worker_are_free_and_others_wait(
     pool = OnePool(workers=workers)
     pool.ledger.ready(0.01, pool.now)  # a tenth of the time: ten a second
     free = BURST * workers
-    assert delays([pool.die() for _ in range(free)]) == [0.0] * free
-    assert delays([pool.die() for _ in range(3)]) == pytest.approx([0.1, 0.2, 0.3])
+    assert [pool.die() for _ in range(free)] == [0.0] * free
+    assert [pool.die() for _ in range(3)] == pytest.approx([0.1, 0.2, 0.3])
 
 
 def test_what_was_free_comes_back_with_time() -> None:
@@ -252,11 +233,11 @@ def test_what_was_free_comes_back_with_time() -> None:
     pool.ledger.ready(0.01, pool.now)
     for _ in range(BURST):
         pool.die()
-    assert delays([pool.die(after=0.1)]) == pytest.approx([0.0])
-    assert delays([pool.die(after=0.05)]) == pytest.approx([0.05])
+    assert [pool.die(after=0.1)] == pytest.approx([0.0])
+    assert [pool.die(after=0.05)] == pytest.approx([0.05])
     after_a_rest = [pool.die(after=1_000.0), *(pool.die() for _ in range(BURST - 1))]
-    assert delays(after_a_rest) == [0.0] * BURST
-    assert delays([pool.die()]) == pytest.approx([0.1])
+    assert after_a_rest == [0.0] * BURST
+    assert [pool.die()] == pytest.approx([0.1])
 
 
 @pytest.mark.parametrize(
@@ -269,7 +250,7 @@ def test_they_wait_as_long_as_starts_take_but_never_long(
     pool.ledger.ready(took, pool.now)
     for _ in range(BURST):
         pool.die()
-    assert delays([pool.die()]) == pytest.approx([interval])
+    assert [pool.die()] == pytest.approx([interval])
 
 
 def test_none_waits_for_longer_when_starts_have_become_slow() -> None:
@@ -277,22 +258,22 @@ def test_none_waits_for_longer_when_starts_have_become_slow() -> None:
     pool.ledger.ready(0.01, pool.now)
     for _ in range(2 * BURST):
         pool.die()
-    assert delays([pool.die(), pool.die()]) == pytest.approx([0.1, 0.2])
+    assert [pool.die(), pool.die()] == pytest.approx([0.1, 0.2])
     # The first of them is forked then, and takes half of that again to be ready.
     pool.now += 0.15
     pool.ledger.ready(0.05, pool.now)
-    assert delays([pool.die()]) == pytest.approx([0.05 + 0.5]), "behind the second"
+    assert [pool.die()] == pytest.approx([0.05 + 0.5]), "behind the second"
     pool.now += 0.55 + 0.05
     pool.ledger.ready(0.05, pool.now)
-    assert delays([pool.die()]) == pytest.approx([0.5 - 0.05])
+    assert [pool.die()] == pytest.approx([0.5 - 0.05])
 
 
 def test_the_time_before_a_slow_start_counts_as_it_was() -> None:
     pool = OnePool()
-    assert delays([pool.die() for _ in range(BURST)]) == [0.0] * BURST
+    assert [pool.die() for _ in range(BURST)] == [0.0] * BURST
     pool.now += 0.05  # half a restart has come, at one each 0.1 s
     pool.ledger.ready(0.05, pool.now)
-    assert delays([pool.die()]) == [pytest.approx(0.25)]  # the other half, at 0.5 s
+    assert [pool.die()] == [pytest.approx(0.25)]  # the other half, at 0.5 s
 
 
 @given(
@@ -306,13 +287,13 @@ def test_a_storm_takes_at_most_a_tenth_of_the_time(
     """Of one core, if a start computes for as long as it takes."""
     pool = OnePool(workers=workers)
     pool.ledger.ready(took, pool.now)
-    begun = []  # when the next worker is forked
+    begun: list[float] = []  # when the next worker is forked
     start, due = pool.now, pool.now
     while pool.now < start + 20.0:
         pool.now = max(pool.now + every, due)
         verdict = pool.die()
-        assert isinstance(verdict, RestartWorker)
-        due = pool.now + verdict.delay
+        assert verdict is not None
+        due = pool.now + verdict
         begun.append(due)
     seconds = begun[-1] - start
     spent = took * (len(begun) - BURST * workers)
@@ -347,7 +328,7 @@ def test_a_limit_is_refused_if_and_only_if_no_failing_start_exceeds_it(
         pool = OnePool(policy_of())
         waits = [0.0, *(b - a for a, b in itertools.pairwise(deaths))]
         verdicts = [pool.fail(after=wait) for wait in waits]
-        assert any(isinstance(verdict, GiveUpRestarting) for verdict in verdicts)
+        assert None in verdicts
     else:
         with pytest.raises(ValueError, match="never exceed"):
             policy_of()

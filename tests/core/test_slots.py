@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 from typing import Any
 
@@ -92,18 +93,18 @@ def test_every_pair_is_an_arrow_of_the_drawing_or_an_error(
     assert list(table) == list(states)
     for state, event in itertools.product(states, events):
         made: Any = Slot(3, state)
+        apply, where = made.apply, "state"
         if states is EndingStage:
-            made = JobEnding(state, None, mode=KILL)
-        before, where = dataclasses.replace(made), "state"
-        if states is EndingStage:
-            where = "at stage"
+            made, where = JobEnding(state, None, mode=KILL), "at stage"
+            apply = functools.partial(JobEndings({1: made}).apply, 1)
+        before = dataclasses.replace(made)
         if event in table[state]:
-            made.apply(event)
+            apply(event)
             now = made.state if states is SlotState else made.stage
             assert now is table[state][event]
             continue
         with pytest.raises(IllegalTransitionError) as caught:
-            made.apply(event)
+            apply(event)
         assert where in str(caught.value)
         assert str(caught.value).startswith(event.name)
         assert str(caught.value).endswith(state.name)
@@ -128,15 +129,13 @@ def test_a_new_generation_inherits_nothing_from_the_last_one() -> None:
         draining=True,
         oversized=True,
         is_overdue=True,
-        is_probe=True,
         exit_reason="roll",
         stop_stage=StopStage.KILLED,
     )
     in_flight, endings = slot.in_flight, slot.job_endings
     in_flight.add(17, JobTraits())
     slot.renew()
-    # That it tries for all parked slots is known before the start.
-    fresh = Slot(3, SlotState.STARTING, generation=5, is_probe=True)
+    fresh = Slot(3, SlotState.STARTING, generation=5)
     fresh.in_flight = slot.in_flight
     assert slot == fresh
     assert (slot.in_flight.jobs, slot.in_flight.revoking) == ({}, False)
