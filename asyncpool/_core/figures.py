@@ -179,6 +179,10 @@ class FunctionTotals:
             found = self._known[name, via] = FunctionFigures(name, via)
         return found
 
+    def count(self, outcome: JobOutcome) -> int:
+        """Return how many jobs of all of them have ended so, otherwise than by returning."""
+        return sum(each.others.get(outcome, 0) for each in self)
+
     def __iter__(self) -> Iterator[FunctionFigures]:
         return chain(self._known.values(), self._others.values())
 

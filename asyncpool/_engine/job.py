@@ -50,9 +50,10 @@ class Holder(asyncio.Future[None]):
     Attributes:
         job: The job, once there is one.
         until: When the lease lapses, on the loop's clock, if that is known.
+        slot: The slot of the worker that still has the job, once that is settled.
     """
 
-    __slots__ = ("_tell", "job", "until")
+    __slots__ = ("_tell", "job", "slot", "until")
 
     job: PoolJob[Any] | None
 
@@ -60,6 +61,7 @@ class Holder(asyncio.Future[None]):
         super().__init__(loop=asyncio.get_running_loop())
         self.job = None
         self.until: float | None = None
+        self.slot: int | None = None
         self._tell = tell
 
     def cancel(self, msg: Any | None = None) -> bool:

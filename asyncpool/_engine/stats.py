@@ -11,7 +11,7 @@ from asyncpool._core.slots import ALIVE, Slot
 from asyncpool._engine.machine import cpu_time
 from asyncpool._engine.worker import WorkerHandle
 from asyncpool._wire.posix import memory_at_most
-from asyncpool.enums import RunState, SlotState
+from asyncpool.enums import JobOutcome, RunState, SlotState
 from asyncpool.stats import PoolStats, RunningJob, SlotStats
 
 if TYPE_CHECKING:
@@ -62,10 +62,10 @@ def _read(engine: Engine) -> PoolStats:
         submitted=registry.submitted,
         completed=registry.completed,
         failed=registry.failed,
-        cancelled=registry.cancellations,
+        cancelled=totals.functions.count(JobOutcome.CANCELLED),
         refused=totals.refused,
-        timeouts=totals.timeouts,
-        retries=totals.retries,
+        timeouts=totals.functions.count(JobOutcome.TIMEOUT),
+        retries=sum(each.retries for each in totals.functions),
         crashes=sum(totals.crash_kinds.values()),
         crash_kinds=dict(totals.crash_kinds),
         exits=dict(totals.exits),

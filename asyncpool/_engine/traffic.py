@@ -262,7 +262,7 @@ class Traffic:
             for job in jobs:
                 job.sent_at = now
                 large = large or type(job.payload) is OutOfBandPickle
-        if large or hub.traced or self._leases.open:
+        if large or hub.traced or self._leases.holders:
             self._send_specially(slot, jobs)
         else:
             outbox.put_jobs(jobs, slot)
