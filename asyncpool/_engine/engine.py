@@ -50,7 +50,6 @@ from asyncpool._engine.timers import Heartbeats, JobTimers, Pings, StallWatch
 from asyncpool._engine.traffic import Traffic
 from asyncpool._engine.worker import WorkerHandle
 from asyncpool._wire.frames import Frame
-from asyncpool._wire.messages import WorkerConfig
 from asyncpool.errors import (
     PoolBrokenError,
     PoolClosedError,
@@ -185,22 +184,17 @@ class PoolStatus:
         if core.minimum_ready:
             self.ready.set_result(None)
         elif core.failure is not None:
-            reason = f"{core.failure}, and not all workers are ready"
-            crashes = tuple(self._engine.crashes)
-            self._fail_waiters(
-                PoolBrokenError(reason=reason, crashes=crashes, retry_after=None)
-            )
+            self._give_up(f"{core.failure}, and not all workers are ready")
 
-    def note_broken(self, error: PoolBrokenError) -> None:
+    def note_broken(self, reason: str) -> None:
         """Note that the pool is broken; for good, if it was never ready."""
-        if error.retry_after is not None and not self.ready.done():
-            error = PoolBrokenError(
-                reason=error.reason, crashes=error.crashes, retry_after=None
-            )
-        self._engine.log.broken(error.reason, error.retry_after)
-        self._engine.hub.publish(events.Broken(error.reason, error.crashes))
-        if error.retry_after is None:
-            self._fail_waiters(error)
+        engine, retry_after = self._engine, None
+        if self.ready.done():
+            retry_after = engine.core.lifecycle.retry_in(engine.loop.time())
+        engine.log.broken(reason, retry_after)
+        engine.hub.publish(events.Broken(reason, tuple(engine.crashes)))
+        if retry_after is None:
+            self._give_up(reason)
 
     def note_recovered(self, slot: int) -> None:
         """Note that starts succeed again, since the worker in *slot* is ready."""
@@ -211,10 +205,7 @@ class PoolStatus:
         """Note that the supervisor has failed; return the error for open jobs."""
         self._engine.log.now(say.SUPERVISOR_FAILED, {"error": error})
         text = f"the supervisor failed: {error!r}"
-        crashes = tuple(self._engine.crashes)
-        self._fail_waiters(
-            PoolBrokenError(reason=text, crashes=crashes, retry_after=None)
-        )
+        self._give_up(text)
         return PoolClosedError(text)
 
     def note_ended(self) -> None:
@@ -223,7 +214,9 @@ class PoolStatus:
             if not future.done():
                 future.set_result(None)
 
-    def _fail_waiters(self, error: PoolBrokenError) -> None:
+    def _give_up(self, reason: str) -> None:
+        crashes = tuple(self._engine.crashes)
+        error = PoolBrokenError(reason=reason, crashes=crashes, retry_after=None)
         for future in (self.ready, self.outcome):
             fail_quietly(future, error)
 
@@ -285,7 +278,11 @@ class Engine:
     is_remote = False
 
     def __init__(self, config: SupervisorConfig, hub: PoolHub) -> None:
-        loop, worker = asyncio.get_running_loop(), _first_config(config)
+        loop = asyncio.get_running_loop()
+        levels, disabled = explicit_levels()
+        worker = config.worker._replace(
+            levels=levels, disabled=disabled, preload=config.preload
+        )
         self.loop, self.thread, self.config, self.hub = loop, get_ident(), config, hub
         self.core = _core_of(config)
         self.concurrency = config.worker.concurrency
@@ -401,13 +398,11 @@ class Engine:
 
     def _stop(self, reason: PoolClosedError) -> None:
         self._alarm.cancel()
-        for part in (self.traffic, self.timers, self.stalls, self.heartbeats):
-            part.stop()
         self.loop_lag.alarm.cancel()
-        self.replacement.stop()
-        self.profiles.stop()
-        if self._pings is not None:
-            self._pings.stop()
+        parts = self.traffic, self.timers, self.stalls, self.heartbeats, self._pings
+        for part in (*parts, self.replacement, self.profiles):
+            if part is not None:
+                part.stop()
         self.core.closing.abandon()
         self.traffic.look()
         self.sessions.refuse()
@@ -551,7 +546,7 @@ class Engine:
             "resized": self.replacement.resized,
             "roll_ended": self.replacement.rolled,
             "left_empty": lambda *_: self.replacement.resize_waits.check(),
-            "broken": lambda *_: self.status.note_broken(broken_errors(self)(None)),
+            "broken": self.status.note_broken,
             "recovered": self.status.note_recovered,
             "finished": self._finished.set,
         }
@@ -562,7 +557,7 @@ class Engine:
         """Fail jobs: some at once, and if there are more, some in each turn of the loop."""
         jobs = deque(self.registry.jobs[number] for number in numbers)
         errors: dict[str, Callable[[PoolJob[Any]], Exception]] = {
-            "closed": lambda job: closed_error(job, self._worker_of(job)),
+            "closed": lambda job: closed_error(job, self.handles),
             "broken": broken_errors(self),
             "expired": lambda job: expire(job, self.loop.time()),
         }
@@ -580,9 +575,6 @@ class Engine:
         fail_some()
         if jobs:
             self.tasks.create_task(fail_rest(), name="asyncpool: fail queued jobs")
-
-    def _worker_of(self, job: PoolJob[Any]) -> WorkerHandle | None:
-        return None if job.slot is None else self.handles[job.slot]
 
     def _write_stacks(self, slot: int, number: int | None) -> None:
         job = self.registry.jobs.get(number or 0)
@@ -710,14 +702,6 @@ class Engine:
     def summary(self) -> events.CloseSummary:
         """Return what the close did."""
         return self.registry.summary(self.core.lifecycle.kills)
-
-
-def _first_config(config: SupervisorConfig) -> WorkerConfig:
-    """Return the configuration of workers that are started before any broadcast."""
-    levels, disabled = explicit_levels()
-    return config.worker._replace(
-        levels=levels, disabled=disabled, preload=config.preload
-    )
 
 
 def _core_of(config: SupervisorConfig) -> Core:

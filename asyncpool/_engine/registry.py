@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import pickle
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from functools import partial
 from time import monotonic
 from typing import TYPE_CHECKING, Any
@@ -687,15 +687,19 @@ def expire(job: PoolJob[object], now: float) -> JobTimeoutError:
     return timeout_error(job)
 
 
-def closed_error(job: PoolJob[object], handle: WorkerHandle | None) -> PoolClosedError:
+def closed_error(
+    job: PoolJob[object], handles: Mapping[int, WorkerHandle]
+) -> PoolClosedError:
     """Return the error of a job whose pool closes before the job is done.
 
     Args:
         job: The job.
-        handle: The worker that has it, if one has.
+        handles: The workers by slot, one of which may have it.
     """
-    delivery = Delivery.NEVER_SENT if handle is None else delivery_of(job, handle)
-    earlier_attempts = job.attempt if handle is None else job.attempt - 1
+    delivery, earlier_attempts = Delivery.NEVER_SENT, job.attempt
+    if job.slot is not None:
+        delivery = delivery_of(job, handles[job.slot])
+        earlier_attempts -= 1
     if earlier_attempts > 0:
         # It had begun before.  Or it has ended, and its outcome is being unpickled.
         delivery = Delivery.STARTED

@@ -514,25 +514,22 @@ class Traffic:
             self._alarm.set_in(_ANSWER_GRACE)
 
     def on_revoked(self, handle: WorkerHandle, sequences: tuple[int, ...]) -> None:
-        """Note which jobs a worker will not begin."""
-        try:
-            with self._engine.turn as now:
-                self._engine.core.revoked(handle.slot, sequences, now)
-        except ProtocolError as error:
-            handle.distrust(str(error))
+        """Note which jobs a worker will not begin.
+
+        Raises:
+            ProtocolError: If it was not asked for one of them.
+        """
+        with self._engine.turn as now:
+            self._engine.core.revoked(handle.slot, sequences, now)
 
     # Streams that yield items.
 
-    def on_items(self, handle: WorkerHandle, frames: list[Frame]) -> None:
-        """Hand the items of streams to their jobs."""
-        for frame in frames:
-            try:
-                self._on_item(handle, frame)
-            except ProtocolError as error:
-                handle.distrust(str(error))
-                return
+    def on_item(self, handle: WorkerHandle, frame: Frame) -> None:
+        """Hand an item of a stream to its job.
 
-    def _on_item(self, handle: WorkerHandle, frame: Frame) -> None:
+        Raises:
+            ProtocolError: If the worker may not send it.
+        """
         if frame.job not in self._engine.core.slots[handle.slot].in_flight.jobs:
             raise ProtocolError(
                 f"it sent an item of job {frame.job}, which it does not have"

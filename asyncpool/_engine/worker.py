@@ -582,7 +582,6 @@ class WorkerHandle:
                 return
         frames = [Frame(*frame) for frame in frames]
         outcomes: list[Frame] = []
-        items: list[Frame] = []
         try:
             for frame in frames:
                 if frame.kind is FrameKind.LAST_HEARTBEAT:
@@ -590,16 +589,14 @@ class WorkerHandle:
                 elif frame.kind is _VALUE or frame.kind is _ERROR:
                     outcomes.append(outbox.complete(frame))
                 elif frame.kind is FrameKind.ITEM:
-                    items.append(outbox.complete(frame))
+                    # At once, before all outcomes: that of its stream comes behind it, and those
+                    # of other jobs have nothing to do with it.
+                    self._pool.traffic.on_item(self, outbox.complete(frame))
                 else:
                     outbox.take(frame)
         except ProtocolError as error:
             trouble = str(error)
-        # Items before outcomes: a stream's outcome comes after its items, and the outcomes of
-        # other jobs have nothing to do with these items.
-        if items:
-            self._pool.traffic.on_items(self, items)
-        if outcomes and not self.broke_protocol:
+        if outcomes:
             self._pool.traffic.on_outcomes(self, outcomes)
         if trouble:
             self.distrust(trouble)
