@@ -6,8 +6,10 @@ Nothing here decides anything, and the pool works the same without it.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import field
 from itertools import chain
 
+from asyncpool._dataclass import dataclass
 from asyncpool.enums import JobOutcome
 from asyncpool.errors import ProtocolError
 from asyncpool.events import Via
@@ -101,6 +103,7 @@ MOST_NAMES = 200
 OTHER = "other"
 
 
+@dataclass(slots=True)
 class FunctionFigures:
     """What is counted of one function.
 
@@ -116,28 +119,15 @@ class FunctionFigures:
         items: How many items of maps have an outcome.
     """
 
-    __slots__ = (
-        "items",
-        "name",
-        "ok",
-        "others",
-        "retries",
-        "run",
-        "takeovers",
-        "via",
-        "wait",
-    )
-
-    def __init__(self, name: str, via: Via) -> None:
-        self.name: str = name
-        self.via: Via = via
-        self.run: Durations = Durations()
-        self.wait: Durations = Durations()
-        self.ok: int = 0
-        self.others: dict[JobOutcome, int] = {}
-        self.retries: int = 0
-        self.takeovers: int = 0
-        self.items: int = 0
+    name: str
+    via: Via
+    run: Durations = field(default_factory=Durations)
+    wait: Durations = field(default_factory=Durations)
+    ok: int = 0
+    others: dict[JobOutcome, int] = field(default_factory=dict)
+    retries: int = 0
+    takeovers: int = 0
+    items: int = 0
 
     def ended(self, outcome: JobOutcome) -> None:
         """Count a job that has ended otherwise than by returning."""
@@ -199,12 +189,9 @@ class FunctionTotals:
 # The classes of responses, by the first digit of their status; the first one is for what is none.
 CLASSES = ("other", "1xx", "2xx", "3xx", "4xx", "5xx")
 
-# The numbers at the beginning of a report.
-_COUNTERS = (
-    *("open", "open_websockets", "busy"),
-    *("cut", "refused", "timed_out", "websockets"),
-)
+# The numbers at the beginning of a report; the last ones only grow.
 _GROWING = ("cut", "refused", "timed_out", "websockets")
+_COUNTERS = ("open", "open_websockets", "busy", *_GROWING)
 
 
 class RequestFigures:

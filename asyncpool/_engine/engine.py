@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from threading import get_ident
 from time import monotonic
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from asyncpool import events
 from asyncpool._core import log_messages as say
@@ -49,7 +49,7 @@ from asyncpool._engine.stats import pool_stats
 from asyncpool._engine.timers import Heartbeats, JobTimers, Pings, StallWatch
 from asyncpool._engine.traffic import Traffic
 from asyncpool._engine.worker import WorkerHandle
-from asyncpool._wire.frames import Frame
+from asyncpool._wire.frames import Frame, FrameKind
 from asyncpool.errors import (
     PoolBrokenError,
     PoolClosedError,
@@ -57,11 +57,6 @@ from asyncpool.errors import (
 )
 from asyncpool.events import Crash
 from asyncpool.stats import PoolStats
-
-if TYPE_CHECKING:  # few pools have a sandbox
-    from asyncpool._sandbox.confinement import Confinement
-    from asyncpool._sandbox.places import Places
-
 
 # How many jobs fail in one turn of the loop.  Each takes some microseconds, and a queue may have a
 # million of them.
@@ -327,7 +322,11 @@ class Engine:
             variables=() if env is None else env.common,
             imports=config.launcher_imports,
         )
-        self.places = None if sandbox is None else _places(sandbox, self.threads)
+        self.places: Places | None = None
+        if sandbox is not None:
+            from asyncpool._sandbox.places import Places  # noqa: PLC0415 - few have one
+
+            self.places = Places(sandbox, self.threads)
         self.worker_logs = WorkerLogs(loop, config.name)
         self.buffer = memoryview(bytearray(READ_SIZE))
         self._deaths = Deaths(self)
@@ -440,14 +439,6 @@ class Engine:
         self.status.check_all_ready()
 
     # What workers say.
-
-    # Their life.
-
-    def config_for(self, handle: WorkerHandle) -> bytes:
-        """Return what a worker is told that is being started, packed."""
-        if self.serving is not None:
-            return self.serving.config(handle)
-        return self.broadcasts.config()
 
     def on_spawned(self, handle: WorkerHandle) -> None:
         """Count a worker that has a process, and tell the listeners."""
@@ -579,7 +570,7 @@ class Engine:
     def _write_stacks(self, slot: int, number: int | None) -> None:
         job = self.registry.jobs.get(number or 0)
         attempt = 0 if job is None else job.attempt
-        self.handles[slot].ask_for_stacks(number or 0, attempt)
+        self.handles[slot].ask(FrameKind.STACKS, b"", number or 0, attempt)
 
     def _parked(self, slot: int, reason: str, probe_in: float | None) -> None:
         if self.status.cannot_start:
@@ -719,9 +710,3 @@ def _core_of(config: SupervisorConfig) -> Core:
         end_grace=config.end_grace,
         serving=config.serving is not None,
     )
-
-
-def _places(confinement: Confinement, threads: Threads) -> Places:
-    from asyncpool._sandbox.places import Places  # noqa: PLC0415 - few have a sandbox
-
-    return Places(confinement, threads)

@@ -152,12 +152,9 @@ class HeartbeatLog:
     __slots__ = ("_number", "at", "attempt", "details", "heard", "news")
 
     def __init__(self, job: asyncio.Future[Any]) -> None:
-        self.attempt: int = 0
-        self.heard: int = 0
-        self._number = 0
-        self.at: float = 0.0
-        self.details: bytes = b""
-        self.news: asyncio.Event = asyncio.Event()
+        self.attempt = self.heard = self._number = 0
+        self.at, self.details = 0.0, b""
+        self.news = asyncio.Event()
         job.add_done_callback(self._tell)
 
     def add(self, beat: Beat, now: float) -> None:
@@ -534,17 +531,6 @@ class StreamJob(PoolJob[Any]):
     Attributes:
         credit: How many items the worker may send in all, in this attempt.
     """
-
-    __slots__ = (
-        "_first",
-        "_heard_at",
-        "_items",
-        "_news",
-        "_prefetch",
-        "_received",
-        "_taken",
-        "credit",
-    )
 
     def __init__(
         self, number: int, function: Function, options: JobOptions, *args: Any

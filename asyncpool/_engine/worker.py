@@ -20,11 +20,11 @@ import socket
 import sys
 import traceback
 from collections import deque
-from collections.abc import Callable
+from functools import partial
 from time import monotonic
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-from asyncpool._engine.channel import Channel
+from asyncpool._engine.channel import Channel, DescriptorSocket
 from asyncpool._engine.interpreter import LaunchError
 from asyncpool._engine.launcher import Process
 from asyncpool._engine.outbox import Outbox
@@ -98,17 +98,14 @@ class Serving(Protocol):
         ...
 
     def open_link(
-        self,
-        handle: WorkerHandle,
-        sock: socket.socket,
-        make_channel: Callable[[socket.socket], Channel],
+        self, handle: WorkerHandle, sock: DescriptorSocket, channel: Channel
     ) -> ServingLink:
         """Return the link of a worker that is being started.
 
         Args:
             handle: The worker.
-            sock: The pool's end of the job channel; the link may wrap it in another socket.
-            make_channel: Makes a channel of a socket; the handle closes it.
+            sock: The pool's end of the job channel.
+            channel: The job channel; the handle closes it.
 
         Raises:
             OSError: If this process lacks the means.
@@ -273,10 +270,6 @@ class WorkerHandle:
         """Ask it to end the running job with this sequence number."""
         self.ask(FrameKind.INTERRUPT, pack_numbers((sequence,)))
 
-    def ask_for_stacks(self, job: int = 0, attempt: int = 0) -> None:
-        """Ask the worker to write the stacks of its threads, and of *job*, on its page."""
-        self.ask(FrameKind.STACKS, b"", job, attempt)
-
     def demand_stacks(self) -> None:
         """Have a signal handler write its stacks, since no thread of Python's may run there."""
         if self.process is not None:
@@ -439,21 +432,19 @@ class WorkerHandle:
             OSError: If this process lacks the means.
         """
         ours, job_end = _pair(theirs)
-        size, serving = self._config.worker.max_payload, self._pool.serving
-        if serving is None:
-            self.jobs = self._channel(ours, size, self._on_job_frames, bare=True)
+        pool, size = self._pool, self._config.worker.max_payload
+        opened = partial(Channel, self._loop, buffer=pool.buffer, on_end=self.on_end)
+        if pool.serving is None:
+            on_frames = self._on_job_frames
+            self.jobs = opened(ours, max_payload=size, bare=True, on_frames=on_frames)
         else:
-
-            def make_channel(sock: socket.socket) -> Channel:
-                self.jobs = self._channel(sock, size, self._on_link_frames)
-                return self.jobs
-
-            self.link = serving.open_link(self, ours, make_channel)
+            ours, on_frames = DescriptorSocket(ours), self._on_link_frames
+            self.jobs = opened(ours, max_payload=size, on_frames=on_frames)
+            self.link = pool.serving.open_link(self, ours, self.jobs)
         ours, control_end = _pair(theirs)
-        control = self.control = self._channel(
-            ours, _MAX_CONTROL, self._on_control_frames
-        )
-        assert self.jobs is not None
+        on_frames = self._on_control_frames
+        control = opened(ours, max_payload=_MAX_CONTROL, on_frames=on_frames)
+        self.control = control
         self.outbox.connect(self.jobs, control)
         page = self.page.open()
         theirs.callback(os.close, page)
@@ -465,11 +456,13 @@ class WorkerHandle:
         if self._config.handover is not None:
             for fd in self._config.handover.fds:
                 control.put_descriptor(header(FrameKind.HANDED, 0), fd, keep=True)
-        if self._pool.places is not None:
-            self._place = self._pool.places.open()
+        if pool.places is not None:
+            self._place = pool.places.open()
         packed = self._identity(variables).pack()
         control.put(header(FrameKind.IDENTITY, len(packed)), packed)
-        self.ask(FrameKind.CONFIG, self._pool.config_for(self))
+        serving, broadcasts = pool.serving, pool.broadcasts
+        config = broadcasts.config() if serving is None else serving.config(self)
+        self.ask(FrameKind.CONFIG, config)
         return [job_end, control_end, page, out_end, err_end]
 
     def _lend_tracker(self) -> None:
@@ -496,24 +489,6 @@ class WorkerHandle:
                 self.ask(FrameKind.TRACKER)
 
         self._pool.threads.copy(_descriptor_of_tracker).add_done_callback(lend)
-
-    def _channel(
-        self,
-        sock: socket.socket,
-        max_payload: int,
-        on_frames: Callable[[list[Frame]], None],
-        *,
-        bare: bool = False,
-    ) -> Channel:
-        return Channel(
-            self._loop,
-            sock,
-            buffer=self._pool.buffer,
-            max_payload=max_payload,
-            bare=bare,
-            on_frames=on_frames,
-            on_end=self.on_end,
-        )
 
     def _label_output(self) -> None:
         """Have the log say of each line which worker has written it."""
