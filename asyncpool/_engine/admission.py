@@ -67,12 +67,9 @@ class Admission:
         """
         if self._core.closing.finish is not None:
             raise PoolClosedError
-        is_broken = self._core.broken is not None
-        if (
-            is_broken
-            and self._core.lifecycle.retry_in(self._engine.loop.time()) is None
-        ):
-            raise broken_errors(self._engine)(None)
+        error = broken_errors(self._engine)(None)
+        if self._core.broken is not None and error.retry_after is None:
+            raise error
 
     def check(self, options: JobOptions) -> None:
         """Check that the pool takes a job with these options.

@@ -11,7 +11,7 @@ import inspect
 import logging
 import random
 import signal
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Generator, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from asyncpool import events
@@ -399,7 +399,7 @@ class Deaths:
             await result
 
     @contextlib.contextmanager
-    def _its_errors_logged(self, crash: Crash) -> Iterator[None]:
+    def _its_errors_logged(self, crash: Crash) -> Generator[None]:
         try:
             yield
         except Exception as error:  # noqa: BLE001 - it is the user's code
@@ -464,18 +464,14 @@ def _was_killed(handle: WorkerHandle) -> bool:
 
 
 def _note(loss: Loss, crash: Crash) -> None:
-    if loss.error is None:
-        loss.job.crashes += (crash_of_job(loss.job, crash),)
-
-
-def crash_of_job(job: PoolJob[object], crash: Crash) -> Crash:
-    """Return the crash report as *job* shows it, which has lost an attempt by it."""
-    first = crash.job_id
-    if first is None or first == job.id or not crash.concurrent_jobs:
-        return crash
-    all_jobs = (first, *crash.concurrent_jobs)
-    beside = tuple(number for number in all_jobs if number != job.id)
-    return with_job(job, crash, beside)
+    """Note in a job that *crash* has cost it an attempt; it shows the crash as its own."""
+    job, beside = loss.job, crash.concurrent_jobs
+    if loss.error is not None:
+        return
+    if beside and crash.job_id is not None and crash.job_id != job.id:
+        others = tuple(it for it in (crash.job_id, *beside) if it != job.id)
+        crash = with_job(job, crash, others)
+    job.crashes += (crash,)
 
 
 def with_job(job: PoolJob[object], crash: Crash, beside: tuple[int, ...]) -> Crash:

@@ -178,20 +178,10 @@ class Progress:
 
     Args:
         job: The job.
-        heartbeat_log: Its newest heartbeat.
-        load: Loads the details.
     """
 
-    def __init__(
-        self,
-        job: asyncio.Future[Any],
-        heartbeat_log: HeartbeatLog,
-        load: Callable[[bytes], Any],
-    ) -> None:
-        self._job = job
-        self._pulse = heartbeat_log
-        self._load = load
-        self._seen = 0
+    def __init__(self, job: PoolJob[Any]) -> None:
+        self._job, self._log, self._seen = job, job.listen(), 0
 
     def __aiter__(self) -> Self:
         return self
@@ -207,13 +197,13 @@ class Progress:
             Safe: nothing is lost.
         """
         check_home(self._job.get_loop(), "the progress of a job")
-        heartbeat_log = self._pulse
-        while self._seen == heartbeat_log.heard:
+        log = self._log
+        while self._seen == log.heard:
             if self._job.done():
                 raise StopAsyncIteration
-            await heartbeat_log.news.wait()
-        self._seen = heartbeat_log.heard
-        return self._load(heartbeat_log.details)
+            await log.news.wait()
+        self._seen = log.heard
+        return self._job.function.serializer.load_details(log.details)
 
 
 R = TypeVar("R")
@@ -302,8 +292,7 @@ class Job(asyncio.Future[R], Generic[R]):
             RuntimeError: Outside the pool's event loop, here and in the iteration.
         """
         self._check_home()
-        load = self._pooled.function.serializer.load_details
-        return Progress(self, self._pooled.listen(), load)
+        return Progress(self._pooled)
 
     async def stack(self) -> str:
         """Return the Python stack of the running job, the innermost call first.

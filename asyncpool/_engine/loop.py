@@ -332,7 +332,7 @@ class _ThreadPool:
         self._waiting: deque[_Call] = deque()
         self._made: list[_Call] = []
         # When the last call has lasted long enough for the next one to begin.
-        self._until = Alarm(loop, self._wait_no_longer)
+        self._until = Alarm(loop, lambda _: self._go_on())
         self._threads: list[threading.Thread] = []
         self._calls: SimpleQueue[_Call | None] = SimpleQueue()
         self.running: set[asyncio.Future[None]] = set()
@@ -367,11 +367,15 @@ class _ThreadPool:
                 self._calls.get()
                 self._settle(call, *_outcome_of(call.function))
 
-    def _wait_no_longer(self, _: float) -> None:
-        self._go_on()
-
     def _settle(self, call: _Call, value: Any, error: BaseException | None) -> None:
-        _answer(call.answer, value, error)
+        if call.answer.done():
+            pass  # the caller has cancelled it
+        elif error is None:
+            call.answer.set_result(value)
+        elif isinstance(error, StopIteration):  # a future does not accept that
+            call.answer.set_exception(RuntimeError(f"it raised {error!r}"))
+        else:
+            call.answer.set_exception(error)
         if not call.ended.done():
             call.ended.set_result(None)
         if call is self._made[-1]:
@@ -420,16 +424,3 @@ def _outcome_of(function: Callable[[], Any]) -> tuple[Any, BaseException | None]
         return function(), None
     except BaseException as error:  # noqa: BLE001 - it is the caller's
         return None, error
-
-
-def _answer(
-    answer: asyncio.Future[Any], value: Any, error: BaseException | None
-) -> None:
-    if answer.done():
-        pass  # the caller has cancelled it
-    elif error is None:
-        answer.set_result(value)
-    elif isinstance(error, StopIteration):  # a future does not accept that
-        answer.set_exception(RuntimeError(f"it raised {error!r}"))
-    else:
-        answer.set_exception(error)
