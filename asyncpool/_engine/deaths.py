@@ -130,7 +130,12 @@ def judge(
     # but it cannot have begun a large call that was still on its way.
     suspects = not slot.exit_planned and not handle.outbox.loading
     for job in jobs:
-        delivery = _delivery_despite_lies(job, handle, slot)
+        delivery = delivery_of(job, handle)
+        # A worker that broke the protocol may have erased its page, so that its jobs run twice.
+        # If it had the job before that, and it was the job's turn, then the job has begun.
+        had_before = job.frame_end <= handle.taken_in_trust
+        if delivery is Delivery.SENT and had_before and slot.in_flight.runs(job.id):
+            delivery = Delivery.STARTED
         policy, returned = job.attempt_policy, job.times_returned
         blamed = delivery is Delivery.STARTED
         if not blamed and suspects:
@@ -153,18 +158,6 @@ def judge(
             )
         losses.append(Loss(job, delivery, blamed, costs, again, error))
     return losses
-
-
-def _delivery_despite_lies(
-    job: PoolJob[Any], handle: WorkerHandle, slot: Slot
-) -> Delivery:
-    delivery = delivery_of(job, handle)
-    # A worker that broke the protocol may have erased its page, so that its jobs run twice.  If
-    # it had the job before that, and it was the job's turn, then the job has begun.
-    had_before = job.frame_end <= handle.taken_in_trust
-    if delivery is Delivery.SENT and had_before and slot.in_flight.runs(job.id):
-        return Delivery.STARTED
-    return delivery
 
 
 class Deaths:

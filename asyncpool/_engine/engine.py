@@ -36,7 +36,6 @@ from asyncpool._engine.options import SupervisorConfig
 from asyncpool._engine.output import WorkerLogs, explicit_levels
 from asyncpool._engine.registry import (
     JobRegistry,
-    JobWatch,
     broken_errors,
     closed_error,
     expire,
@@ -50,11 +49,7 @@ from asyncpool._engine.timers import Heartbeats, JobTimers, Pings, StallWatch
 from asyncpool._engine.traffic import Traffic
 from asyncpool._engine.worker import WorkerHandle
 from asyncpool._wire.frames import Frame, FrameKind
-from asyncpool.errors import (
-    PoolBrokenError,
-    PoolClosedError,
-    ProtocolError,
-)
+from asyncpool.errors import PoolBrokenError, PoolClosedError, ProtocolError
 from asyncpool.events import Crash
 from asyncpool.stats import PoolStats
 
@@ -166,10 +161,9 @@ class PoolStatus:
 
     def worker_ready(self) -> None:
         """Note that a worker is ready."""
-        if self._engine.config.wait_for_all:
-            self.check_all_ready()
-        elif not self.ready.done():
+        if not (self.ready.done() or self._engine.config.wait_for_all):
             self.ready.set_result(None)
+        self.check_all_ready()
 
     def check_all_ready(self) -> None:
         """End the wait for all workers, if they are ready, or if some have failed to start."""
@@ -285,7 +279,7 @@ class Engine:
         self.fresh = config.fresh
         self.counts_jobs = config.worker_limits.max_jobs is not None
         self.log = LifeLog(loop, config)
-        self.registry = JobRegistry(JobWatch(hub))
+        self.registry = JobRegistry(hub)
         self.leases, self.figures = self.registry.leases, self.registry.figures
         self.handles: dict[int, WorkerHandle] = {}
         self.crashes: deque[Crash] = deque(maxlen=_CRASHES_KEPT)
@@ -442,7 +436,7 @@ class Engine:
 
     def on_spawned(self, handle: WorkerHandle) -> None:
         """Count a worker that has a process, and tell the listeners."""
-        self.registry.figures.spawned += 1
+        self.figures.spawned += 1
         self._deaths.look(self.loop.time())
         assert handle.pid is not None
         self.hub.publish(events.Spawned(handle.slot, handle.generation, handle.pid))
@@ -453,7 +447,7 @@ class Engine:
         assert handle.pid is not None
         with self.turn as now:
             took = now - handle.began_at
-            self.registry.figures.starts.note(took)
+            self.figures.starts.note(took)
             handle.since = monotonic()
             self.hub.publish(
                 events.Ready(handle.slot, handle.generation, handle.pid, took)

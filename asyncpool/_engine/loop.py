@@ -239,10 +239,8 @@ class Threads:
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._copiers = _ThreadPool(loop, "asyncpool-copy", most=_COPIERS)
-        self._picklers = _ThreadPool(
-            loop, "asyncpool-pickle", most=_PICKLERS, apart=_LONG
-        )
+        self._copiers = _ThreadPool(loop, "copy", most=_COPIERS, apart=0.0)
+        self._picklers = _ThreadPool(loop, "pickle", most=_PICKLERS, apart=_LONG)
 
     def copy(
         self, function: Callable[P, R], *args: P.args, **kwargs: P.kwargs
@@ -309,7 +307,7 @@ class _ThreadPool:
 
     Args:
         loop: The pool's loop.
-        name: The name of its threads.
+        name: What its threads do.
         most: How many calls may be made at once.
         apart: How many seconds a call must have lasted before the next one begins beside it.
 
@@ -318,12 +316,7 @@ class _ThreadPool:
     """
 
     def __init__(
-        self,
-        loop: asyncio.AbstractEventLoop,
-        name: str,
-        *,
-        most: int,
-        apart: float = 0.0,
+        self, loop: asyncio.AbstractEventLoop, name: str, *, most: int, apart: float
     ) -> None:
         self._loop = loop
         self._name = name
@@ -405,7 +398,7 @@ class _ThreadPool:
             self._threads.pop().join()  # it only has to wake up
 
     def _start_one(self) -> None:
-        name = f"{self._name}_{len(self._threads)}"
+        name = f"asyncpool-{self._name}_{len(self._threads)}"
         thread = threading.Thread(target=self._work, name=name, daemon=True)
         with contextlib.suppress(RuntimeError):  # the system may allow no more threads
             thread.start()

@@ -353,10 +353,10 @@ class JobRegistry:
     """The jobs that are open, by number, and the counters of all.
 
     Args:
-        watch: What is told of them.
+        hub: Where their events go.
 
     Attributes:
-        watch: As above.
+        watch: What is told of them.
         jobs: The jobs, in the order in which they came.
         figures: The other counters and histograms of the pool.
         submitted: How many jobs got a number.
@@ -368,9 +368,8 @@ class JobRegistry:
             by function.
     """
 
-    def __init__(self, watch: JobWatch) -> None:
-        self.watch = watch
-        self._hub = watch.hub  # asked three times for each job: one look-up less
+    def __init__(self, hub: PoolHub) -> None:
+        self.watch, self._hub = JobWatch(hub), hub
         self.jobs: dict[int, PoolJob[Any]] = {}
         self.leases = Leases()
         self.deadlines = Deadlines()

@@ -196,14 +196,11 @@ class WorkerHandle:
         self.link: ServingLink | None = None
         self.stdout: Output | None = None
         self.stderr: Output | None = None
-        self.lacked_memory = self.said_hello = False
+        self.said_hello = self.ignored = self.killed = self.lacked_memory = False
         self._place: Place | None = None
         self._lent = False
-        self._trouble = asyncio.Event()
-        self._exited = asyncio.Event()
-        self.killed = False
+        self._trouble, self._exited = asyncio.Event(), asyncio.Event()
         self.pressed_at: float | None = None
-        self.ignored = False
         self.cancelled: deque[CancelledJob] = deque(maxlen=_CANCELLED_KEPT)
         self._wanted: signal.Signals | None = None
         self._launching: asyncio.Timeout | None = None
