@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import field
-from itertools import chain
 
 from asyncpool._dataclass import dataclass
 from asyncpool.enums import JobOutcome
@@ -158,14 +157,14 @@ class FunctionTotals:
     def __init__(self, most: int = MOST_NAMES) -> None:
         self._most = most
         self._known: dict[tuple[str, Via], FunctionFigures] = {}
-        self._others: dict[Via, FunctionFigures] = {}
 
     def of(self, name: str, via: Via) -> FunctionFigures:
         """Return the figures of the function that is called *name*, in this way."""
         found = self._known.get((name, via))
+        if found is None and len(self._known) >= self._most:
+            name = OTHER
+            found = self._known.get((name, via))
         if found is None:
-            if len(self._known) >= self._most:
-                return self._others.setdefault(via, FunctionFigures(OTHER, via))
             found = self._known[name, via] = FunctionFigures(name, via)
         return found
 
@@ -174,7 +173,7 @@ class FunctionTotals:
         return sum(each.others.get(outcome, 0) for each in self)
 
     def __iter__(self) -> Iterator[FunctionFigures]:
-        return chain(self._known.values(), self._others.values())
+        return iter(self._known.values())
 
     def stats(self) -> tuple[FunctionStats, ...]:
         """Return the figures of each, and of all others, as far as a job has ended."""
@@ -213,13 +212,8 @@ class RequestFigures:
     __slots__ = (*_COUNTERS, "ended", "lag", "responses")
 
     def __init__(self) -> None:
-        self.open: int = 0
-        self.open_websockets: int = 0
-        self.busy: int = 0
-        self.cut: int = 0
-        self.refused: int = 0
-        self.timed_out: int = 0
-        self.websockets: int = 0
+        self.open = self.open_websockets = self.busy = 0
+        self.cut = self.refused = self.timed_out = self.websockets = 0
         self.responses: list[Durations] = [Durations() for _ in CLASSES]
         self.lag: Durations = Durations()
         self.ended: bool = False

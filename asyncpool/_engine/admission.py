@@ -183,7 +183,8 @@ def describe_waiting(
     if jobs:
         in_queue = f", {min(queued, jobs)} of them in the queue" if queued else ""
         oldest = "" if names.total() == jobs else f"of the oldest {names.total()}: "
-        parts.append(f"{_count(jobs)}{in_queue} ({oldest}{list_functions(names)})")
+        count = "1 job" if jobs == 1 else f"{jobs} jobs"
+        parts.append(f"{count}{in_queue} ({oldest}{list_functions(names)})")
     parts += holds[:_MOST]
     if len(holds) > _MOST:
         parts.append(f"{len(holds) - _MOST} more maps and sessions")
@@ -195,10 +196,6 @@ def list_functions(names: Counter[str]) -> str:
     parts = [f"{count} x {name}" for name, count in names.most_common(_MOST)]
     others = names.total() - sum(count for _, count in names.most_common(_MOST))
     return ", ".join([*parts, f"{others} of others"] if others else parts) or "none"
-
-
-def _count(jobs: int) -> str:
-    return "1 job" if jobs == 1 else f"{jobs} jobs"
 
 
 _LOGGER = logging.getLogger("asyncpool")

@@ -119,14 +119,10 @@ async def shielded(future: asyncio.Future[R]) -> R:
         try:
             await asyncio.wait((future,))
         except asyncio.CancelledError:
-            future.add_done_callback(_ignore)
+            # Marks what may come as retrieved.
+            future.add_done_callback(lambda it: it.cancelled() or it.exception())
             raise
     return future.result()
-
-
-def _ignore(future: asyncio.Future[Any]) -> None:
-    if not future.cancelled():
-        future.exception()  # marks it as retrieved
 
 
 def anyio_shield() -> contextlib.AbstractContextManager[object]:

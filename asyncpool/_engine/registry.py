@@ -267,13 +267,14 @@ class Leases:
     Attributes:
         holders: Those whose jobs are open, or still in flight, by the jobs' numbers.
         coming: The holder for the job that is being submitted, if that has a lease.
-        fence: Tells the worker in a slot until when it may run a job.
+        fence: Tells the worker in a slot until when it may run a job; whoever has workers sets it.
     """
+
+    fence: Callable[[PoolJob[Any], int, float], object]
 
     def __init__(self) -> None:
         self.holders: dict[int, Holder] = {}
         self.coming: Holder | None = None
-        self.fence: Callable[[PoolJob[Any], int, float], None] = _nothing
 
     def submit(
         self, lease: tuple[Keeper, Hashable], submit: Callable[[], PoolJob[Any]]
@@ -339,10 +340,6 @@ class Leases:
         slot = job.slot if holder.slot is None else holder.slot
         if slot is not None:
             self.fence(job, slot, until)
-
-
-def _nothing(*_: object) -> None:
-    pass
 
 
 # Errors that are made before it is known which job they are for; claim() fills that in.

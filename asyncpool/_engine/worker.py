@@ -175,9 +175,7 @@ class WorkerHandle:
     def __init__(
         self, supervisor: Engine, slot: int, generation: int, rank: int
     ) -> None:
-        self.slot = slot
-        self.generation = generation
-        self.rank = rank
+        self.slot, self.generation, self.rank = slot, generation, rank
         self.process: Process | None = None
         self.pid: int | None = None
         self.status: int | None = None
