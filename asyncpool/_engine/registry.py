@@ -335,7 +335,7 @@ class Leases:
 
     def _on_extended(self, holder: Holder) -> None:
         job, until = holder.job, holder.until
-        if job is None or until is None:
+        if job is None or until is None or holder.done():
             return
         slot = job.slot if holder.slot is None else holder.slot
         if slot is not None:
