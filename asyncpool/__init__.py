@@ -6,7 +6,7 @@ package, and must not pay for asyncio.
 
 from __future__ import annotations
 
-import importlib
+from asyncpool._wire.records import on_demand
 
 TYPE_CHECKING = False  # see _wire/records.py
 if TYPE_CHECKING:
@@ -138,17 +138,4 @@ _HOME = {
 
 
 if not TYPE_CHECKING:  # or every name would seem to be there
-
-    def __getattr__(name: str) -> object:
-        home = _HOME.get(name)
-        if home is None:
-            raise AttributeError(f"module 'asyncpool' has no attribute {name!r}")
-        if home == __name__:
-            return importlib.import_module(f"{home}.{name}")
-        value = getattr(importlib.import_module(home), name)
-        globals()[name] = value
-        return value
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *_HOME})
+    __getattr__, __dir__ = on_demand(globals(), _HOME)

@@ -38,15 +38,18 @@ raised or subclassed here: it belongs to the task that was cancelled.
 
 from __future__ import annotations
 
+import functools
 from pickle import PicklingError
 
 from asyncpool.enums import CrashKind, Delivery, TimeLimit
 
 TYPE_CHECKING = False  # see _wire/records.py
 if TYPE_CHECKING:
-    from typing import Any, Literal
+    from typing import Any, Literal, TypeVar
 
     from asyncpool.events import Crash
+
+    E = TypeVar("E", bound="AsyncPoolError")
 
 __all__ = [
     "AsyncPoolError",
@@ -97,7 +100,10 @@ class AsyncPoolError(Exception):
 
 
 def _rebuild(
-    cls: type[AsyncPoolError], args: tuple[Any, ...], details: dict[str, Any]
+    cls: type[AsyncPoolError],
+    args: tuple[Any, ...],
+    details: dict[str, Any],
+    base: type[Exception] | None = None,
 ) -> AsyncPoolError:
     error = cls.__new__(cls, *args)
     error.args = args
@@ -106,7 +112,7 @@ def _rebuild(
         error.__cause__ = error.exception
     elif isinstance(error, BroadcastError):
         error.__cause__ = next(iter(error.errors.values()))
-    return error
+    return error if base is None else with_base(error, base)
 
 
 class RemoteTraceback(Exception):  # noqa: N818 - a traceback, not an error
@@ -138,10 +144,6 @@ class PoolClosedError(AsyncPoolError, RuntimeError):
         function: The job's function, such as ``"shop.images.resize"``.
     """
 
-    job_id: int | None
-    delivery: Delivery
-    function: str
-
     def __init__(
         self,
         message: str = "the pool is closed",
@@ -150,7 +152,10 @@ class PoolClosedError(AsyncPoolError, RuntimeError):
         delivery: Delivery = Delivery.NEVER_SENT,
         function: str = "",
     ) -> None:
-        super().__init__(message, job_id=job_id, delivery=delivery, function=function)
+        super().__init__(message)
+        self.job_id = job_id
+        self.delivery = delivery
+        self.function = function
 
 
 class RollInProgressError(AsyncPoolError):
@@ -172,23 +177,18 @@ class BroadcastError(AsyncPoolError):
         errors: The errors, by slot: what the function raised, or a :exc:`JobError`.
     """
 
-    name: str
-    results: dict[int, Any]
-    errors: dict[int, BaseException]
-
     def __init__(
         self, name: str, *, results: dict[int, Any], errors: dict[int, BaseException]
     ) -> None:
-        results, errors = dict(sorted(results.items())), dict(sorted(errors.items()))
-        slot, first = next(iter(errors.items()))
+        slot, first = min(errors.items())
         super().__init__(
             f"the broadcast of {name} has failed in {len(errors)} of "
             f"{len(errors.keys() | results.keys())} workers; in slot {slot}: "
-            f"{type(first).__qualname__}: {first}",
-            name=name,
-            results=results,
-            errors=errors,
+            f"{type(first).__qualname__}: {first}"
         )
+        self.name = name
+        self.results: dict[int, Any] = dict(sorted(results.items()))
+        self.errors: dict[int, BaseException] = dict(sorted(errors.items()))
         self.__cause__: BaseException | None = first
 
 
@@ -200,17 +200,13 @@ class PoolFullError(AsyncPoolError):
         max_queued: How many of them may wait.
     """
 
-    waiting: int
-    max_queued: int
-
     def __init__(self, *, waiting: int, max_queued: int) -> None:
         super().__init__(
-            f"{waiting} {'job is' if waiting == 1 else 'jobs are'} waiting and "
-            f"max_queued is {max_queued}: "
-            "shed load, or try again when some have finished",
-            waiting=waiting,
-            max_queued=max_queued,
+            f"{waiting} {'job is' if waiting == 1 else 'jobs are'} waiting and max_queued is "
+            f"{max_queued}: shed load, or try again when some have finished"
         )
+        self.waiting = waiting
+        self.max_queued = max_queued
 
 
 class WorkerGoneError(AsyncPoolError):
@@ -224,20 +220,14 @@ class WorkerGoneError(AsyncPoolError):
         crash: How the worker died; ``None`` if the pool itself has ended it.
     """
 
-    slot: int
-    pid: int
-    crash: Crash | None
-
     def __init__(self, *, slot: int, pid: int, crash: Crash | None = None) -> None:
-        ended = f"the pool has ended worker {pid} in slot {slot}"
-        end = ended if crash is None else str(crash)
         super().__init__(
-            f"{end}; the session that had it to itself is over: begin another one, and rebuild "
-            "its state there",
-            slot=slot,
-            pid=pid,
-            crash=crash,
+            f"{crash or f'the pool has ended worker {pid} in slot {slot}'}; the session that had "
+            "it to itself is over: begin another one, and rebuild its state there"
         )
+        self.slot = slot
+        self.pid = pid
+        self.crash = crash
 
 
 class PoolBrokenError(AsyncPoolError):
@@ -250,21 +240,15 @@ class PoolBrokenError(AsyncPoolError):
             pool takes jobs again.  ``None`` if it has given up for good.
     """
 
-    reason: str
-    crashes: tuple[Crash, ...]
-    retry_after: float | None
-
     def __init__(
         self, *, reason: str, crashes: tuple[Crash, ...], retry_after: float | None
     ) -> None:
-        last = f"; last: {crashes[-1]}" if crashes else ""
-        tail = _last_lines(crashes[-1]) if crashes else ""
-        super().__init__(
-            f"the pool is broken: {reason}{last}{tail}",
-            reason=reason,
-            crashes=crashes,
-            retry_after=retry_after,
-        )
+        last = crashes[-1] if crashes else None
+        end = f"; last: {last}{_last_lines(last)}" if last is not None else ""
+        super().__init__(f"the pool is broken: {reason}{end}")
+        self.reason = reason
+        self.crashes = crashes
+        self.retry_after = retry_after
 
 
 class NoWorkerError(AsyncPoolError, LookupError):
@@ -276,9 +260,6 @@ class NoWorkerError(AsyncPoolError, LookupError):
         there: The slots with ready workers, if the call was to retire, kill or profile one.
     """
 
-    worker: int | None
-    there: tuple[int, ...] | None
-
     def __init__(
         self, worker: int | None, *, there: tuple[int, ...] | None = None
     ) -> None:
@@ -288,7 +269,9 @@ class NoWorkerError(AsyncPoolError, LookupError):
         if there is not None:
             slots = ", ".join(map(str, there)) or "none"
             where += f" that is ready; slots with one: {slots}"
-        super().__init__(f"there is no worker {where}", worker=worker, there=there)
+        super().__init__(f"there is no worker {where}")
+        self.worker = worker
+        self.there = there
 
 
 class ResizeError(AsyncPoolError):
@@ -301,13 +284,11 @@ class ResizeError(AsyncPoolError):
         crash: How that worker ended.
     """
 
-    crash: Crash
-
     def __init__(self, crash: Crash) -> None:
         super().__init__(
-            f"there are not as many workers yet: {crash}{_last_lines(crash)}",
-            crash=crash,
+            f"there are not as many workers yet: {crash}{_last_lines(crash)}"
         )
+        self.crash = crash
 
 
 class ProtocolError(AsyncPoolError):
@@ -333,15 +314,14 @@ class ThrottledError(AsyncPoolError):
         retry_after: The pause that the outside system has asked for, in seconds.
     """
 
-    retry_after: float
-
     def __init__(
         self,
         message: str = "the outside system asks for fewer renewals",
         *,
         retry_after: float = 0.0,
     ) -> None:
-        super().__init__(message, retry_after=retry_after)
+        super().__init__(message)
+        self.retry_after = retry_after
 
 
 class JobError(AsyncPoolError):
@@ -369,10 +349,6 @@ class JobTimeoutError(JobError, TimeoutError):
             if the worker could not write them, since it was stopped or dying.
     """
 
-    limit: TimeLimit
-    seconds: float
-    stack: str
-
     def __init__(
         self,
         *,
@@ -390,14 +366,14 @@ class JobTimeoutError(JobError, TimeoutError):
             TimeLimit.DEADLINE: "missed its deadline",
         }[limit]
         super().__init__(
-            f"{job_text(job_id, function)} {text}, {where}{_innermost_calls(stack)}",
-            job_id=job_id,
-            function=function,
-            attempt=attempt,
-            limit=limit,
-            seconds=seconds,
-            stack=stack,
+            f"{job_text(job_id, function)} {text}, {where}{_innermost_calls(stack)}"
         )
+        self.job_id = job_id
+        self.attempt = attempt
+        self.function = function
+        self.limit = limit
+        self.seconds = seconds
+        self.stack = stack
 
 
 class JobCancelled(BaseException):
@@ -422,8 +398,6 @@ class JobNotPicklableError(JobError, PicklingError):
     """
 
     direction: Literal["arguments", "result", "exception", "details"]
-    name: str
-    text: str
 
     def __init__(
         self,
@@ -435,14 +409,12 @@ class JobNotPicklableError(JobError, PicklingError):
         job_id: int = 0,
         attempt: int = 0,
     ) -> None:
-        super().__init__(
-            message,
-            direction=direction,
-            name=name,
-            text=text,
-            job_id=job_id,
-            attempt=attempt,
-        )
+        super().__init__(message)
+        self.job_id = job_id
+        self.attempt = attempt
+        self.direction = direction
+        self.name = name
+        self.text = text
 
 
 class JobRaisedError(JobError):
@@ -456,17 +428,13 @@ class JobRaisedError(JobError):
         exception: What the job raised; also the ``__cause__`` of this error.
     """
 
-    exception: BaseException
-
     def __init__(
         self, exception: BaseException, *, job_id: int = 0, attempt: int = 0
     ) -> None:
-        super().__init__(
-            f"the job raised {_show(exception)}",
-            exception=exception,
-            job_id=job_id,
-            attempt=attempt,
-        )
+        super().__init__(f"the job raised {_show(exception)}")
+        self.job_id = job_id
+        self.attempt = attempt
+        self.exception = exception
         self.__cause__: BaseException | None = exception
 
 
@@ -482,11 +450,6 @@ class RemoteError(JobError):
         args_sent: Its ``args``, if they were plain data; else ``None``.
     """
 
-    type_name: str
-    text: str
-    traceback: str
-    args_sent: tuple[Any, ...] | None
-
     def __init__(
         self,
         type_name: str,
@@ -497,17 +460,13 @@ class RemoteError(JobError):
         job_id: int = 0,
         attempt: int = 0,
     ) -> None:
-        super().__init__(
-            f"the job raised {type_name}: {text}"
-            if text
-            else f"the job raised {type_name}",
-            type_name=type_name,
-            text=text,
-            traceback=traceback,
-            args_sent=args,
-            job_id=job_id,
-            attempt=attempt,
-        )
+        super().__init__(f"the job raised {type_name}{f': {text}' if text else ''}")
+        self.job_id = job_id
+        self.attempt = attempt
+        self.type_name = type_name
+        self.text = text
+        self.traceback = traceback
+        self.args_sent = args
 
 
 class HookError(JobError):
@@ -520,9 +479,7 @@ class HookError(JobError):
         exception: What the hook raised; also the ``__cause__`` of this error.
     """
 
-    hook: str
     stage: Literal["enter", "exit"]
-    exception: BaseException
 
     def __init__(
         self,
@@ -539,15 +496,13 @@ class HookError(JobError):
             "enter": f"before {job} had begun",
             "exit": f"after {job} had returned",
         }[stage]
-        super().__init__(
-            f"the hook {hook} failed {when}: {_show(exception)}",
-            hook=hook,
-            stage=stage,
-            exception=exception,
-            job_id=job_id,
-            attempt=attempt,
-            function=function,
-        )
+        super().__init__(f"the hook {hook} failed {when}: {_show(exception)}")
+        self.job_id = job_id
+        self.attempt = attempt
+        self.function = function
+        self.hook = hook
+        self.stage = stage
+        self.exception = exception
         self.__cause__: BaseException | None = exception
 
 
@@ -568,17 +523,6 @@ class WorkerCrashedError(JobError):
             the last crash, see :class:`asyncpool.Crash`.
     """
 
-    crashes: tuple[Crash, ...]
-    delivery: Delivery
-    kind: CrashKind
-    slot: int
-    generation: int
-    pid: int | None
-    exit_code: int | None
-    signal: str | None
-    stderr_tail: tuple[str, ...]
-    stack: str
-
     def __init__(
         self,
         *,
@@ -591,27 +535,23 @@ class WorkerCrashedError(JobError):
         who = "the job" if last.job_id == job_id else job_text(job_id, function)
         # The last crash may be the fault of another job, and then has that one's attempt.
         own = [crash.attempt for crash in crashes if crash.job_id == job_id]
-        hung = (
-            last.kind is CrashKind.HUNG
-        )  # else the stack is a traceback, which stderr_tail has too
-        tail = _innermost_calls(last.stack) if hung else ""
-        tail = tail or _last_lines(last)
-        super().__init__(
-            f"{last}; {who} {_DELIVERED[delivery]}{tail}",
-            job_id=job_id,
-            function=function,
-            attempt=own[-1] if own else 0,
-            crashes=crashes,
-            delivery=delivery,
-            kind=last.kind,
-            slot=last.slot,
-            generation=last.generation,
-            pid=last.pid,
-            exit_code=last.exit_code,
-            signal=last.signal,
-            stderr_tail=last.stderr_tail,
-            stack=last.stack,
-        )
+        # Of any other death the stack is a traceback, which stderr_tail has too.
+        hung = last.stack if last.kind is CrashKind.HUNG else ""
+        tail = _innermost_calls(hung) or _last_lines(last)
+        super().__init__(f"{last}; {who} {_DELIVERED[delivery]}{tail}")
+        self.job_id = job_id
+        self.attempt: int = own[-1] if own else 0
+        self.function = function
+        self.crashes = crashes
+        self.delivery = delivery
+        self.kind = last.kind
+        self.slot: int = last.slot
+        self.generation: int = last.generation
+        self.pid: int | None = last.pid
+        self.exit_code: int | None = last.exit_code
+        self.signal: str | None = last.signal
+        self.stderr_tail: tuple[str, ...] = last.stderr_tail
+        self.stack: str = last.stack
 
 
 def job_text(number: int, function: str) -> str:
@@ -625,32 +565,24 @@ def _last_lines(crash: Crash) -> str:
     For a failed start they may be lines of its traceback: a worker of a cluster does not print
     its traceback, but leaves that to the master.
     """
-    trace = (
-        tuple(crash.stack.splitlines()) if crash.kind is CrashKind.FAILED_START else ()
-    )
-    if trace and trace[0].endswith(
-        "(most recent call first):"
-    ):  # it was not ready in time
-        return _innermost_calls(crash.stack)
-    if trace and trace[-1] not in crash.stderr_tail:
-        return _telling_lines(trace)
-    return _telling_lines(crash.stderr_tail)
-
-
-def _telling_lines(tail: tuple[str, ...]) -> str:
-    """Return the lines of a stderr that say most, indented, each on its own."""
+    tail = list(crash.stderr_tail)
+    if crash.kind is CrashKind.FAILED_START and crash.stack:
+        trace = crash.stack.splitlines()
+        if trace[0].endswith("(most recent call first):"):  # it was not ready in time
+            return _innermost_calls(crash.stack)
+        tail = tail if trace[-1] in tail else trace
     fatal = [i for i, line in enumerate(tail) if line.startswith("Fatal Python error")]
     if not fatal:
-        return "".join(f"\n    {line}" for line in tail[-5:])
+        return _indented(tail[-5:])
     # What faulthandler prints: the error, then stacks, the innermost call first.
     tail = tail[fatal[-1] :]
     stacks = [i for i, line in enumerate(tail) if line.startswith("Current thread 0x")]
-    stack = tail[stacks[0] : stacks[0] + 4] if stacks else ()
+    stack = tail[stacks[0] : stacks[0] + 4] if stacks else []
     stack = stack[: stack.index("")] if "" in stack else stack
-    return "".join(f"\n    {line}" for line in (tail[0], *stack, *_guilty(tail)))
+    return _indented([tail[0], *stack, *_guilty(tail)])
 
 
-def _guilty(tail: tuple[str, ...]) -> tuple[str, ...]:
+def _guilty(tail: list[str]) -> list[str]:
     """Return the innermost frames of C, as Python 3.14 and newer show them.
 
     The frames above them print the stack.  Then comes the trampoline of the signal, in the C
@@ -659,12 +591,17 @@ def _guilty(tail: tuple[str, ...]) -> tuple[str, ...]:
     frames = [line for line in tail if line.startswith("  Binary file ")]
     libc = [i for i, line in enumerate(frames) if "/libc.so" in line]
     below = frames[libc[0] + 1 :] if libc else []
-    return tuple(line for line in below if "/libc.so" not in line)[:3]
+    return [line for line in below if "/libc.so" not in line][:3]
 
 
 def _innermost_calls(stack: str) -> str:
     """Return the first lines of a stack, each on a line of its own."""
-    return "".join(f"\n    {line}" for line in stack.splitlines()[:4])
+    return _indented(stack.splitlines()[:4])
+
+
+def _indented(lines: list[str]) -> str:
+    """Return *lines*, each on a line of its own."""
+    return "".join(f"\n    {line}" for line in lines)
 
 
 class WorkerStartError(WorkerCrashedError):
@@ -695,11 +632,6 @@ class NodeLostError(WorkerCrashedError):
         reason: What was wrong with what the agent sent, or what Ray says of it, if that is why it
             is lost; else nothing.
     """
-
-    node: str
-    silence: float
-    own_silence: float
-    reason: str
 
     def __init__(
         self,
@@ -740,3 +672,35 @@ def _show(error: BaseException) -> str:
     except Exception as worse:  # noqa: BLE001 - it may raise anything
         name = type(error).__qualname__
         return f"{name}, whose __repr__ raised {type(worse).__qualname__}"
+
+
+# Give an error a second class, so that code which expects that class catches it too.
+#
+# Code that was written for another library expects that library's errors.  Their modules are
+# expensive to import, and only the part of asyncpool that stands in for that library needs them.
+# So no class here can derive from them.
+
+
+def with_base(error: E, kind: type[Exception]) -> E:
+    """Return *error* itself, which from now on is also an instance of *kind*.
+
+    It keeps its attributes, its cause and its text.  It can still be pickled.
+    """
+    if not isinstance(error, kind):
+        pair: Any = (type(error), kind)
+        error.__class__ = _both(*pair)
+    return error
+
+
+@functools.cache
+def _both(cls: Any, kind: Any) -> type[Any]:
+    def reduce(self: AsyncPoolError) -> tuple[Any, ...]:
+        # A pickle could not find this class by a name, since it is in no module.
+        return _rebuild, (cls, self.args, self.__dict__.copy(), kind)
+
+    namespace = {
+        "__doc__": cls.__doc__,
+        "__module__": cls.__module__,
+        "__reduce__": reduce,
+    }
+    return type(cls.__name__, (cls, kind), namespace)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import os
-from abc import ABC, abstractmethod
 from asyncio import isfuture
 from collections.abc import AsyncIterable, Callable, Coroutine, Iterable, Mapping
 from contextlib import AbstractContextManager
@@ -60,7 +59,6 @@ from asyncpool.stats import PoolStats
 
 if TYPE_CHECKING:
     from asyncpool import mapping, session, stream
-    from asyncpool._engine import batches
     from asyncpool._wire.formats import Codec
     from asyncpool.mapping import Map
     from asyncpool.profile import Profile
@@ -68,7 +66,6 @@ if TYPE_CHECKING:
     from asyncpool.session import WorkerSession
     from asyncpool.stream import Stream
 else:
-    batches = Later("asyncpool._engine.batches")
     mapping = Later("asyncpool.mapping")
     session = Later("asyncpool.session")
     stream = Later("asyncpool.stream")
@@ -87,6 +84,12 @@ class Listened:
     def _listening(self) -> None:
         """Hear that somebody listens from now on."""
 
+    def _heard(self) -> Any:
+        """Return the hub, for somebody who listens from now on."""
+        self._life.check_loop()
+        self._listening()
+        return self._life.hub
+
     def events(self, *, buffer: int = 1000) -> EventStream[Event]:
         """Return an async iterator over the events from now on.
 
@@ -100,9 +103,7 @@ class Listened:
             RuntimeError: If the pool or cluster was started in another event loop.
         """
         checks.at_least(1)("buffer", buffer)
-        self._life.check_loop()
-        stream: EventStream[Event] = self._life.hub.listen(buffer)
-        self._listening()
+        stream: EventStream[Event] = self._heard().listen(buffer)
         return stream
 
     def add_listener(self, listener: Callable[[Event], object]) -> None:
@@ -116,9 +117,7 @@ class Listened:
             RuntimeError: If the pool or cluster was started in another event loop.
         """
         checks.called("add_listener", listener)
-        self._life.check_loop()
-        self._life.hub.add_listener(listener)
-        self._listening()
+        self._heard().add_listener(listener)
 
     def remove_listener(self, listener: Callable[..., object]) -> int:
         """Call *listener* no more, and return how often it had been added.
@@ -149,9 +148,7 @@ class JobsListened(Listened):
             RuntimeError: If the pool was started in another event loop.
         """
         checks.at_least(1)("buffer", buffer)
-        self._life.check_loop()
-        stream: EventStream[Event | JobEvent] = self._life.hub.listen_to_jobs(buffer)
-        self._listening()
+        stream: EventStream[Event | JobEvent] = self._heard().listen_to_jobs(buffer)
         return stream
 
     def add_job_listener(self, listener: Callable[[Event | JobEvent], object]) -> None:
@@ -167,9 +164,7 @@ class JobsListened(Listened):
             RuntimeError: If the pool was started in another event loop.
         """
         checks.called("add_job_listener", listener)
-        self._life.check_loop()
-        self._life.hub.add_job_listener(listener)
-        self._listening()
+        self._heard().add_job_listener(listener)
 
 
 # The ways to have functions called.
@@ -178,7 +173,8 @@ A = TypeVar("A")
 B = TypeVar("B")
 C = TypeVar("C")
 Ts = TypeVarTuple("Ts")
-AnyIterable: TypeAlias = Iterable[A] | AsyncIterable[A]
+Items: TypeAlias = Iterable[A] | AsyncIterable[A]
+Async: TypeAlias = Coroutine[Any, Any, A]
 
 
 class Sizes(TypedDict, total=False):
@@ -192,7 +188,7 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 
-class Caller(ABC):
+class Caller:
     """What calls functions: once, for many items, for what they yield, in every worker."""
 
     __slots__ = ()
@@ -228,23 +224,9 @@ class Caller(ABC):
         submit = partial(supervisor.traffic.submit, fn, args, kwargs, options)
         return supervisor.leases.submit(options.lease, submit)
 
-    @abstractmethod
-    async def _broadcast(
-        self,
-        fn: Callable[..., Any],
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        options: JobOptions,
-    ) -> dict[int, Any]:
-        """Make a call in every worker."""
-
     @overload
     def submit(
-        self,
-        fn: Callable[P, Coroutine[Any, Any, R]],
-        /,
-        *args: P.args,
-        **kwargs: P.kwargs,
+        self, fn: Callable[P, Async[R]], /, *args: P.args, **kwargs: P.kwargs
     ) -> Job[R]: ...
 
     @overload
@@ -343,11 +325,7 @@ class Caller(ABC):
 
     @overload
     async def broadcast(
-        self,
-        fn: Callable[P, Coroutine[Any, Any, R]],
-        /,
-        *args: P.args,
-        **kwargs: P.kwargs,
+        self, fn: Callable[P, Async[R]], /, *args: P.args, **kwargs: P.kwargs
     ) -> dict[int, R]: ...
 
     @overload
@@ -394,7 +372,12 @@ class Caller(ABC):
             Any number of broadcasts may be in progress.  All workers run them in the same
             order.  It is the order of the calls, unless large arguments take a while to pickle.
         """
-        return await self._broadcast(fn, args, kwargs, self._options)
+        checks.called("broadcast", fn)
+        broadcasts = self._life.open().broadcasts
+        results: dict[int, Any] = await broadcasts.broadcast(
+            fn, args, kwargs, self._options
+        )
+        return results
 
     def worker(
         self, *, timeout: float | None = None, fresh: bool = True
@@ -442,24 +425,20 @@ class Caller(ABC):
 
     @overload
     def map(
-        self,
-        fn: Callable[[A], Coroutine[Any, Any, R]],
-        items: AnyIterable[A],
-        /,
-        **sizes: Unpack[Sizes],
+        self, fn: Callable[[A], Async[R]], items: Items[A], /, **sizes: Unpack[Sizes]
     ) -> Map[R]: ...
 
     @overload
     def map(
-        self, fn: Callable[[A], R], items: AnyIterable[A], /, **sizes: Unpack[Sizes]
+        self, fn: Callable[[A], R], items: Items[A], /, **sizes: Unpack[Sizes]
     ) -> Map[R]: ...
 
     @overload
     def map(
         self,
-        fn: Callable[[A, B], Coroutine[Any, Any, R]],
-        items: AnyIterable[A],
-        more: AnyIterable[B],
+        fn: Callable[[A, B], Async[R]],
+        items: Items[A],
+        more: Items[B],
         /,
         **sizes: Unpack[Sizes],
     ) -> Map[R]: ...
@@ -468,8 +447,8 @@ class Caller(ABC):
     def map(
         self,
         fn: Callable[[A, B], R],
-        items: AnyIterable[A],
-        more: AnyIterable[B],
+        items: Items[A],
+        more: Items[B],
         /,
         **sizes: Unpack[Sizes],
     ) -> Map[R]: ...
@@ -477,10 +456,10 @@ class Caller(ABC):
     @overload
     def map(
         self,
-        fn: Callable[[A, B, C], Coroutine[Any, Any, R]],
-        items: AnyIterable[A],
-        more: AnyIterable[B],
-        still_more: AnyIterable[C],
+        fn: Callable[[A, B, C], Async[R]],
+        items: Items[A],
+        more: Items[B],
+        still_more: Items[C],
         /,
         **sizes: Unpack[Sizes],
     ) -> Map[R]: ...
@@ -489,9 +468,9 @@ class Caller(ABC):
     def map(
         self,
         fn: Callable[[A, B, C], R],
-        items: AnyIterable[A],
-        more: AnyIterable[B],
-        still_more: AnyIterable[C],
+        items: Items[A],
+        more: Items[B],
+        still_more: Items[C],
         /,
         **sizes: Unpack[Sizes],
     ) -> Map[R]: ...
@@ -499,13 +478,13 @@ class Caller(ABC):
     @overload
     def map(
         self,
-        fn: Callable[..., Coroutine[Any, Any, R]],
-        items: AnyIterable[Any],
-        more: AnyIterable[Any],
-        still_more: AnyIterable[Any],
-        even_more: AnyIterable[Any],
+        fn: Callable[..., Async[R]],
+        items: Items[Any],
+        more: Items[Any],
+        still_more: Items[Any],
+        even_more: Items[Any],
         /,
-        *iterables: AnyIterable[Any],
+        *iterables: Items[Any],
         **sizes: Unpack[Sizes],
     ) -> Map[R]: ...
 
@@ -513,12 +492,12 @@ class Caller(ABC):
     def map(
         self,
         fn: Callable[..., R],
-        items: AnyIterable[Any],
-        more: AnyIterable[Any],
-        still_more: AnyIterable[Any],
-        even_more: AnyIterable[Any],
+        items: Items[Any],
+        more: Items[Any],
+        still_more: Items[Any],
+        even_more: Items[Any],
         /,
-        *iterables: AnyIterable[Any],
+        *iterables: Items[Any],
         **sizes: Unpack[Sizes],
     ) -> Map[R]: ...
 
@@ -526,7 +505,7 @@ class Caller(ABC):
         self,
         fn: Callable[..., Any],
         /,
-        *iterables: AnyIterable[Any],
+        *iterables: Items[Any],
         buffersize: int | None = None,
         chunksize: int | None = None,
         **others: object,
@@ -567,8 +546,8 @@ class Caller(ABC):
     @overload
     def starmap(
         self,
-        fn: Callable[[*Ts], Coroutine[Any, Any, R]],
-        items: AnyIterable[tuple[*Ts]],
+        fn: Callable[[*Ts], Async[R]],
+        items: Items[tuple[*Ts]],
         /,
         **sizes: Unpack[Sizes],
     ) -> Map[R]: ...
@@ -577,7 +556,7 @@ class Caller(ABC):
     def starmap(
         self,
         fn: Callable[[*Ts], R],
-        items: AnyIterable[tuple[*Ts]],
+        items: Items[tuple[*Ts]],
         /,
         **sizes: Unpack[Sizes],
     ) -> Map[R]: ...
@@ -585,7 +564,7 @@ class Caller(ABC):
     def starmap(
         self,
         fn: Callable[..., Any],
-        items: AnyIterable[tuple[Any, ...]],
+        items: Items[tuple[Any, ...]],
         /,
         *,
         buffersize: int | None = None,
@@ -619,10 +598,16 @@ class Caller(ABC):
         for name, value in (("buffersize", buffersize), ("chunksize", chunksize)):
             if value is not None:
                 checks.at_least(1)(name, value)
-        star = verb == "starmap" or len(iterables) > 1
-        task = batches.Task(fn, star, self._options, self._submit)
-        supervisor = self._running_supervisor()
-        plan = mapping.Plan(supervisor, task, iterables, chunksize, buffersize)
+        plan = mapping.Plan(
+            backend=self._running_supervisor(),
+            function=fn,
+            star=verb == "starmap" or len(iterables) > 1,
+            iterables=iterables,
+            chunksize=chunksize,
+            buffersize=buffersize,
+            options=self._options,
+            submit=self._submit,
+        )
         return mapping.Map(plan)
 
 
@@ -701,15 +686,6 @@ class BoundPool(Caller):
     @property
     def _life(self) -> Any:  # pyright: ignore[reportIncompatibleVariableOverride]
         return self._pool._life  # noqa: SLF001
-
-    async def _broadcast(
-        self,
-        fn: Callable[..., Any],
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        options: JobOptions,
-    ) -> dict[int, Any]:
-        return await self._pool._broadcast(fn, args, kwargs, options)  # noqa: SLF001
 
 
 _FINISH = {"all": Finish.ALL, "running": Finish.RUNNING, "none": Finish.NONE}
@@ -1000,8 +976,9 @@ class Pool(Caller, Supervised, JobsListened):
         It takes some 30 us for each worker, whose CPU time and memory are read.  Any thread
         may call it.
         """
-        if self._supervisor is not None:
-            return self._supervisor.stats()
+        supervisor = self._life.supervisor
+        if supervisor is not None:
+            return supervisor.stats()
         state = RunState.CLOSED if self._life.closed_unused else RunState.NEW
         return PoolStats(state=state, workers=self._config.workers[0])
 
@@ -1213,22 +1190,8 @@ class Pool(Caller, Supervised, JobsListened):
         )
 
     @property
-    def _supervisor(self) -> Engine | None:
-        return self._life.supervisor
-
-    @property
     def _is_started(self) -> bool:
         return self._life.supervisor is not None
-
-    async def _broadcast(
-        self,
-        fn: Callable[..., Any],
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        options: JobOptions,
-    ) -> dict[int, Any]:
-        checks.called("broadcast", fn)
-        return await self._life.open().broadcasts.broadcast(fn, args, kwargs, options)
 
 
 def _name_of(function: Callable[..., Any] | str | None) -> str:

@@ -6,13 +6,10 @@ import math
 import os
 from collections.abc import Iterable, Mapping
 from dataclasses import field
-from typing import TYPE_CHECKING, Any
 
 from asyncpool._core import checks
 from asyncpool._dataclass import dataclass
-
-if TYPE_CHECKING:
-    from asyncpool._sandbox.plan import Settings
+from asyncpool._wire.text import in_units
 
 __all__ = ["Sandbox"]
 
@@ -30,6 +27,9 @@ _TYPES = {
 }
 _GIB = 1 << 30
 _MOST_PORT = 65535
+
+# A worker that may add less than this to its memory cannot answer its pool.
+_LEAST_MEMORY = 8 << 20
 
 Path = str | os.PathLike[str]
 
@@ -102,18 +102,15 @@ class Sandbox:
             self._set(name, tuple(_absolute(name, path) for path in paths))
         if self.workdir is not None:
             self._set("workdir", _absolute("workdir", self.workdir))
-        self._set("env", dict(_environment_of(self.env)))
-        ports = _ports_of(self.network)
-        self._set("network", True if ports is None else ports or False)
+        self._set("env", _environment_of(self.env))
+        self._set("network", _ports_of(self.network))
         for name in ("memory", "cpu_seconds", "cpus"):
             value = getattr(self, name)
             if value is not None and not 0 < value < math.inf:
                 raise ValueError(f"{name} must be > 0 and finite, or None, not {value}")
         if self.processes is not None and self.processes < 0:
             raise ValueError(f"processes must be at least 0, not {self.processes}")
-        from asyncpool._sandbox import plan  # noqa: PLC0415 - few pools have a sandbox
-
-        plan.check_together(settings_of(self, None))
+        self._check_together()
 
     @classmethod
     def parser(cls) -> Sandbox:
@@ -136,41 +133,47 @@ class Sandbox:
         write = () if workdir is None else (workdir,)
         return cls(write=write, workdir=workdir, memory=_GIB)
 
+    def _check_together(self) -> None:
+        read, write, workdir = self.read, self.write, self.workdir
+        if workdir is not None and not is_within(workdir, [*read, *write]):
+            raise ValueError(
+                f"workdir={workdir!r} is in no folder of read or write, so the worker could not "
+                "look into the folder that it works in: add it to one of them"
+            )
+        if "/" in write:
+            raise ValueError("write names '/': that is no sandbox, name the folders")
+        for path in (*read, *write):
+            for folder in write:
+                if path != folder and is_within(path, [folder]):
+                    raise ValueError(
+                        f"{path!r} is below {folder!r} of write, so a job could replace it by a "
+                        "link before the next worker begins: leave it out, workers have it "
+                        "already, or move it elsewhere"
+                    )
+        if self.memory is not None and self.memory < _LEAST_MEMORY:
+            least, given = in_units(_LEAST_MEMORY), in_units(self.memory)
+            raise ValueError(f"memory must be at least {least}, not {given}")
+
     def _set(self, name: str, value: object) -> None:
         object.__setattr__(self, name, value)
 
 
-def settings_of(sandbox: Sandbox, user: tuple[int, int] | None) -> Settings:
-    """Return the settings as the plan of workers is made of them; for the pool itself.
-
-    Args:
-        sandbox: The sandbox.
-        user: The numbers of the user and the group that its *user* names.
-    """
-    from asyncpool._sandbox import plan  # noqa: PLC0415 - few pools have a sandbox
-
-    # Most are what the plan takes, since the sandbox has checked them.
-    fields = plan.Settings._fields
-    settings: dict[str, Any] = {each: getattr(sandbox, each, None) for each in fields}
-    settings["ports"] = _ports_of(sandbox.network)
-    settings["env"] = tuple(sandbox.env.items())
-    settings["user"] = user
-    return plan.Settings(**settings)
+def is_within(path: Path, folders: Iterable[Path]) -> bool:
+    """Return whether *path* is one of *folders*, or below one; all are absolute."""
+    return any(f"{path}/".startswith(f"{each}".rstrip("/") + "/") for each in folders)
 
 
-def _ports_of(network: object) -> tuple[int, ...] | None:
-    """Return the TCP ports that *network* names; ``None`` for the whole network.
+def _ports_of(network: object) -> bool | tuple[int, ...]:
+    """Return the TCP ports that *network* names, in order; ``False`` if it names none.
 
     Raises:
         TypeError: If it is neither a bool nor ports.
         ValueError: If something is no port, or names a host.
     """
     if isinstance(network, bool):
-        return None if network else ()
-    ports: list[int] = []
-    for each in checks.several(
-        "network", network, "True, False or numbers of TCP ports"
-    ):
+        return network
+    ports = checks.several("network", network, "True, False or numbers of TCP ports")
+    for each in ports:
         if isinstance(each, str):
             raise ValueError(  # noqa: TRY004 - a text, but one that may well be meant
                 f"network names {each!r}, and the kernel tells ports apart, not hosts: give "
@@ -180,12 +183,11 @@ def _ports_of(network: object) -> tuple[int, ...] | None:
             raise TypeError(f"network takes numbers of TCP ports, not {each!r}")
         if not 0 < each <= _MOST_PORT:
             raise ValueError(f"network: there is no port {each}")
-        ports.append(each)
-    return tuple(sorted(set(ports)))
+    return tuple(sorted(set(ports))) or False
 
 
-def _environment_of(env: object) -> tuple[tuple[str, str], ...]:
-    """Return the variables of an environment.
+def _environment_of(env: object) -> dict[str, str]:
+    """Return the variables of an environment, in order.
 
     Raises:
         TypeError: If it is no mapping of texts.
@@ -198,7 +200,7 @@ def _environment_of(env: object) -> tuple[tuple[str, str], ...]:
             raise TypeError(f"env takes texts, not {name!r}: {value!r}")
         if not name or "=" in name or "\0" in name + value:
             raise ValueError(f"env: no environment can have {name!r}: {value!r}")
-    return tuple(sorted(env.items()))
+    return dict(sorted(env.items()))
 
 
 def _absolute(name: str, path: object) -> str:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from functools import partial
 from typing import Any, Generic, TypeVar, cast
 
 from asyncpool._engine.engine import Engine
-from asyncpool._engine.iteration import Demand, HomeIterator, Iteration
+from asyncpool._engine.iteration import Demand, Iteration
 from asyncpool._engine.job import Job, StreamJob, claim
 from asyncpool.errors import JobNotPicklableError
 
@@ -37,8 +38,12 @@ class Stream(Generic[T]):
     def __init__(self, supervisor: Any, submit: Callable[[], Job[Any]]) -> None:
         self._supervisor = supervisor
         self._submit = submit
-        self._iteration: Iteration[T] = Iteration(supervisor.check_home)
         self._jobs: list[StreamJob] = []
+        self._iteration: Iteration[T] = Iteration(
+            supervisor.check_home,
+            partial(_items, supervisor, submit, self._jobs),
+            "a stream can be iterated over only once",
+        )
 
     @property
     def job(self) -> Job[Any] | None:
@@ -50,15 +55,11 @@ class Stream(Generic[T]):
         return self._jobs[0] if self._jobs else None
 
     def __aiter__(self) -> AsyncIterator[T]:
-        self._supervisor.check_home()
-        self._begin()
-        if self._iteration.is_taken:
-            raise _only_once()
         return self._iteration.take()
 
     def __anext__(self) -> Awaitable[T]:
         """Return an awaitable of the next item."""
-        return self._begin().__anext__()
+        return self._iteration.anext()
 
     async def started(self) -> None:
         """Submit the job, and return when its first item is there, or it has ended without one.
@@ -83,9 +84,10 @@ class Stream(Generic[T]):
         if self._jobs:
             await self._jobs[0].started()
             return
-        if self._iteration.iterator is not None or self._iteration.is_taken:
+        if self._iteration.begun:
             raise RuntimeError("started() is for before the iteration")
-        items = self._iterate(announced=True)
+        make = partial(_items, self._supervisor, self._submit, self._jobs)
+        items = self._iteration.begin(partial(make, announced=True))
         try:
             await anext(items)
         except BaseException:
@@ -107,34 +109,7 @@ class Stream(Generic[T]):
         Cancellation:
             Safe: the rest is done when the iteration is garbage-collected.
         """
-        self._supervisor.check_home()
-        if not self._iteration.is_taken:
-            self._begin()
         await self._iteration.aclose()
-
-    def _begin(self) -> HomeIterator[T]:
-        """Return the iterator; make it, if there has been none."""
-        iterator = self._iteration.iterator
-        if iterator is not None:
-            return iterator
-        if self._iteration.is_taken:
-            raise _only_once()
-        self._supervisor.check_home()
-        return self._iterate(announced=False)
-
-    def _iterate(self, *, announced: bool) -> HomeIterator[T]:
-        items: AsyncGenerator[T, None] = _items(
-            self._supervisor,
-            self._submit,
-            self._jobs,
-            self._iteration.demand,
-            announced=announced,
-        )
-        return self._iteration.begin(items)
-
-
-def _only_once() -> RuntimeError:
-    return RuntimeError("a stream can be iterated over only once")
 
 
 # This generator does not know the stream: it must end when the stream is dropped.
@@ -146,7 +121,7 @@ async def _items(
     jobs: list[StreamJob],
     demand: Demand,
     *,
-    announced: bool,
+    announced: bool = False,
 ) -> AsyncGenerator[Any, None]:
     """Yield the items; if *announced*, yield ``None`` before them, when the first is there."""
     job = cast("StreamJob", submit())

@@ -19,11 +19,9 @@ from asyncpool._core.functions import travels_by_name
 from asyncpool._core.options import JobOptions
 from asyncpool._dataclass import replace
 from asyncpool._engine.job import Job
-from asyncpool._engine.large import unpicklable
 from asyncpool._engine.loop import outlast, shielded
-from asyncpool._futures import with_base
 from asyncpool._wire.buffers import HEAVY, StreamTooLongError
-from asyncpool._wire.pickling import is_flat, pack_job
+from asyncpool._wire.pickling import is_flat, pack_job, unpicklable
 from asyncpool._wire.text import function_name
 from asyncpool._worker.api import call_packed
 from asyncpool.errors import (
@@ -32,6 +30,7 @@ from asyncpool.errors import (
     PoolBrokenError,
     PoolClosedError,
     WorkerCrashedError,
+    with_base,
 )
 from asyncpool.pool import Pool
 
@@ -47,6 +46,9 @@ current_default_process_limiter: Callable[[], anyio.CapacityLimiter] = (
 
 # Seconds for which an idle worker is kept, as in anyio.
 _IDLE_TIMEOUT = 300.0
+
+# By whether a cancellation of the call kills its worker.
+_OPTIONS = JobOptions(), JobOptions(on_cancel="kill")
 
 
 async def run_sync(
@@ -91,13 +93,18 @@ async def run_sync(
     if limiter is not None and not hasattr(limiter, "__aenter__"):
         raise TypeError(f"limiter must be an anyio.CapacityLimiter, not {limiter!r}")
     await checkpoint_if_cancelled()
-    call = _packed(func, args)
+    options = _OPTIONS[cancellable]
+    call: tuple[Callable[..., Any], tuple[Any, ...]] = func, args
+    payload = _packed(func, args)
+    if payload is not None:
+        options = replace(options, name=function_name(func))
+        call = call_packed, (payload,)
     async with limiter or current_default_process_limiter():
         resident = await _of_this_loop()
         resident.calls += 1
         try:
             resident.grow()
-            job: Job[R] = resident.submit(func, call, killable=cancellable)
+            job: Job[R] = resident.pool._submit(*call, {}, options)  # noqa: SLF001
             if not cancellable:
                 await outlast(job)
             return await job
@@ -113,26 +120,26 @@ async def run_sync(
     raise raised  # here, since it is the cause of the error that it came in
 
 
-def _packed(func: Callable[..., Any], args: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Return what to submit for a call, so that later changes of *args* do not reach it.
+def _packed(func: Callable[..., Any], args: tuple[Any, ...]) -> bytes | None:
+    """Return a call as :func:`call_packed` takes it, so that later changes do not reach it.
 
-    Arguments that can neither change nor fail stay as they are.  Large ones are not pickled
-    here, since the loop would wait for that.
+    There is no need if nothing of it can change or fail.  A large call is not pickled here, since
+    the loop would wait for that.
 
     Raises:
         JobNotPicklableError: If a part cannot be pickled.
     """
     if is_flat(args) and travels_by_name(func):
-        return func, *args
+        return None
     try:
         payload = pack_job(func, args, {}, limit=HEAVY)
     except StreamTooLongError:
-        return func, *args
+        return None
     except (JobNotPicklableError, SystemExit, KeyboardInterrupt):
         raise  # the last two may be a signal's
     except BaseException as error:
         raise unpicklable(error) from error
-    return (call_packed, payload) if isinstance(payload, bytes) else (func, *args)
+    return payload if isinstance(payload, bytes) else None
 
 
 class _Resident:
@@ -157,16 +164,6 @@ class _Resident:
             self.pool.start(), name="asyncpool start of to_process"
         )
         self.calls = 0
-        self._options = JobOptions(), JobOptions(on_cancel="kill")
-
-    def submit(
-        self, func: Callable[..., Any], call: tuple[Any, ...], *, killable: bool
-    ) -> Job[Any]:
-        """Submit *call*, a call of *func*; if *killable*, a cancellation kills its worker."""
-        options, [called, *args] = self._options[killable], call
-        if called is not func:
-            options = replace(options, name=function_name(func))
-        return self.pool._submit(called, tuple(args), {}, options)  # noqa: SLF001
 
     @property
     def gone(self) -> bool:

@@ -34,7 +34,7 @@ def test_workers_need_nothing_that_must_be_installed() -> None:
         if name not in {"asyncpool", *sys.stdlib_module_names}
     }
     # What Pool(worker_loop="uvloop") asks for.
-    assert strange == {("coroutines", "uvloop")}
+    assert strange == {("runner", "uvloop")}
 
 
 HEAVY = [

@@ -15,13 +15,14 @@ from asyncpool._wire import log_records as say
 from asyncpool._wire.messages import COROUTINE, WorkerConfig
 from asyncpool._wire.records import import_named
 from asyncpool._worker.control import Control, own_logger, print_error
-from asyncpool._worker.coroutines import Coroutines
 from asyncpool._worker.stacks import line_of
 
 TYPE_CHECKING = False  # see _wire/records.py
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
     from typing import Any
+
+    from asyncpool._worker.runner import JobRunner
 
     Target = Callable[[Worker], Awaitable[object]]
 
@@ -43,14 +44,14 @@ _CLEAN_UP = 0.5
 
 
 def serve(
-    jobs: socket.socket, control: Control, coroutines: Coroutines, config: WorkerConfig
+    jobs: socket.socket, control: Control, runner: JobRunner, config: WorkerConfig
 ) -> int:
     """Be a worker of a cluster until it is drained.
 
     Args:
         jobs: The job channel, which becomes the link.
         control: The control channel.
-        coroutines: Has the event loop.
+        runner: Has the event loop.
         config: Has the pickled ``(target, spread, drain_timeouts, slot, generation,
             broadcasts)``.
 
@@ -67,8 +68,8 @@ def serve(
     life = None
     try:
         function = _load(target)
-        life = _Life(control, coroutines, function, drain_timeouts, broadcasts)
-        return coroutines.run(  # type: ignore[no-any-return]
+        life = _Life(control, function, drain_timeouts, broadcasts)
+        return runner.run(  # type: ignore[no-any-return]
             life.run(jobs, config.max_payload, spread, *who)
         )
     except BaseException as error:
@@ -106,7 +107,6 @@ class _Life:
 
     Args:
         control: The control channel.
-        coroutines: Has the event loop.
         target: What serves.
         drain_timeouts: How many seconds draining may take: if the cluster ends, and if others
             go on serving.
@@ -119,13 +119,11 @@ class _Life:
     def __init__(
         self,
         control: Control,
-        coroutines: Coroutines,
         target: Target,
         drain_timeouts: tuple[float, float],
         broadcasts: tuple[bytes, ...],
     ) -> None:
         self._control = control
-        self._coroutines = coroutines
         self._target = target
         self._drain_timeouts = drain_timeouts
         self._broadcasts = broadcasts
@@ -142,7 +140,7 @@ class _Life:
     ) -> int:
         """Run everything, and return the status to leave with."""
         self._loop = asyncio.get_running_loop()
-        self._coroutines.stacks.tell = partial(_task_stacks, self._loop)
+        self._control.stacks.tell = partial(_task_stacks, self._loop)
         time = DrainTime(*self._drain_timeouts)
         server_worker = self._server_worker = ServerWorker(
             jobs,

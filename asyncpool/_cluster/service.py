@@ -113,7 +113,8 @@ class Service:
             handle.generation,
             tuple(self._remembered.values()),
         )
-        return self._worker._replace(main=(_MAIN, pickle.dumps(serving))).pack()
+        main = _MAIN, pickle.dumps(serving)
+        return pickle.dumps(self._worker._replace(main=main))
 
     def open_link(
         self, handle: WorkerHandle, sock: DescriptorSocket, channel: Channel

@@ -70,7 +70,7 @@ class JobTraits:
 
     def __init__(self, *, exclusive: bool = False) -> None:
         self.cost: float = UNKNOWN
-        self.exclusive = exclusive
+        self.exclusive: bool = exclusive
 
     @property
     def function(self) -> JobTraits:

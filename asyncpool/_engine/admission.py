@@ -235,9 +235,7 @@ class Hold:
 
 
 class MapHold(Hold):
-    """The hold of a map, which ends when all its items are drawn and done.
-
-    It does not matter whether the caller has taken the results.
+    """The hold of a map, until all its items are drawn and done.
 
     Args:
         name: What logs call the function of the map.
@@ -250,29 +248,9 @@ class MapHold(Hold):
         super().__init__()
         self.under_way = 0
         self._name = name
-        self._open_batches = 0
-        self._drawn = False
 
     def __str__(self) -> str:
         return f"a map of {self._name}, {self.under_way} items under way"
-
-    def begin(self) -> None:
-        """Note that a batch of items has begun."""
-        self._open_batches += 1
-
-    def done(self) -> None:
-        """Note that all items of a batch are done."""
-        self._open_batches -= 1
-        self._release_if_done()
-
-    def drawn(self) -> None:
-        """Note that all items are drawn."""
-        self._drawn = True
-        self._release_if_done()
-
-    def _release_if_done(self) -> None:
-        if self._drawn and not self._open_batches:
-            self.release()
 
 
 class SessionHold(Hold):

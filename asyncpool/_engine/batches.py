@@ -1,4 +1,4 @@
-"""The items of a map: how they become jobs, and how each gets its outcome.
+"""A run of a map: its items are drawn, become jobs, and each gets its outcome.
 
 The items of a *batch* follow one another.  A batch is complete when each of its items has an
 outcome.  It begins as one job.  That job may end before all of its items are done, since one
@@ -12,11 +12,18 @@ import itertools
 import math
 import time
 from collections import deque
-from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Iterator
-from contextlib import nullcontext
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterable,
+    AsyncIterator,
+    Callable,
+    Iterable,
+    Iterator,
+)
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from asyncpool._core.deadlines import RecentCount
 from asyncpool._core.functions import BUDGET, UNKNOWN, travels_by_name
@@ -24,51 +31,43 @@ from asyncpool._core.options import JobOptions
 from asyncpool._dataclass import replace
 from asyncpool._engine.admission import MapHold
 from asyncpool._engine.job import ChunkJob, PoolJob
-from asyncpool._engine.large import unpicklable
 from asyncpool._wire.buffers import dumps_call
 from asyncpool._wire.page import CHUNK_SIZE, LOST, Failure, run_chunk
+from asyncpool._wire.pickling import unpicklable
 from asyncpool._wire.scripts import Abroad
 from asyncpool._wire.text import function_name
 from asyncpool.enums import Delivery
 from asyncpool.errors import (
     AsyncPoolError,
     JobNotPicklableError,
-    JobTimeoutError,
     NodeLostError,
     PoolFullError,
     WorkerCrashedError,
 )
 
-if TYPE_CHECKING:
-    from asyncpool._engine.engine import Engine
 
-# The items of a map that follow one another, and their outcomes.
-#
-# Also for how long a map goes on before other code has the loop.
-
-
-class Task(NamedTuple):
-    """What a map does with each item.
+class Plan(NamedTuple):
+    """All that a map needs to begin.
 
     Attributes:
-        function: What is called.
+        backend: The pool.
+        function: What is called with each item.
         star: Whether an item is a tuple of arguments.
+        iterables: Where the items come from.
+        chunksize: How many items travel as one job; ``None`` lets the pool choose.
+        buffersize: How many items may be drawn and not yielded; ``None`` lets the pool choose.
         options: The options of each call.
         submit: Submits a job.
     """
 
+    backend: Any  # an engine, whose types are no public matter
     function: Callable[..., Any]
     star: bool
+    iterables: tuple[Any, ...]
+    chunksize: int | None
+    buffersize: int | None
     options: JobOptions
     submit: Callable[..., PoolJob[Any]]
-
-    def arguments(self, item: Any) -> tuple[Any, ...]:
-        """Return the arguments of the call for *item*.
-
-        Raises:
-            TypeError: If it should be several, and is not iterable; or what its iterator raises.
-        """
-        return tuple(item) if self.star else (item,)
 
 
 class Batch:
@@ -79,22 +78,19 @@ class Batch:
         items: The items.
         outcomes: A result or a :class:`Failure` for each item that has one.
         open: How many items have none.
-        failed: Whether any outcome is a failure.
     """
 
-    __slots__ = ("failed", "first", "items", "open", "outcomes")
+    __slots__ = ("first", "items", "open", "outcomes")
 
     def __init__(self, first: int, items: list[Any]) -> None:
         self.first = first
         self.items = items
         self.outcomes: list[Any] = []
         self.open = len(items)
-        self.failed = False
 
-    def settle(self, offset: int, outcomes: list[Any], *, failed: bool) -> None:
+    def settle(self, offset: int, outcomes: list[Any]) -> None:
         """Store the outcomes of the items from *offset* on."""
         self.open -= len(outcomes)
-        self.failed |= failed
         if len(outcomes) == len(self.items):
             self.outcomes = outcomes
             return
@@ -127,8 +123,8 @@ class Part:
         return self.batch.items[self.offset : self.offset + self.count]
 
 
-# Seconds.  To unpickle all that one round of the stall watch brings may take 40 ms, and to
-# pickle all items that may be drawn 15 ms.
+# How long a map goes on before other code has the loop, in seconds.  To unpickle all that one round
+# of the stall watch brings may take 40 ms, and to pickle all items that may be drawn 15 ms.
 TURN = 0.001
 
 
@@ -143,8 +139,6 @@ class TimeSlice:
         """Whether other code should have the loop now."""
         return time.monotonic() > self._until
 
-
-# How many items of a map make a job, and how many of them are under way at once.
 
 # How many microseconds a job of several items should take: a hundred times what the
 # pool adds to it, and a sixteenth of what a worker may have in flight.
@@ -171,27 +165,24 @@ _SPAN = 0.1
 
 
 class Pace:
-    """The pace of one map.
+    """How many items of one map make a job, and how many of them are under way at once.
 
     Args:
         chunksize: How many items make a job; ``None`` for as many as suit the pool.
         buffersize: How many items may be under way; ``None`` for as many as keep
             the pool busy.
-        alone: Whether each item must be a job of its own.
         lanes: How many jobs each worker runs at once.
     """
 
     def __init__(
         self,
-        *,
-        chunksize: int | None,
-        buffersize: int | None,
-        alone: bool = False,
+        chunksize: int | None = None,
+        buffersize: int | None = None,
         lanes: int = 1,
     ) -> None:
-        self._lanes = lanes
-        self._chunk = 1 if alone else chunksize
+        self._chunksize = chunksize
         self._buffersize = buffersize
+        self._lanes = lanes
         self._cost: float | None = None
         self._learned_from = 1
         self._ends = RecentCount(_SPAN)
@@ -224,7 +215,11 @@ class Pace:
 
     def size(self, workers: int) -> int:
         """Return how many items the next job should have."""
-        size = self._chunk or self._fitting()
+        size = self._chunksize
+        if size is None:
+            if self._cost is None or self.is_slow:
+                return 1
+            size = min(int(TARGET / self._cost), _GROWTH * self._learned_from)
         # Each lane should have at least two jobs, one of which waits.
         most = self.window(workers) // (2 * workers * self._lanes)
         return max(1, min(size, most, CHUNK_SIZE))
@@ -233,12 +228,6 @@ class Pace:
     def is_slow(self) -> bool:
         """Whether items take so long that each travels by itself."""
         return self._cost is not None and self._cost > TARGET / 2
-
-    def _fitting(self) -> int:
-        if self._cost is None or self.is_slow:
-            return 1
-        size = int(TARGET / self._cost)
-        return min(size, _GROWTH * self._learned_from)
 
 
 # With a shorter timeout for each item, chunks have one item: to find out that an item is long
@@ -250,166 +239,201 @@ _SHORTEST_TIMEOUT = 0.1
 _PROBE_EVERY = 32
 
 
-class BatchRunner:
-    """Runs the batches of one map.
+class MapRun:
+    """One run of a map, with enough items in jobs to keep the pool busy.
 
     Args:
-        backend: The pool.
-        task: What the map does with each item.
-        chunksize: How many items travel as one job; ``None`` lets the pool choose.
-        buffersize: How many items may be drawn and not yielded; ``None`` lets the pool choose.
-        hold: Keeps the pool open meanwhile.
-        on_complete: Called with a batch when all of its items have an outcome.
-        on_held: Called when a part must wait for room in the queue.
+        plan: What the map is to do.
+        ordered: Whether batches come in the order of their items.
 
-    Attributes:
-        pace: Decides how many items travel as one job, and how many are drawn.
+    Raises:
+        ValueError: If items are to share a job, and none may.
+        TypeError: If one of the iterables is not iterable.
     """
 
-    def __init__(
-        self,
-        backend: Engine,
-        task: Task,
-        *,
-        chunksize: int | None,
-        buffersize: int | None,
-        hold: MapHold,
-        on_complete: Callable[[Batch], None],
-        on_held: Callable[[], None],
-    ) -> None:
-        self._backend = backend
-        self._task = task = task._replace(options=replace(task.options, hold=hold))
-        self._on_complete = on_complete
-        self._on_held = on_held
+    def __init__(self, plan: Plan, *, ordered: bool) -> None:
+        self._plan = plan
+        backend = self._backend = plan.backend
+        chunksize = plan.chunksize
         # A pool that is data only sends each item by itself.
-        data_only = task.options.codec is not None
+        data_only = plan.options.codec is not None
         with Abroad() if backend.is_remote else nullcontext():
-            self._packed = None if data_only else _pack(task.function)
-            self._named = travels_by_name(task.function)
-        self._name = function_name(task.function)
-        alone = backend.fresh or self._packed is None or not _may_share(task.options)
-        self._probes = backend.is_remote and not alone
-        self._singles = 0
+            self._packed = None if data_only else _pack(plan.function)
+            self._named = travels_by_name(plan.function)
+        alone = backend.fresh or self._packed is None or not _may_share(plan.options)
         if backend.fresh and chunksize not in {None, 1}:
             raise ValueError(
                 f"chunksize is {chunksize}, and in a pool with fresh=True each item has a worker "
                 "of its own"
             )
-        if backend.counts_jobs and chunksize is None:
-            chunksize = 1  # max_jobs counts each item, unless the user asks for chunks
-        self.pace = Pace(
-            chunksize=chunksize,
-            buffersize=buffersize,
-            alone=alone,
-            lanes=backend.concurrency,
-        )
-        self._together = replace(
-            task.options,
-            max_attempts=1,
-            via="map",
-            name=self._name,
-        )
+        # max_jobs counts each item, unless the user asks for chunks.
+        if alone or (backend.counts_jobs and chunksize is None):
+            chunksize = 1
+        self._pace = Pace(chunksize, plan.buffersize, backend.concurrency)
+        # A remote job does not tell how long it took, but the result of a chunk does.
+        self._probes = backend.is_remote and not alone
+        self._singles = 0
+        name = function_name(plan.function)
+        self._hold = MapHold(name)
+        self._each = replace(plan.options, hold=self._hold)
+        self._together = replace(self._each, max_attempts=1, via="map", name=name)
+        self._loop = asyncio.get_running_loop()
+        # The source, and the end of each batch, set it.
+        self._news = asyncio.Event()
+        self._source = open_source(plan.iterables, self._news.set)
+        self._ordered = ordered
+        # If ordered, all batches in their order; else those that are complete, as they come.
+        self._ready: deque[Batch] = deque()
+        self._next = 0
+        self._incomplete = 0  # batches
         self._jobs: set[PoolJob[Any]] = set()
+        # Parts that the pool's queue has no room for.
         self._held: deque[Part] = deque()
         # Chunks that have come back, and that nobody has looked at yet.
         self._returned: deque[tuple[Part, ChunkJob[Any]]] = deque()
-        self._unloading = False
-        self._loop = asyncio.get_running_loop()
         self._ended = False
 
-    @property
-    def full(self) -> bool:
-        """Whether a part waits for room in the pool's queue."""
-        return bool(self._held)
+    async def batches(self) -> AsyncGenerator[Batch, None]:
+        """Yield the batches, each when it is complete.
 
-    @property
-    def running(self) -> bool:
-        """Whether any job of the map is open."""
-        return bool(self._jobs)
+        Raises:
+            BaseException: What the source has raised, once all items before it are done.
 
-    def stop(self) -> None:
-        """Cancel the open jobs, and send nothing more."""
-        self._ended = True
-        self._held.clear()
-        for job in list(self._jobs):
-            job.cancel()
+        Cancellation:
+            Cancels the open jobs.
+        """
+        source, hold, time_slice = self._source, self._hold, TimeSlice()
+        try:
+            self._backend.draining.hold(hold)
+            while True:
+                if time_slice.over:
+                    await asyncio.sleep(0)
+                    time_slice = TimeSlice()
+                drew_all = self._draw(time_slice)
+                self._release_if_done()
+                if self._ready and not self._ready[0].open:
+                    batch = self._ready.popleft()
+                    yield batch
+                    hold.under_way -= len(batch.items)
+                elif source.exhausted and not hold.under_way:
+                    break
+                elif drew_all:
+                    await self._wait()
+            if source.error is not None:
+                raise source.error
+        finally:
+            self._ended = True
+            self._held.clear()
+            for job in list(self._jobs):
+                job.cancel()
+            hold.release()
+            await source.aclose()
 
-    def send(self, part: Part) -> None:
+    def _draw(self, time_slice: TimeSlice) -> bool:
+        """Draw and submit items; return whether to wait now, since there is no room for more."""
+        source, hold, workers = self._source, self._hold, self._backend.most_workers
+        while not source.exhausted and not self._held:
+            size = self._pace.size(workers)
+            room = self._pace.window(workers) - hold.under_way
+            if room < size and hold.under_way:
+                break
+            items = source.draw(size, room)
+            if not items:
+                break
+            batch = Batch(self._next, items)
+            if self._ordered:
+                self._ready.append(batch)
+            self._incomplete += 1
+            hold.under_way += len(items)
+            self._next += len(items)
+            self._send(Part(batch, 0, len(items)))
+            if time_slice.over:
+                return False
+        return True
+
+    async def _wait(self) -> None:
+        if self._held and not self._jobs:
+            await self._backend.admission.room()
+            self._send_held()
+        else:
+            self._news.clear()
+            await self._news.wait()
+
+    def _release_if_done(self) -> None:
+        """Let the pool close if it is not needed, though the caller may not have all results."""
+        if self._source.exhausted and not self._incomplete:
+            self._hold.release()
+
+    # The way of items to jobs.
+
+    def _send(self, part: Part) -> None:
         """Submit *part*, or keep it until the queue has room."""
         if self._held:
             self._held.append(part)
             return
         is_chunk = part.count > 1 or (self._probes and self._is_probe(part))
-        if is_chunk and self._backend.are_stored(part.items, star=self._task.star):
+        if is_chunk and self._backend.are_stored(part.items, star=self._plan.star):
             self._send_each(part)
             return
-        args: tuple[Any, ...] = ()
-        if not is_chunk:
-            try:
-                args = self._task.arguments(part.items[0])
-            except Exception as error:  # noqa: BLE001 - the item's own code may run
-                self._fail(part, Failure(error))
-                return
         try:
-            job = self._submit_chunk(part) if is_chunk else self._submit(part, args)
+            job = self._submit_chunk(part) if is_chunk else self._submit(part)
         except PoolFullError:
             self._held.append(part)
-            self._on_held()  # perhaps no job is open whose end would wake the map
-        except AsyncPoolError as error:  # the pool has ended
-            self._fail(part, Failure(error))
+            self._news.set()  # perhaps no job is open whose end would wake the map
+        except Exception as error:  # noqa: BLE001 - the end of the pool, or the item's own code
+            self._fail(part, error)
         except (SystemExit, KeyboardInterrupt) as error:
             # It may come from a signal handler, so it goes on; but nothing may wait for the part.
-            self._fail(part, Failure(unpicklable(error)))
+            self._fail(part, unpicklable(error))
             raise
         else:
             self._jobs.add(job)
             job.add_done_callback(partial(self._on_done, part))
 
     def _is_probe(self, part: Part) -> bool:
-        """Tell whether a single item travels as a chunk, whose result tells how long it took.
-
-        A remote job does not tell that.
-        """
+        """Tell whether a single item travels as a chunk, whose result tells how long it took."""
         if part.alone:
             return False
-        if not self.pace.is_slow:
+        if not self._pace.is_slow:
             return True
         self._singles += 1
         return self._singles % _PROBE_EVERY == 0
 
     def _submit_chunk(self, part: Part) -> PoolJob[Any]:
         names = {
-            "star": self._task.star,
+            "star": self._plan.star,
             "named": self._named,
             "max_payload": self._backend.max_payload,
         }
         args = self._packed, part.items
-        return self._task.submit(run_chunk, args, names, self._together)
+        return self._plan.submit(run_chunk, args, names, self._together)
 
-    def _submit(self, part: Part, args: tuple[Any, ...]) -> PoolJob[Any]:
-        options = self._task.options
+    def _submit(self, part: Part) -> PoolJob[Any]:
+        [item] = part.items
+        args = tuple(item) if self._plan.star else (item,)
+        options = self._each
         if part.attempts:
             options = replace(options, begun=part.attempts)
-        return self._task.submit(self._task.function, args, {}, options)
+        return self._plan.submit(self._plan.function, args, {}, options)
 
-    def send_held(self) -> None:
+    def _send_held(self) -> None:
         """Submit the parts that the queue had no room for."""
         held, self._held = self._held, deque()
         while held and not self._held:
-            self.send(held.popleft())
+            self._send(held.popleft())
         self._held += held
 
     def _send_each(self, part: Part) -> None:
         """Submit each item of *part* as a job of its own."""
         for offset in range(part.offset, part.offset + part.count):
-            self.send(Part(part.batch, offset, 1, alone=True))
+            self._send(Part(part.batch, offset, 1, alone=True))
 
     def _send_rest(self, part: Part, done: int) -> None:
         """Submit the items of *part* that were not begun."""
         offset, end = part.offset + done, part.offset + part.count
         while offset < end:
-            count = min(self.pace.size(self._backend.most_workers), end - offset)
-            self.send(Part(part.batch, offset, count))
+            count = min(self._pace.size(self._backend.most_workers), end - offset)
+            self._send(Part(part.batch, offset, count))
             offset += count
 
     # The way of items back from jobs.
@@ -417,81 +441,73 @@ class BatchRunner:
     def _on_done(self, part: Part, job: PoolJob[Any]) -> None:
         self._jobs.discard(job)
         if self._ended:
-            _ = (
-                job.cancelled() or job.exception()
-            )  # marks it as retrieved; nobody needs it
-        elif job.cancelled():
-            self._fail(part, Failure(asyncio.CancelledError()))
+            # Marks it as retrieved; nobody needs it.
+            _ = job.cancelled() or job.exception()
+            return
+        if job.cancelled():
+            self._fail(part, asyncio.CancelledError())
         elif isinstance(job, ChunkJob):
             job.exception()  # marks it as retrieved, even if nobody looks at it later
-            self._returned.append((part, job))
-            if not self._unloading:
-                self._unloading = True
+            if not self._returned:
                 self._loop.call_soon(self._unload)
+            self._returned.append((part, job))
         else:
             error = job.exception()
             outcome = job.result() if error is None else Failure(error)
-            failed = error is not None
-            self._settle(part.batch, part.offset, [outcome], failed=failed)
+            self._settle(part.batch, part.offset, [outcome])
             cost = job.function.traits.cost
             if cost < UNKNOWN:
-                self.pace.note(1, cost)
+                self._pace.note(1, cost)
             else:
-                self.pace.ended(self._loop.time())
+                self._pace.ended(self._loop.time())
         if self._held:
-            self.send_held()
+            self._send_held()
 
     def _unload(self) -> None:
         """Take the outcomes of chunks, as many as there is time for in one turn of the loop."""
         turn = TimeSlice()
-        self._unloading = False
         while self._returned and not self._ended:
             self._on_chunk(*self._returned.popleft())
-            if turn.over:
-                self._unloading = True
+            if turn.over and self._returned:
                 self._loop.call_soon(self._unload)
                 break
 
     def _on_chunk(self, part: Part, job: ChunkJob[Any]) -> None:
-        error, figures = job.exception(), job.function.figures
+        error = job.exception()
         if error is None:
             result = job.result()
             outcomes = result.load()
-            figures.items += len(outcomes)
-            self.pace.note(len(outcomes), result.microseconds)
-            self._take_in(part, outcomes)
-            self._send_rest(part, len(outcomes))
+            self._pace.note(len(outcomes), result.microseconds)
         elif job.found is not None:
             # The item that ran last has ended the chunk, so it gets the chunk's error.
             outcomes = [Failure(error) if one is LOST else one for one in job.found]
             outcomes = [*outcomes, Failure(error)][: part.count]
-            figures.items += len(outcomes)
-            self._take_in(part, outcomes)
-            self._send_rest(part, len(outcomes))
         elif _is_of_all(error):
-            self._fail(part, Failure(error))
+            self._fail(part, error)
+            return
         else:
             # None of the items has begun, since a chunk that has begun notes each outcome.  Alone,
             # each item shows whether it is the cause.
             self._send_each(part)
+            return
+        job.function.figures.items += len(outcomes)
+        self._take_in(part, outcomes)
+        self._send_rest(part, len(outcomes))
 
     def _take_in(self, part: Part, outcomes: list[Any]) -> None:
         """Take outcomes; send each item that is to be tried again as a job of its own."""
-        once = self._task.options.max_attempts == 1
-        failed = _any_failed(outcomes)
-        if once or not failed:
-            self._settle(part.batch, part.offset, outcomes, failed=failed)
+        if self._each.max_attempts == 1 or not any_failed(outcomes):
+            self._settle(part.batch, part.offset, outcomes)
             return
         for offset, outcome in enumerate(outcomes, part.offset):
             if type(outcome) is Failure and self._again(outcome.error):
-                self.send(Part(part.batch, offset, 1, attempts=1, alone=True))
+                self._send(Part(part.batch, offset, 1, attempts=1, alone=True))
             else:
-                failed = type(outcome) is Failure
-                self._settle(part.batch, offset, [outcome], failed=failed)
+                self._settle(part.batch, offset, [outcome])
 
     def _again(self, error: BaseException) -> bool:
         """Return whether an item gets another attempt after its first."""
-        policy = self._task.options
+        policy = self._each
         if isinstance(error, WorkerCrashedError):
             kind = error.crashes[-1].kind
             return policy.after_crash(
@@ -499,19 +515,21 @@ class BatchRunner:
             )
         return policy.after_exception(error, attempt=1)
 
-    def _fail(self, part: Part, failure: Failure) -> None:
-        outcomes = [failure] * part.count
-        self._settle(part.batch, part.offset, outcomes, failed=True)
+    def _fail(self, part: Part, error: BaseException) -> None:
+        self._settle(part.batch, part.offset, [Failure(error)] * part.count)
 
-    def _settle(
-        self, batch: Batch, offset: int, outcomes: list[Any], *, failed: bool
-    ) -> None:
-        batch.settle(offset, outcomes, failed=failed)
+    def _settle(self, batch: Batch, offset: int, outcomes: list[Any]) -> None:
+        batch.settle(offset, outcomes)
         if not batch.open:
-            self._on_complete(batch)
+            self._incomplete -= 1
+            if not self._ordered:
+                self._ready.append(batch)
+            self._release_if_done()
+            self._news.set()
 
 
-def _any_failed(outcomes: list[Any]) -> bool:
+def any_failed(outcomes: list[Any]) -> bool:
+    """Tell whether any of *outcomes* is a failure."""
     return Failure in set(map(type, outcomes))
 
 
@@ -534,9 +552,8 @@ def _is_of_all(error: BaseException) -> bool:
         return error.direction == "result"
     if isinstance(error, NodeLostError):
         return True  # there is no other node
-    return isinstance(error, AsyncPoolError | JobTimeoutError) and not isinstance(
-        error, WorkerCrashedError
-    )
+    crashed = isinstance(error, WorkerCrashedError)
+    return isinstance(error, AsyncPoolError) and not crashed
 
 
 # Where the items of a map come from: sync and async iterables, drawn step by step.
@@ -551,10 +568,7 @@ class SyncSource:
     Attributes:
         error: The exception that has ended the items, if there was one.
         exhausted: Whether there are no more items to draw.
-        drawn: How many items it has drawn from the iterables, and has not given out.
     """
-
-    drawn = 0
 
     def __init__(self, items: Iterator[Any]) -> None:
         self._items = items
@@ -568,13 +582,13 @@ class SyncSource:
         turn = TimeSlice()
         try:
             while len(found) < count:
-                before = len(found)
-                few = min(count - before, _AT_ONCE)
-                found.extend(itertools.islice(self._items, few))
-                if len(found) - before < few:
-                    self.exhausted = True
-                    break
-                if turn.over:  # the iterator is slow, so other code must have the loop
+                goal = min(count, len(found) + _AT_ONCE)
+                # What it has found before an error stays there.
+                found.extend(itertools.islice(self._items, goal - len(found)))
+                self.exhausted = len(found) < goal
+                if (
+                    self.exhausted or turn.over
+                ):  # a slow iterator leaves others the loop
                     break
         except (SystemExit, KeyboardInterrupt):
             raise
@@ -611,11 +625,6 @@ class AsyncSource:
         """See :class:`SyncSource`."""
         return self._ended and not self._found
 
-    @property
-    def drawn(self) -> int:
-        """See :class:`SyncSource`."""
-        return len(self._found)
-
     def draw(self, count: int, room: int) -> list[Any]:
         """See :class:`SyncSource`."""
         found = [self._found.popleft() for _ in range(min(count, len(self._found)))]
@@ -642,9 +651,9 @@ class AsyncSource:
                 if self._room <= len(self._found):
                     self._may_draw.clear()
                     await self._may_draw.wait()
-                    continue
-                self._found.append(await anext(self._items))
-                self._on_news()
+                else:
+                    self._found.append(await anext(self._items))
+                    self._on_news()
         except StopAsyncIteration:
             pass
         except asyncio.CancelledError as error:
@@ -671,16 +680,14 @@ def open_source(
     Raises:
         TypeError: If one of them is not iterable.
     """
-    if any(isinstance(items, AsyncIterable) for items in iterables):
-        each = [_aiter(items) for items in iterables]
-        return AsyncSource(each[0] if len(each) == 1 else _zip(each), on_news)
-    return SyncSource(
-        iter(iterables[0] if len(iterables) == 1 else zip(*iterables, strict=False))
-    )
-
-
-def _aiter(items: Iterable[Any] | AsyncIterable[Any]) -> AsyncIterator[Any]:
-    return aiter(items) if isinstance(items, AsyncIterable) else _wrap(items)
+    if not any(isinstance(items, AsyncIterable) for items in iterables):
+        [items, *more] = iterables
+        return SyncSource(zip(items, *more, strict=False) if more else iter(items))
+    each = [
+        aiter(items) if isinstance(items, AsyncIterable) else _wrap(items)
+        for items in iterables
+    ]
+    return AsyncSource(each[0] if len(each) == 1 else _zip(each), on_news)
 
 
 async def _wrap(items: Iterable[Any]) -> AsyncIterator[Any]:
@@ -690,14 +697,9 @@ async def _wrap(items: Iterable[Any]) -> AsyncIterator[Any]:
 
 async def _zip(each: list[AsyncIterator[Any]]) -> AsyncIterator[Any]:
     try:
-        while True:
-            found: list[Any] = []
-            for items in each:
-                try:
-                    found.append(await anext(items))
-                except StopAsyncIteration:
-                    return
-            yield tuple(found)
+        with suppress(StopAsyncIteration):
+            while True:
+                yield tuple([await anext(items) for items in each])
     finally:
         for items in each:
             await _close(items)

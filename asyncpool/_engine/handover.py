@@ -12,16 +12,16 @@ import os
 import sys
 import weakref
 from collections.abc import Callable, Iterable
+from functools import partial
 from multiprocessing.context import get_spawning_popen, set_spawning_popen
 from multiprocessing.reduction import ForkingPickler
 from typing import TYPE_CHECKING, Any, cast
 
 from asyncpool._wire.buffers import dumps_call
 from asyncpool._wire.messages import MAX_HOOK, MAX_INITIALIZER
-from asyncpool._wire.pickling import describe
+from asyncpool._wire.pickling import first_refused, unpicklable
 from asyncpool._wire.posix import Handed
 from asyncpool._wire.text import function_name
-from asyncpool.errors import JobNotPicklableError
 
 if TYPE_CHECKING:
     from asyncpool._wire.buffers import Reducers
@@ -55,15 +55,12 @@ class Handover:
         try:
             self.payload = dumps_call((initializer, initargs), spawning.reducers)
         except Exception as error:  # noqa: BLE001 - an object's own methods
-            name, culprit = "the initializer with its arguments", error
-            names = ["initializer", *(f"initargs[{i}]" for i in range(len(initargs)))]
-            for part, value in zip(names, (initializer, *initargs), strict=True):
-                try:
-                    dumps_call(value, spawning.reducers)
-                except Exception as own:  # noqa: BLE001
-                    name, culprit = part, own
-                    break
-            raise _not_picklable(name, culprit) from culprit
+            parts = [("initializer", initializer)]
+            parts += [(f"initargs[{i}]", value) for i, value in enumerate(initargs)]
+            attempt = partial(dumps_call, others=spawning.reducers)
+            whole = "the initializer with its arguments", error
+            name, culprit = first_refused(parts, attempt) or whole
+            raise unpicklable(culprit, name) from culprit
         finally:
             set_spawning_popen(before)
         if len(self.payload) > MAX_INITIALIZER:
@@ -95,7 +92,7 @@ def packed_hook(around: Callable[..., object] | str) -> tuple[str, bytes]:
     try:
         payload = dumps_call(around)
     except Exception as error:
-        raise _not_picklable("around", error) from error
+        raise unpicklable(error, "around") from error
     if len(payload) > MAX_HOOK:
         raise ValueError(
             f"around has {len(payload)} bytes when pickled, and {MAX_HOOK} is the most: "
@@ -144,11 +141,6 @@ class _Spawning:
         handed = Handed(self.duplicate_for_child(fd))
         what = type(lock), semaphore.kind, semaphore.maxvalue, handed
         return _semaphores.semaphore_at, what
-
-
-def _not_picklable(name: str, error: Exception) -> JobNotPicklableError:
-    text = f"{name} cannot be pickled: {describe(error)}"
-    return JobNotPicklableError(text, direction="arguments", name=name)
 
 
 def _close_all(fds: Iterable[int]) -> None:

@@ -288,7 +288,7 @@ def check_not_imported(what: str) -> None:
             "program must call multiprocessing.freeze_support() first under `if __name__ == "
             "'__main__':`, and what each interpreter imports as it starts must start none"
         )
-    path = scripts.importing()
+    path = scripts.importing
     if path:
         raise RuntimeError(
             f"a {what} is started while a worker imports the script {path}: put what "

@@ -12,10 +12,53 @@ from weakref import ref
 
 from asyncpool._engine.loop import shielded
 
-# An async iterator that only its own event loop may use.
-
-
 T = TypeVar("T")
+
+
+class Demand:
+    """What the generator of an iteration tells those who ask for its items.
+
+    The generator must not know them, since they hold it.
+
+    Attributes:
+        thread: The thread of its event loop; 0 before it has begun, and when it was cut short.
+        loop: The event loop, once it has begun.
+        is_running: Tells whether that runs now.
+        cut_short: Whether the cancellation of a wait for an item has ended the generator.
+        withdrawn: Closes the generator, which somebody still waits for, but nobody else wants.
+    """
+
+    __slots__ = ("cut_short", "is_running", "loop", "thread", "withdrawn")
+
+    is_running: Callable[[], bool]
+
+    def __init__(self) -> None:
+        self.thread = 0
+        self.loop: asyncio.AbstractEventLoop | None = None
+        self.cut_short = False
+        self.withdrawn: Callable[[], None] | None = None
+
+    def begin(self) -> None:
+        """Note that the generator begins, in this thread and loop."""
+        loop = self.loop = asyncio.get_running_loop()
+        self.thread, self.is_running = get_ident(), loop.is_running
+
+    def meet(self, item: T) -> T:
+        """Return *item*, which somebody has waited for, and the generator is about to yield."""
+        if self.withdrawn is not None:
+            assert self.loop is not None
+            self.loop.call_soon(self.withdrawn)
+            self.withdrawn = None
+        return item
+
+    def cancelled(self) -> None:
+        """Note that the generator ends by a :exc:`asyncio.CancelledError`.
+
+        The error may also be that of a job, or of an input: then no wait was cut short.
+        """
+        task = asyncio.current_task()
+        if task is not None and task.cancelling():
+            self.thread, self.cut_short = 0, True
 
 
 class HomeIterator(Generic[T]):
@@ -26,26 +69,22 @@ class HomeIterator(Generic[T]):
 
     Args:
         items: The generator.
+        demand: What it tells.
         check_home: Raises :exc:`RuntimeError` in another loop than the generator's.
     """
 
-    __slots__ = (
-        "__weakref__",
-        "_check_home",
-        "_is_running",
-        "_items",
-        "_next",
-        "_thread",
-    )
+    __slots__ = ("__weakref__", "_check_home", "_demand", "_items", "_next")
 
     def __init__(
-        self, items: AsyncGenerator[T, Any], check_home: Callable[[], None]
+        self,
+        items: AsyncGenerator[T, Any],
+        demand: Demand,
+        check_home: Callable[[], None],
     ) -> None:
         self._items = items
         self._next = items.__anext__
+        self._demand = demand
         self._check_home = check_home
-        self._thread = 0  # of the loop, once it has begun, and whether that runs now
-        self._is_running: Callable[[], bool] = bool
 
     def __aiter__(self) -> Self:
         return self
@@ -56,10 +95,13 @@ class HomeIterator(Generic[T]):
         Raises:
             RuntimeError: In another event loop.
         """
+        demand = self._demand
         # Before Python 3.12 it takes 140 ns to ask which loop runs, and this takes 70.
-        if get_ident() != self._thread or not self._is_running():
+        if get_ident() != demand.thread or not demand.is_running():
             self._check_home()
-            if not self._thread:
+            if demand.cut_short:
+                return _refuse()
+            if not demand.thread:
                 return _begin(self._next)
         return self._next()
 
@@ -74,18 +116,6 @@ class HomeIterator(Generic[T]):
         """
         self._check_home()
         await close(self._items)
-
-    def note_begin(self) -> None:
-        """Note that the generator begins, in this thread and loop."""
-        self._thread = get_ident()
-        self._is_running = asyncio.get_running_loop().is_running
-
-    def cut_short(self) -> None:
-        """Note that the cancellation of a wait for an item has ended the generator.
-
-        Whoever goes on, as after a timeout, must not take that for the end of the items.
-        """
-        self._next = _refuse
 
 
 async def _begin(ask: Callable[[], Awaitable[T]]) -> T:
@@ -112,57 +142,11 @@ async def close(items: AsyncGenerator[Any, Any]) -> None:
 
 
 async def _refuse() -> NoReturn:
+    """Refuse to go on, as after a timeout, which must not look like the end of the items."""
     raise RuntimeError(
         "the iteration has ended, since a wait for an item was cancelled, or timed out: to "
         "go on after that, let a task wait for the item, and asyncio.wait() for the task"
     )
-
-
-class Demand:
-    """What a generator and its :class:`Iteration` know of each other.
-
-    The generator must not know the iteration itself, which holds it.
-
-    Attributes:
-        loop: The event loop of the generator, once it has begun.
-        withdrawn: Closes the generator, which somebody still waits for, but nobody else wants.
-        iterator: The iterator, for as long as somebody holds it.
-    """
-
-    __slots__ = ("iterator", "loop", "withdrawn")
-
-    def __init__(self) -> None:
-        self.loop: asyncio.AbstractEventLoop | None = None
-        self.withdrawn: Callable[[], None] | None = None
-        self.iterator: ref[HomeIterator[Any]] | None = None
-
-    def begin(self) -> None:
-        """Note that the generator begins."""
-        self.loop = asyncio.get_running_loop()
-        iterator = self._held_iterator()
-        if iterator is not None:
-            iterator.note_begin()
-
-    def meet(self, item: T) -> T:
-        """Return *item*, which somebody has waited for, and the generator is about to yield."""
-        if self.withdrawn is not None:
-            assert self.loop is not None
-            self.loop.call_soon(self.withdrawn)
-            self.withdrawn = None
-        return item
-
-    def cancelled(self) -> None:
-        """Note that the generator ends by a :exc:`asyncio.CancelledError`.
-
-        The error may also be that of a job, or of an input: then no wait was cut short.
-        """
-        task = asyncio.current_task()
-        iterator = self._held_iterator()
-        if iterator is not None and task is not None and task.cancelling():
-            iterator.cut_short()
-
-    def _held_iterator(self) -> HomeIterator[Any] | None:
-        return None if self.iterator is None else self.iterator()
 
 
 class Iteration(Generic[T]):
@@ -174,57 +158,86 @@ class Iteration(Generic[T]):
 
     Args:
         check_home: Raises :exc:`RuntimeError` in another loop than the generator's.
+        make: Makes the generator, which tells what is to be told.  It must not know the object.
+        once: What an error says of another iteration.
 
     Attributes:
-        demand: What the generator tells when it begins, and before it yields.
+        begun: Whether the iteration has begun, or whether there never will be one.
     """
 
-    __slots__ = ("_check_home", "_closing", "_held", "_items", "_taken", "demand")
-
-    def __init__(self, check_home: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        check_home: Callable[[], None],
+        make: Callable[[Demand], AsyncGenerator[T, Any]],
+        once: str,
+    ) -> None:
         self._check_home = check_home
+        self._make = make
+        self._once = once
+        self._demand = Demand()
         self._items: AsyncGeneratorType[T, Any] | None = None
         self._held: HomeIterator[T] | None = None
         self._taken: ref[HomeIterator[T]] | None = None
         # Closes the generator since nobody holds the iterator any more.
         self._closing: asyncio.Task[None] | None = None
-        self.demand = Demand()
+        self.begun = False
 
-    @property
-    def iterator(self) -> HomeIterator[T] | None:
-        """The iterator, if there is one, and somebody holds it."""
-        if self._taken is not None:
-            return self._taken()
-        return self._held
+    def claim(self) -> None:
+        """Note that the iteration begins.
 
-    @property
-    def is_taken(self) -> bool:
-        """Whether a loop has taken the iterator."""
-        return self._taken is not None
+        Raises:
+            RuntimeError: If it has begun before, or in another event loop.
+        """
+        self._check_home()
+        if self.begun:
+            raise RuntimeError(self._once)
+        self.begun = True
 
-    def begin(self, items: AsyncGenerator[T, Any]) -> HomeIterator[T]:
-        """Make the iterator, over *items*."""
+    def begin(
+        self, make: Callable[[Demand], AsyncGenerator[T, Any]] | None = None
+    ) -> HomeIterator[T]:
+        """Make the iterator, over what *make* returns, if given.
+
+        Raises:
+            RuntimeError: As :meth:`claim` does.
+        """
+        self.claim()
+        items = (make or self._make)(self._demand)
         self._items = cast("AsyncGeneratorType[T, Any]", items)
-        self._held = HomeIterator(items, self._check_home)
-        self.demand.iterator = ref(self._held)
+        self._held = HomeIterator(items, self._demand, self._check_home)
         return self._held
 
     def withdraw(self) -> None:
         """Forget the iterator, which has done nothing."""
         self._items = self._held = None
+        self.begun = False
+
+    def anext(self) -> Awaitable[T]:
+        """Return an awaitable of the next item, from the iterator that there is.
+
+        Raises:
+            RuntimeError: If nobody holds it any more, or in another event loop.
+        """
+        iterator = self._held if self._taken is None else self._taken()
+        return (iterator or self.begin()).__anext__()
 
     def take(self) -> HomeIterator[T]:
-        """Return the iterator, which the caller holds from now on."""
-        iterator, self._held = self._held, None
-        assert iterator is not None, "begin() comes first, and one loop may have it"
+        """Return the iterator, which the caller holds from now on.
+
+        Raises:
+            RuntimeError: If somebody has taken it before, or in another event loop.
+        """
+        self._check_home()
+        iterator = self._held or self.begin()  # one that anext() has begun goes on
+        self._held = None
 
         def drop(_: ref[HomeIterator[T]]) -> None:  # in any thread, at any moment
-            items, loop = self._items, self.demand.loop
+            items, loop = self._items, self._demand.loop
             if items is None or items.ag_frame is None:
                 return
             if loop is None:
                 # It has not begun, but somebody may have asked for an item.
-                self.demand.withdrawn = self._close
+                self._demand.withdrawn = self._close
             else:
                 with contextlib.suppress(RuntimeError):  # the loop is closed
                     loop.call_soon_threadsafe(self._close)
@@ -243,7 +256,7 @@ class Iteration(Generic[T]):
         if items.ag_running:
             # Not left to the loop, which closes what has no reference any more: if the last one
             # goes with a task that ends, Python 3.15.0 crashes in the debug mode of a loop.
-            self.demand.withdrawn = self._close
+            self._demand.withdrawn = self._close
         else:
             self._closing = asyncio.create_task(
                 _close(items), name="asyncpool end of an iteration"
@@ -259,6 +272,8 @@ class Iteration(Generic[T]):
             Safe: the rest is done when the iterator is garbage-collected.
         """
         self._check_home()
+        if not self.begun:
+            self.begin()
         closing = self._closing
         if closing is not None:
             try:

@@ -19,7 +19,7 @@ from asyncpool._engine.loop import Pause, Threads
 from asyncpool._engine.worker import WorkerHandle
 from asyncpool._wire.buffers import OutOfBandPickle
 from asyncpool._wire.frames import Frame, FrameKind
-from asyncpool._wire.pickling import describe
+from asyncpool._wire.pickling import unpicklable
 from asyncpool.errors import JobNotPicklableError
 
 if TYPE_CHECKING:
@@ -243,21 +243,10 @@ def _pack(job: PoolJob[Any], call: Call, pause: Pause) -> bytes | OutOfBandPickl
     )
 
 
-def unpicklable(error: BaseException) -> JobNotPicklableError:
-    """Return the error for a call for which pickle has raised *error*."""
-    refusal = _refusal(f"cannot be pickled: {describe(error)}")
-    refusal.__cause__ = error
-    return refusal
-
-
 def too_large(size: int, max_message_size: int) -> JobNotPicklableError:
     """Return the error for a call of *size* bytes, which is more than *max_message_size*."""
-    return _refusal(
-        f"has {size} bytes when pickled, and max_message_size is {max_message_size}"
-    )
-
-
-def _refusal(why: str) -> JobNotPicklableError:
     return JobNotPicklableError(
-        f"the call {why}", direction="arguments", name="the call"
+        f"the call has {size} bytes when pickled, and max_message_size is {max_message_size}",
+        direction="arguments",
+        name="the call",
     )

@@ -22,6 +22,7 @@ import contextlib
 import json
 import logging
 import os
+import pickle
 import re
 import signal
 import socket
@@ -332,7 +333,7 @@ class LauncherProcess:
         self._asked: deque[asyncio.Future[Any]] = deque()
         self._processes: dict[int, Process] = {}
         self._decoder = FrameDecoder(max_payload=_MAX_REPORT)
-        packed = config.pack()
+        packed = pickle.dumps(config)
         self._report_start = len(packed)
         self._socket, theirs = socket_pair()
         with contextlib.ExitStack() as undo, theirs:

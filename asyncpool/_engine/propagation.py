@@ -11,7 +11,7 @@ from typing import Any
 
 from asyncpool._core import checks
 from asyncpool._wire import scripts
-from asyncpool._wire.messages import MAX_VARIABLES, with_variables
+from asyncpool._wire.messages import MAX_VARIABLES, with_parts
 from asyncpool._wire.pickling import pack_variables
 from asyncpool.errors import JobNotPicklableError
 
@@ -54,7 +54,7 @@ class Propagation:
         if packed == variables and context == before:
             return together
         try:
-            together = with_variables(context, packed)
+            together = with_parts(context, variables=packed)
         except ValueError as error:
             raise JobNotPicklableError(
                 f"the context variables have {len(packed)} bytes when pickled, and "

@@ -27,11 +27,10 @@ from asyncpool._engine.job import (
     claim,
     load_outcome,
 )
-from asyncpool._engine.large import unpicklable
 from asyncpool._engine.worker import WorkerHandle
 from asyncpool._wire.frames import Frame, FrameKind
-from asyncpool._wire.messages import with_details
-from asyncpool._wire.pickling import PICKLE, unloadable
+from asyncpool._wire.messages import with_parts
+from asyncpool._wire.pickling import PICKLE, unloadable, unpicklable
 from asyncpool.enums import CrashKind, Delivery, JobOutcome, TimeLimit
 from asyncpool.errors import (
     JobNotPicklableError,
@@ -598,7 +597,7 @@ class JobRegistry:
         """Note that the job is with no worker any more."""
         job.slot = None
         if job.heartbeats is not None:
-            job.context = with_details(job.context, job.heartbeats.details)
+            job.context = with_parts(job.context, details=job.heartbeats.details)
         if job.began is not None:
             job.began = job.exceeded = None
             deadline = job.options.deadline

@@ -7,7 +7,7 @@ segment is free, or it is *out*: its content is on its way, or somebody has a vi
 
 It costs ten times as much to touch fresh memory as to copy into it.  So the pool keeps free
 segments for a while, to use them again.  When it needs room, it drops the ones that have been
-free the longest.  :class:`SegmentLedger` decides that; :class:`Segments` has the memory.
+free the longest.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import enum
+import itertools
 import os
 from functools import partial
 from typing import TYPE_CHECKING
@@ -22,7 +23,7 @@ from weakref import WeakSet
 
 from asyncpool._engine.channel import Channel
 from asyncpool._engine.loop import Alarm, Threads, shielded
-from asyncpool._wire.buffers import OutOfBandPickle, lay_out
+from asyncpool._wire.buffers import OutOfBandPickle
 from asyncpool._wire.frames import FrameKind, header
 from asyncpool.errors import ProtocolError
 
@@ -49,116 +50,6 @@ def size_class(size: int) -> int:
     """Return the size of a segment for *size* bytes."""
     step = max(_SMALLEST, 1 << (size - 1).bit_length()) // (2 * _STEPS)
     return max(_SMALLEST, -(-size // step) * step)
-
-
-class _Entry:
-    __slots__ = ("free_since", "owner", "size")
-
-    def __init__(self, owner: object, size: int) -> None:
-        self.owner = owner
-        self.size = size
-        self.free_since: float | None = None
-
-
-class SegmentLedger:
-    """The segments of one pool, by number.
-
-    The ledger iterates over copies of its tables, which it makes in one step.  For
-    Ctrl-C may cancel a job, and so free a segment, between any two other steps.  A
-    caller may free thousands of segments at once.  So nothing that a job needs iterates
-    over all free segments.
-
-    Args:
-        bound: The most bytes that all segments may have together.
-
-    Attributes:
-        total: How many bytes they have.
-        idle: How many bytes are free.
-    """
-
-    def __init__(self, bound: int) -> None:
-        self._bound = bound
-        self._entries: dict[int, _Entry] = {}
-        # The free ones by number, the one that has been free the longest first.
-        self._free: dict[int, _Entry] = {}
-        # The same, by size, for each owner.  The key is its identity, since owners may
-        # be equal.
-        self._shelves: dict[int, dict[int, dict[int, None]]] = {}
-        self._last = 0
-        self.total = 0
-        self.idle = 0
-
-    def take(self, owner: object, size: int) -> int | None:
-        """Return a free segment of *owner* that fits *size* bytes; it is now out."""
-        shelves = self._shelves.get(id(owner), {})
-        for best in sorted(shelves):
-            if size <= best <= _MOST_WASTE * size:
-                # The one that was freed last, since its memory is the warmest.
-                number = next(reversed(shelves[best]))
-                self._take_out(number)
-                return number
-        return None
-
-    def add(self, owner: object, size: int) -> tuple[int | None, list[int]]:
-        """Add a new segment of *size* bytes, which is out.
-
-        Returns:
-            Its number, or ``None`` if there may be no such segment; and the free
-            segments that were dropped to make room for it.
-        """
-        dropped: list[int] = []
-        if self.total - self.idle + size > self._bound:
-            return None, dropped
-        while self.total + size > self._bound:
-            dropped.append(next(iter(self._free)))
-            self.forget(dropped[-1])
-        self._last += 1
-        self._entries[self._last] = _Entry(owner, size)
-        self.total += size
-        return self._last, dropped
-
-    def free(self, number: int, now: float) -> None:
-        """Record that segment *number*, which was out, is free again."""
-        entry = self._entries[number]
-        shelves = self._shelves.setdefault(id(entry.owner), {})
-        shelf = shelves.setdefault(entry.size, {})
-        # From here on nothing is called, so nothing can interrupt this.
-        entry.free_since = now
-        self._free[number] = entry
-        self.idle += entry.size
-        shelf[number] = None
-
-    def forget(self, number: int) -> None:
-        """Record that segment *number* does not exist any more."""
-        if number in self._free:
-            self._take_out(number)
-        self.total -= self._entries.pop(number).size
-
-    def _take_out(self, number: int) -> None:
-        entry = self._free.pop(number)
-        entry.free_since = None
-        self.idle -= entry.size
-        owner = id(entry.owner)
-        shelves = self._shelves[owner]
-        shelf = shelves[entry.size]
-        del shelf[number]
-        if not shelf:
-            del shelves[entry.size]
-            if not shelves:
-                del self._shelves[owner]
-
-    def free_since(self, moment: float) -> list[int]:
-        """Return the segments that have been free since *moment* or longer."""
-        return [
-            number
-            for number, entry in list(self._free.items())
-            if entry.free_since is not None and entry.free_since <= moment
-        ]
-
-    def next_free_since(self) -> float | None:
-        """Since when the segment is free that has been free the longest."""
-        entry = next(iter(self._free.values()), None)
-        return entry.free_since if entry is not None else None
 
 
 class Use(enum.Enum):
@@ -204,30 +95,40 @@ class Segment:
         owner: The worker that it belongs to.
         memory: Its memory.
         use: Who uses it now.
+        free_since: Since when nobody uses it, if that is so.
         copied: Whether a fork of this process may have views of it.
     """
 
-    __slots__ = ("copied", "memory", "number", "owner", "use")
+    __slots__ = ("copied", "free_since", "memory", "number", "owner", "use")
 
     def __init__(self, number: int, owner: SegmentOwner, memory: Memory) -> None:
         self.number = number
         self.owner = owner
         self.memory = memory
         self.use = Use.POOL
+        self.free_since = 0.0
         self.copied = False
 
     def fill(self, pickled: OutOfBandPickle) -> None:
         """Copy the areas of *pickled* into it."""
-        self.memory.fill(lay_out(pickled.sizes)[0], pickled.areas)
+        self.memory.fill(pickled)
 
 
 class Segments:
     """The segments of one pool.
 
+    Ctrl-C may cancel a job, and so free a segment, between any two calls of a function.  So what
+    changes the tables of free segments calls nothing on the way, and nothing iterates over a table
+    itself.  A caller may free thousands of segments at once.  So nothing that a job needs iterates
+    over all of them.
+
     Args:
         loop: The pool's loop.
         bound: The most bytes that all of them may have together.
         threads: Make the memory, since that takes 35 ms for 64 MB.
+
+    Attributes:
+        total: How many bytes all segments have together, with those that are being made.
     """
 
     def __init__(
@@ -235,24 +136,31 @@ class Segments:
     ) -> None:
         self._loop = loop
         self._threads = threads
-        self._ledger = SegmentLedger(bound)
+        self._bound = bound
+        self._numbers = itertools.count(1)
         self._segments: dict[int, Segment] = {}
+        # The free ones by number, the one that has been free the longest first.
+        self._free: dict[int, Segment] = {}
+        # The same ones, by owner and size.
+        self._shelves: dict[tuple[SegmentOwner, int], dict[int, Segment]] = {}
+        self._idle = 0  # bytes that are free
+        self.total = 0
         self._alarm = Alarm(loop, self._trim)
         _living.add(self)
 
-    @property
-    def total(self) -> int:
-        """How many bytes all segments have together."""
-        return self._ledger.total
-
     def take(self, owner: SegmentOwner, size: int) -> Segment | None:
         """Return a warm segment of *owner* for *size* bytes, if there is one."""
-        number = self._ledger.take(owner, size)
-        if number is None:
-            return None
-        segment = self._segments[number]
-        segment.use = Use.POOL
-        return segment
+        best = size_class(size)
+        while best <= _MOST_WASTE * size:
+            shelf = self._shelves.get((owner, best))
+            if shelf is not None:
+                # The one that was freed last, since its memory is the warmest.
+                segment = shelf[next(reversed(shelf))]
+                self._take_out(segment)
+                segment.use = Use.POOL
+                return segment
+            best = size_class(best + 1)
+        return None
 
     async def make(self, owner: SegmentOwner, size: int) -> Segment | None:
         """Make a segment for *size* bytes and announce it; ``None`` if that is not possible.
@@ -261,26 +169,27 @@ class Segments:
             Safe: the memory is released.
         """
         size = size_class(size)
-        number, dropped = self._ledger.add(owner, size)
-        for other in dropped:
-            self._drop(other)
-        if number is None:
+        if self.total - self._idle + size > self._bound:
             return None
+        while self.total + size > self._bound:
+            self._drop(self._free[next(iter(self._free))])
+        self.total += size
         made = self._threads.copy(_make, size)
         try:
             fd, memory = await shielded(made)
         except Exception:  # noqa: BLE001 - no memory, no descriptors, no ctypes
-            self._ledger.forget(number)
+            self.total -= size
             return None
         except BaseException:
-            self._ledger.forget(number)
+            self.total -= size
             made.add_done_callback(_unmake)
             raise
         if owner.closed:
-            self._ledger.forget(number)
+            self.total -= size
             os.close(fd)
             return None
-        segment = self._segments[number] = Segment(number, owner, memory)
+        segment = Segment(next(self._numbers), owner, memory)
+        self._segments[segment.number] = segment
         owner.announce(segment, fd)
         return segment
 
@@ -315,18 +224,26 @@ class Segments:
             self.forget(segment)
             return
         if segment.copied:
-            self._ledger.forget(segment.number)
-            self._drop(segment.number)
+            self._drop(segment)
             return
-        self._ledger.free(segment.number, self._loop.time())
+        number, size = segment.number, segment.memory.size
+        segment.free_since = self._loop.time()
+        shelf = self._shelves.setdefault((segment.owner, size), {})
+        self._free[number] = shelf[number] = segment
+        self._idle += size
         if not self._alarm.is_set:
             self._alarm.set_in(_KEEP)
 
     def forget(self, segment: Segment) -> None:
         """Release a segment; its memory lasts as long as somebody has a view of it."""
         del self._segments[segment.number]
-        self._ledger.forget(segment.number)
-        self._release(segment)
+        if segment.number in self._free:
+            self._take_out(segment)
+        self.total -= segment.memory.size
+        if segment.memory.size > _SMALL and segment.use not in {Use.POOL, Use.CALLER}:
+            bag = [segment.memory]
+            del segment.memory
+            self._threads.copy(bag.clear)  # drops the last reference there
 
     def forget_all(self, owner: SegmentOwner) -> None:
         """Release the segments of a worker that is gone, except those still in use here."""
@@ -357,26 +274,26 @@ class Segments:
             self.free(segment)
 
     def _trim(self, now: float) -> None:
-        for number in self._ledger.free_since(now - _KEEP):
-            if self._segments[number].use is Use.NOBODY:
-                self._ledger.forget(number)
-                self._drop(number)
-        since = self._ledger.next_free_since()
-        if since is not None:
-            self._alarm.set_at(since + _KEEP)
+        for segment in list(self._free.values()):
+            if segment.free_since > now - _KEEP:
+                self._alarm.set_at(segment.free_since + _KEEP)
+                break
+            self._drop(segment)
 
-    def _drop(self, number: int) -> None:
-        """Release a free segment, which the ledger has forgotten already, on both sides."""
-        segment = self._segments.pop(number)
-        segment.owner.drop(number)
-        self._release(segment)
+    def _drop(self, segment: Segment) -> None:
+        """Release a segment on both sides."""
+        self.forget(segment)
+        segment.owner.drop(segment.number)
 
-    def _release(self, segment: Segment) -> None:
-        seen_here = segment.use in {Use.POOL, Use.CALLER}
-        if segment.memory.size > _SMALL and not seen_here:
-            bag = [segment.memory]
-            del segment.memory
-            self._threads.copy(bag.clear)  # drops the last reference there
+    def _take_out(self, segment: Segment) -> None:
+        """Note that *segment* is not free any more."""
+        number, size = segment.number, segment.memory.size
+        key = segment.owner, size
+        shelf = self._shelves[key]
+        del self._free[number], shelf[number]
+        self._idle -= size
+        if not shelf:
+            del self._shelves[key]
 
 
 _living: WeakSet[Segments] = WeakSet()

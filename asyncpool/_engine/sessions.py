@@ -21,6 +21,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import itertools
+import pickle
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import nullcontext
@@ -33,12 +34,12 @@ from asyncpool._core.slots import COMING
 from asyncpool._dataclass import dataclass, replace
 from asyncpool._engine.admission import SessionHold
 from asyncpool._engine.job import Job, PoolJob
-from asyncpool._engine.large import Call, too_large, unpicklable
+from asyncpool._engine.large import Call, too_large
 from asyncpool._engine.loop import Pause, Threads
 from asyncpool._engine.registry import broken_errors
 from asyncpool._wire.buffers import StreamTooLongError, dump
 from asyncpool._wire.messages import MAX_BROADCASTS, WorkerConfig
-from asyncpool._wire.pickling import PICKLE, Serializer
+from asyncpool._wire.pickling import PICKLE, Serializer, unpicklable
 from asyncpool._wire.scripts import Abroad, is_in_use
 from asyncpool._wire.text import function_name
 from asyncpool.errors import (
@@ -227,7 +228,7 @@ class Broadcaster:
         if self._packed is None or first != self._config.script_first:
             self._config = self._config._replace(script_first=first)
             calls = tuple((each.name, each.payload) for each in self._remembered)
-            self._packed = self._config._replace(broadcasts=calls).pack()
+            self._packed = pickle.dumps(self._config._replace(broadcasts=calls))
         return self._packed
 
     async def broadcast(

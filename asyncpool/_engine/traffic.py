@@ -28,7 +28,7 @@ from asyncpool._engine.outbox import NOT_PUT
 from asyncpool._engine.worker import CancelledJob, WorkerHandle
 from asyncpool._wire.buffers import HEAVY, LIGHT, OutOfBandPickle, StreamTooLongError
 from asyncpool._wire.frames import Frame, FrameKind
-from asyncpool._wire.messages import pack_moment
+from asyncpool._wire.messages import MOMENT
 from asyncpool._wire.pickling import is_flat
 from asyncpool.enums import JobOutcome
 from asyncpool.errors import AsyncPoolError, ProtocolError
@@ -297,7 +297,7 @@ class Traffic:
         ):
             sequence = in_flight.sequence_of(job.id)
             # The clock is the loop's, which all processes of a machine share.
-            handle.ask(FrameKind.FENCE, pack_moment(until), sequence)
+            handle.ask(FrameKind.FENCE, MOMENT.pack(until), sequence)
 
     # The way of a job back to its caller.
 

@@ -15,6 +15,7 @@ import asyncio
 import contextlib
 import multiprocessing
 import os
+import pickle
 import signal
 import socket
 import sys
@@ -453,7 +454,7 @@ class WorkerHandle:
                 control.put_descriptor(header(FrameKind.HANDED, 0), fd, keep=True)
         if pool.places is not None:
             self._place = pool.places.open()
-        packed = self._identity(variables).pack()
+        packed = pickle.dumps(self._identity(variables))
         control.put(header(FrameKind.IDENTITY, len(packed)), packed)
         serving, broadcasts = pool.serving, pool.broadcasts
         config = broadcasts.config() if serving is None else serving.config(self)

@@ -28,7 +28,7 @@ from asyncpool._remote.messages import (
 from asyncpool._remote.objects import pack_log, pack_own, pack_result
 from asyncpool._remote.stored_calls import PackedError, PackedFunctions, StoredPayloads
 from asyncpool._wire.buffers import OutOfBandPickle, ReceivedPickle
-from asyncpool._wire.messages import with_trace
+from asyncpool._wire.messages import with_parts
 from asyncpool._wire.page import Beat
 from asyncpool.enums import JobOutcome
 from asyncpool.errors import AsyncPoolError, JobNotPicklableError
@@ -179,7 +179,7 @@ class FollowedJobs:
         if not trace:
             return
         if self._traced[:2] != (context, trace):
-            self._traced = context, trace, with_trace(context, trace)
+            self._traced = context, trace, with_parts(context, trace=trace)
         job.context = self._traced[2]
 
     def sending(self, job: Any, slot: int, /) -> None:

@@ -9,12 +9,12 @@ import site
 import sys
 import sysconfig
 import tempfile
-from collections.abc import Iterable
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import NamedTuple
 
 from asyncpool._core.options import WorkerLimits
+from asyncpool._dataclass import replace
 from asyncpool._engine.interpreter import main_script
 from asyncpool._sandbox.filters import MACHINES
 from asyncpool._sandbox.places import delegated_limits
@@ -25,17 +25,11 @@ from asyncpool._sandbox.plan import (
     Machine,
     Missing,
     SandboxPlan,
-    Settings,
-    check_rlimits,
-    check_together,
-    is_within,
     make_plan,
     missing,
-    most_tasks,
-    refusal,
 )
 from asyncpool.errors import UnsupportedPlatformError
-from asyncpool.sandbox import Sandbox, settings_of
+from asyncpool.sandbox import Sandbox, is_within
 
 # Each allows or forbids namespaces of users, on some systems.
 _SWITCHES = {
@@ -50,23 +44,25 @@ _MOST_PIDS = 1 << 22
 # The first version of Landlock whose kernel counts the processes of a user namespace apart.
 _COUNTS_SINCE = 2
 
+# Which limits of the kernel a sandbox sets, and by which of its settings.
+_RLIMITS = {
+    "RLIMIT_AS": "memory",
+    "RLIMIT_CPU": "cpu_seconds",
+    "RLIMIT_NPROC": "processes",
+    "RLIMIT_CORE": "no dumps of memory",
+}
+
+_PACKAGE = str(Path(__file__).parents[1])
+
 # Shared libraries, and data that the standard library and many packages read; none of it tells
 # anything about the service.
-_SYSTEM = (
-    "/lib",
-    "/lib64",
-    "/usr/lib",
-    "/usr/lib64",
-    "/usr/local/lib",
-    "/etc/ld.so.cache",
-    "/etc/localtime",
-    "/usr/share/zoneinfo",
-    "/etc/mime.types",
-)
+_SYSTEM = """
+/lib /lib64 /usr/lib /usr/lib64 /usr/local/lib /etc/ld.so.cache
+/etc/localtime /usr/share/zoneinfo /etc/mime.types
+"""
 
 
-@dataclass(frozen=True, slots=True)
-class Confinement:
+class Confinement(NamedTuple):
     """The sandbox of a pool, checked against this machine.
 
     Attributes:
@@ -92,43 +88,53 @@ def confine(sandbox: Sandbox, limits: WorkerLimits) -> Confinement:
         UnsupportedPlatformError: If this machine cannot enforce it, and it is strict.
         ValueError: If a path or the user is not there, or the limits contradict each other.
     """
-    settings = settings_of(sandbox, _user_of(sandbox.user))
-    workdir = settings.workdir
+    user, workdir = _user_of(sandbox.user), sandbox.workdir
     # First, since it may be among the others too.
     if workdir is not None and not Path(workdir).is_dir():
         raise ValueError(f"Sandbox(workdir=...): {workdir} is no folder here")
-    for setting, paths in (("read", settings.read), ("write", settings.write)):
+    for setting, paths in (("read", sandbox.read), ("write", sandbox.write)):
         for path in paths:
             if not Path(path).exists():
                 raise ValueError(
                     f"Sandbox({setting}=...): {path} does not exist; make it before the pool, or "
                     "leave it out"
                 )
-    # From here on they go through no link, before any job can change one.
-    settings = settings._replace(
-        read=tuple(map(os.path.realpath, settings.read)),
-        write=tuple(map(os.path.realpath, settings.write)),
-        workdir=None if workdir is None else os.path.realpath(workdir),
-    )
     private = os.path.realpath(tempfile.gettempdir())
-    for path in settings.write:
+    write = [os.path.realpath(path) for path in sandbox.write]
+    for path in write:
         if is_within(private, [path]):
             raise ValueError(
                 f"Sandbox(write=...): {path} holds the private folders of workers, which one "
                 "worker could then replace for the next: name a folder below, or set TMPDIR"
             )
-    check_together(settings)
-    check_rlimits(settings, limits.rlimits)
+    # From here on they go through no link, before any job can change one.  The constructor compares
+    # them again, since one may now be below another.
+    sandbox = replace(
+        sandbox,
+        read=[os.path.realpath(path) for path in sandbox.read],
+        write=write,
+        workdir=None if workdir is None else os.path.realpath(workdir),
+    )
+    for name, setting in _RLIMITS.items():
+        if name in limits.rlimits and getattr(sandbox, setting, True):
+            raise ValueError(
+                f"worker_limits sets {name}, and so does the sandbox ({setting}): leave it "
+                "to one of them"
+            )
     machine = this_machine()
-    lacks = missing(settings, machine)
+    lacks = tuple(missing(sandbox, machine))
     if lacks and sandbox.strict:
-        raise UnsupportedPlatformError(refusal(lacks))
+        raise UnsupportedPlatformError(
+            f"this sandbox cannot be enforced here: {'; '.join(map(str, lacks))}; or accept that "
+            "with strict=False"
+        )
     script = main_script()
-    readable = library() if settings.imports else least_library()
+    readable = library(imports=sandbox.imports)
+    plan = make_plan(sandbox, user, machine, readable, limits.rlimits)
     return Confinement(
-        make_plan(settings, machine, readable, limits.rlimits),
+        plan,
         lacks,
-        _cgroup_limits(settings, machine.limits),
+        _cgroup_limits(plan, sandbox.cpus, machine.limits),
         script=None if script is None else (*script[:2], script[1:2]),
         script_first=script is not None and not is_within(script[1], installation()),
     )
@@ -145,12 +151,11 @@ def _user_of(user: str | int | None) -> tuple[int, int] | None:
         return None
     try:
         entry = pwd.getpwnam(user) if isinstance(user, str) else pwd.getpwuid(user)
+        numbers = entry.pw_uid, entry.pw_gid
     except KeyError:
         if isinstance(user, str) or not 0 < user < 1 << 32:
             raise ValueError(f"Sandbox(user={user!r}): there is no such user") from None
         numbers = user, user
-    else:
-        numbers = entry.pw_uid, entry.pw_gid
     if numbers[0] in {0, os.geteuid()}:
         whose = "root" if numbers[0] == 0 else "the user of the service itself"
         raise ValueError(
@@ -166,13 +171,9 @@ def _user_of(user: str | int | None) -> tuple[int, int] | None:
 
 
 def _cgroup_limits(
-    settings: Settings, offered: Iterable[str]
+    plan: SandboxPlan, cpus: float | None, offered: tuple[str, ...]
 ) -> dict[str, int | float]:
-    wanted = {
-        "memory": settings.memory,
-        "pids": most_tasks(settings),
-        "cpu": settings.cpus,
-    }
+    wanted = {"memory": plan.memory, "pids": plan.tasks, "cpu": cpus}
     return {
         name: value
         for name, value in wanted.items()
@@ -185,10 +186,14 @@ def this_machine() -> Machine:
     system, _, release, _, machine = os.uname()
     if system != "Linux":
         return Machine(system, release, machine)
-    from asyncpool._sandbox.namespaces import can_filter, landlock_version  # noqa: PLC0415 - Linux
+    from asyncpool._sandbox.entering import can_filter, landlock_version  # noqa: PLC0415 - Linux
 
     version, root = landlock_version(), os.geteuid() == 0
-    namespaces = _namespaces(root=root)
+    namespaces = NEW_NETWORK  # an attempt that fails does no harm
+    if not root:
+        forbidden = any(_read(path) == value for path, value in _SWITCHES.items())
+        namespaces = 0 if forbidden else NEW_USER | NEW_NETWORK
+    most = (_read(f"/proc/sys/kernel/{name}") for name in ("pid_max", "threads-max"))
     return Machine(
         system,
         release,
@@ -200,16 +205,8 @@ def this_machine() -> Machine:
         root=root,
         gives_users=root and _gives_users(),
         counts_processes=bool(namespaces & NEW_USER) and version >= _COUNTS_SINCE,
-        most_tasks=min(map(_number, ("kernel/pid_max", "kernel/threads-max"))),
+        most_tasks=min(int(number or 32768) for number in most),
     )
-
-
-def _namespaces(*, root: bool) -> int:
-    if root:  # an attempt that fails does no harm
-        return NEW_NETWORK
-    if any(_read(path) == forbidden for path, forbidden in _SWITCHES.items()):
-        return 0
-    return NEW_USER | NEW_NETWORK
 
 
 def _read(path: str) -> str:
@@ -231,11 +228,6 @@ def _gives_users() -> bool:
     )
 
 
-def _number(name: str) -> int:
-    text = _read(f"/proc/sys/{name}")
-    return int(text) if text.isdigit() else 32768
-
-
 @cache
 def installation() -> tuple[str, ...]:
     """Return the folders of this interpreter: its library, its packages and its commands."""
@@ -247,24 +239,12 @@ def installation() -> tuple[str, ...]:
     return tuple(sorted({os.path.realpath(path) for path in found} | found))
 
 
-@cache
-def library() -> tuple[str, ...]:
-    """Return what workers may read so that they can import what is installed."""
-    ours = str(Path(__file__).parents[1])
+def library(*, imports: bool) -> tuple[str, ...]:
+    """Return what workers read to import what is installed, or else what no worker can do without."""
+    if not imports:
+        # They find encodings by their names, and import a part of this package when they need it.
+        modules = f"{sysconfig.get_path('platstdlib')}/lib-dynload"
+        return _PACKAGE, str(Path(encodings.__file__).parent), modules
     base = Path(sys.base_prefix) / "lib"
-    return (
-        *installation(),
-        ours,
-        *([str(base)] if base != Path("/lib") else []),
-        *_SYSTEM,
-    )
-
-
-@cache
-def least_library() -> tuple[str, ...]:
-    """Return what workers read even if they may not import what is installed.
-
-    They find encodings by their names, and import a part of this package when they need it.
-    """
-    ours, library = str(Path(__file__).parents[1]), sysconfig.get_path("platstdlib")
-    return ours, str(Path(encodings.__file__).parent), f"{library}/lib-dynload"
+    own = () if base == Path("/lib") else (str(base),)
+    return *installation(), _PACKAGE, *own, *_SYSTEM.split()

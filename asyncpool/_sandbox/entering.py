@@ -2,30 +2,30 @@
 
 Landlock and seccomp hold for the thread that asks for them, and for all that it starts.  So this
 happens before the worker has a second thread.
+
+They, namespaces and capabilities have no functions in the standard library, and of the libraries
+that wrap Landlock none does the rest; see ``docs/decisions/sandbox.md``.
 """
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
+import errno
 import importlib
 import os
 import resource
+import stat
+import struct
 import sys
 from importlib.machinery import PathFinder, all_suffixes
 
 from asyncpool._sandbox.filters import NO_RINGS
 from asyncpool._sandbox.leftovers import check_leftovers
-from asyncpool._sandbox.namespaces import (
-    drop_capabilities,
-    filter_calls,
-    forbid_capabilities,
-    forbid_new_privileges,
-    new_namespaces,
-    restrict,
-)
 from asyncpool._sandbox.plan import (
-    NEW_NETWORK,
+    CONNECT_TCP,
     NEW_USER,
+    OF_A_FILE,
     UNUSED_USERS,
     WRITE,
 )
@@ -40,20 +40,34 @@ if TYPE_CHECKING:
     from asyncpool._sandbox.plan import SandboxPlan
     from asyncpool._worker.process import Preloading
 
+_libc = ctypes.CDLL(None, use_errno=True)
+
+# Calls of which libc has no function; their numbers are the same on every machine.
+_NUMBERS = {
+    "landlock_create_ruleset": 444,
+    "landlock_add_rule": 445,
+    "landlock_restrict_self": 446,
+}
+_VERSION = 1  # LANDLOCK_CREATE_RULESET_VERSION
+_PATH_BENEATH, _NET_PORT = 1, 2
+
+_PR_GET_SECCOMP, _PR_SET_SECCOMP, _FILTER = 21, 22, 2
+_PR_CAPBSET_DROP, _PR_SET_NO_NEW_PRIVS = 24, 38
+_PR_CAP_AMBIENT, _PR_CAP_AMBIENT_CLEAR_ALL = 47, 4
+_CAPABILITIES_3 = 0x20080522
+_MOST_CAPABILITIES = 64
+
 # What is installed may be out of a sandbox's reach.  The modules of this package are not, and idna
 # is asked for by each connection.
-_NEEDED = (
-    "asyncio",
-    "cloudpickle",
-    "ctypes",
-    "encodings.idna",
-    "json",
-    "logging",
-    "resource",
-    "select",
-    "threading",
-    "typing",
-)
+_NEEDED = """
+asyncio cloudpickle ctypes encodings.idna json logging resource select threading typing
+"""
+
+
+class _Program(ctypes.Structure):
+    """``struct sock_fprog``."""
+
+    _fields_ = (("count", ctypes.c_ushort), ("code", ctypes.c_char_p))  # type: ignore[mutable-override] # nobody changes it
 
 
 def enter(
@@ -81,7 +95,12 @@ def enter(
     warm_up()
     _do_without()
     if os.geteuid() == 0:
-        forbid_capabilities()
+        # No program that it runs is to have what makes root more than any other user.
+        with contextlib.suppress(OSError):  # the kernel has no more of them
+            for number in range(_MOST_CAPABILITIES):
+                _call("prctl", _PR_CAPBSET_DROP, number, 0, 0, 0)
+        with contextlib.suppress(OSError):
+            _call("prctl", _PR_CAP_AMBIENT, _PR_CAP_AMBIENT_CLEAR_ALL, 0, 0, 0)
     separate = bool(plan.namespaces) and _separate(plan.namespaces)
     if threads := preloading.left():
         raise RuntimeError(outside(threads))
@@ -91,8 +110,7 @@ def enter(
             members.write("0")
     os.environ.clear()
     os.environ.update({"HOME": folder, "TMPDIR": folder}, **dict(plan.env))
-    tempfile = sys.modules.get("tempfile")
-    if tempfile is not None:
+    if tempfile := sys.modules.get("tempfile"):
         vars(tempfile)["tempdir"] = None  # it may have looked already
     os.chdir(folder if plan.workdir is None else plan.workdir)
     os.umask(0o077)
@@ -103,36 +121,46 @@ def enter(
         with open("/proc/self/statm") as file:  # noqa: PTH123
             now = int(file.read().split()[0]) * resource.getpagesize()
         _bound(resource.RLIMIT_AS, now + plan.memory, now + plan.memory)
-    if plan.files or plan.filter:
-        forbid_new_privileges()
-    if plan.files:
-        restrict(
-            plan.files,
-            plan.network,
-            plan.scopes,
-            (*plan.paths, (folder, WRITE)),
-            plan.ports,
-        )
+    files, _, _ = plan.landlock
+    if files or plan.filter:
+        # No program that it runs may have more rights than it has.
+        of = "(PR_SET_NO_NEW_PRIVS)"
+        _call("prctl", _PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0, of=of)
+    if files:
+        _restrict(plan, folder)
     if plan.filter:
         if open_loop is not None:
-            filter_calls(NO_RINGS)  # uvloop has one if it can
+            _filter_calls(NO_RINGS)  # uvloop has one if it can
             open_loop()
-        filter_calls(plan.filter)
+        _filter_calls(plan.filter)
     sys.meta_path.insert(0, ReachableModules())
 
 
 def warm_up() -> None:
     """Import these modules, which forked workers then share."""
-    for name in set(_NEEDED) - {*sys.modules}:
+    for name in set(_NEEDED.split()) - {*sys.modules}:
         with contextlib.suppress(ImportError):
             importlib.import_module(name)
+
+
+def _do_without() -> None:
+    """Have the standard library do without what the filter refuses, since it is counted.
+
+    Watches of an epoll are counted for the user, and so are descriptors in messages.
+    """
+    import asyncio.selector_events as loops  # noqa: PLC0415 - most workers are in no sandbox
+    import selectors  # noqa: PLC0415 - likewise
+
+    selectors.__dict__["DefaultSelector"] = selectors.PollSelector
+    if hasattr(loops, "_HAS_SENDMSG"):  # from Python 3.12 on; it has another way
+        loops.__dict__["_HAS_SENDMSG"] = False
 
 
 def _separate(flags: int) -> bool:
     """Make the namespaces of a worker; return whether the kernel allows them."""
     user, group = os.getuid(), os.getgid()
     try:
-        new_namespaces(flags & (NEW_USER | NEW_NETWORK))
+        _call("unshare", flags)
     except OSError:  # they come on top of the rest
         return False
     if flags & NEW_USER:
@@ -147,6 +175,41 @@ def _separate(flags: int) -> bool:
     return True
 
 
+def _become(plan: SandboxPlan, *, counted: bool) -> None:
+    """Become the user of the plan, or a root that may do no more than others.
+
+    Args:
+        plan: What is to be done.
+        counted: Whether the kernel counts the threads of this worker apart.
+    """
+    if plan.user is not None:
+        user, group = plan.user
+        os.setgroups([])
+        os.setresgid(group, group, group)
+        os.setresuid(user, user, user)
+    elif plan.apart:
+        # Of the threads of root the kernel knows no limit.  It counts them, and much else, for the
+        # real user; files are opened as the effective one.
+        os.setresuid(UNUSED_USERS + os.getpid(), 0, 0)
+        # That user is of root's group, and access() asks what he may do.
+        os.umask(0o007)
+        counted = True
+    if plan.drop or plan.namespaces:
+        # What makes root more than any other user, for good.
+        header = struct.pack("=Ii", _CAPABILITIES_3, 0)
+        _call("capset", header, bytes(24))
+    if plan.tasks is None:
+        return
+    if plan.forks and not counted:
+        raise OSError(
+            "the kernel refuses user namespaces, so it cannot count the processes of a worker: "
+            "allow them (kernel.apparmor_restrict_unprivileged_userns=0, for one), delegate a "
+            "cgroup to the service, or set processes=0 or None"
+        )
+    most = plan.tasks if counted else plan.share
+    _bound(resource.RLIMIT_NPROC, most, most)
+
+
 def _bound(kind: int, soft: int, hard: int) -> None:
     """Lower a limit; one that is lower already stays."""
     most = resource.getrlimit(kind)
@@ -157,52 +220,81 @@ def _bound(kind: int, soft: int, hard: int) -> None:
     resource.setrlimit(kind, (min(soft, hard), hard))
 
 
-def _become(plan: SandboxPlan, *, counted: bool) -> None:
-    """Become the user of the plan, or a root that may do no more than others.
+def _restrict(plan: SandboxPlan, folder: str) -> None:
+    """Let this thread, and all that it starts, do only what the rules grant; by Landlock."""
+    layout = struct.pack("=QQQ", *plan.landlock)
+    # A kernel that knows only the first of them takes the others too, if they are 0.
+    ruleset = _call("landlock_create_ruleset", layout, len(layout), 0)
+    try:
+        for path, granted in (*plan.paths, (folder, WRITE)):
+            _allow_path(ruleset, path, granted & plan.landlock[0])
+        for port in plan.ports:
+            rule = struct.pack("=QQ", CONNECT_TCP, port)
+            _call("landlock_add_rule", ruleset, _NET_PORT, rule, 0)
+        _call("landlock_restrict_self", ruleset, 0)
+    finally:
+        os.close(ruleset)
+
+
+def _allow_path(ruleset: int, path: str, rights: int) -> None:
+    try:
+        fd = os.open(path, os.O_PATH | os.O_CLOEXEC)
+    except OSError:  # the service has checked those that must be there
+        return
+    try:
+        if not stat.S_ISDIR(os.fstat(fd).st_mode):
+            rights &= OF_A_FILE
+        rule = struct.pack("=Qi", rights, fd)
+        _call("landlock_add_rule", ruleset, _PATH_BENEATH, rule, 0, of=f" of {path}")
+    finally:
+        os.close(fd)
+
+
+def _filter_calls(program: bytes) -> None:
+    """Filter the system calls of this thread, and of all that it starts."""
+    code = ctypes.byref(_Program(len(program) // 8, program))
+    _call("prctl", _PR_SET_SECCOMP, _FILTER, code, 0, 0, of="(PR_SET_SECCOMP)")
+
+
+def landlock_version() -> int:
+    """Return which version of Landlock the kernel has; 0 for none."""
+    try:
+        return _call("landlock_create_ruleset", None, 0, _VERSION)
+    except OSError:
+        return 0
+
+
+def can_filter() -> bool:
+    """Return whether this process may filter its system calls."""
+    # Asks for a filter that lies nowhere: a kernel that has filters finds no fault but that.
+    try:
+        _call("prctl", _PR_GET_SECCOMP, 0, 0, 0, 0)
+        _call("prctl", _PR_SET_SECCOMP, _FILTER, 0, 0, 0)
+    except OSError as error:
+        return error.errno in {errno.EFAULT, errno.EACCES}
+    return False
+
+
+def _call(name: str, *arguments: object, of: str = "") -> int:
+    """Make a system call.
 
     Args:
-        plan: What is to be done.
-        counted: Whether the kernel counts the threads of this worker apart.
+        name: Its name.
+        arguments: Numbers, addresses and the bytes of structures.
+        of: What it is about, for the error.
+
+    Raises:
+        OSError: If the kernel refuses it.
     """
-    if plan.user is not None:
-        os.setgroups([])
-        os.setresgid(plan.user[1], plan.user[1], plan.user[1])
-        os.setresuid(plan.user[0], plan.user[0], plan.user[0])
-    elif plan.apart:
-        # Of the threads of root the kernel knows no limit.  It counts them, and much else, for the
-        # real user; files are opened as the effective one.
-        os.setresuid(UNUSED_USERS + os.getpid(), 0, 0)
-        os.umask(
-            0o007
-        )  # that user is of root's group, and access() asks what he may do
-        counted = True
-    if plan.drop or plan.namespaces:
-        drop_capabilities()
-    if plan.tasks is None:
-        return
-    if counted:
-        _bound(resource.RLIMIT_NPROC, plan.tasks, plan.tasks)
-    elif plan.forks:
-        raise OSError(
-            "the kernel refuses user namespaces, so it cannot count the processes of a worker: "
-            "allow them (kernel.apparmor_restrict_unprivileged_userns=0, for one), delegate a "
-            "cgroup to the service, or set processes=0 or None"
-        )
+    words = [ctypes.c_long(a) if isinstance(a, int) else a for a in arguments]
+    if name in _NUMBERS:
+        answer = int(_libc.syscall(ctypes.c_long(_NUMBERS[name]), *words))
     else:
-        _bound(resource.RLIMIT_NPROC, plan.share, plan.share)
-
-
-def _do_without() -> None:
-    """Have the standard library do without what the filter refuses, since it is counted.
-
-    Watches of an epoll are counted for the user, and so are descriptors in messages.
-    """
-    import asyncio.selector_events as loops  # noqa: PLC0415 - most workers are in no sandbox
-    import selectors  # noqa: PLC0415 - likewise
-
-    selectors.__dict__["DefaultSelector"] = selectors.PollSelector
-    if hasattr(loops, "_HAS_SENDMSG"):  # from Python 3.12 on; it has another way
-        loops.__dict__["_HAS_SENDMSG"] = False
+        answer = int(getattr(_libc, name)(*words))
+    if answer < 0:
+        number = ctypes.get_errno()
+        raise OSError(number, f"{name}{of}: {os.strerror(number)}")
+    return answer
 
 
 class ReachableModules:
@@ -227,41 +319,29 @@ class ReachableModules:
         if path is None and name in sys.builtin_module_names:
             return None
         spec = PathFinder.find_spec(name, path, target)
-        if spec is not None:
-            if spec.has_location and spec.origin and not _is_readable(spec.origin):
-                raise _out_of_reach(name, spec.origin)
-            return spec
-        where = _where(name, sys.path if path is None else path)
-        if where is not None:
-            raise _out_of_reach(name, where)
-        return None
+        if spec is None:
+            # What its folder's listing would show, if it may be listed.
+            folders, last = sys.path if path is None else path, name.rpartition(".")[2]
+            ends = f"/{last}/__init__.py", *(f"/{last}{it}" for it in all_suffixes())
+            files = [f"{folder}{end}" for folder in folders for end in ends]
+        else:
+            files = [spec.origin] if spec.has_location and spec.origin else []
+        for file in files:
+            if _is_out_of_reach(file):
+                raise ModuleNotFoundError(
+                    f"the module {name!r} is in {file}, which the sandbox of this worker does not "
+                    f"let it read: add {name!r} to Pool(preload=...), or its folder to "
+                    "Sandbox(read=...)",
+                    name=name,
+                    path=file,
+                )
+        return spec
 
 
-def _is_readable(path: str) -> bool:
+def _is_out_of_reach(path: str) -> bool:
+    """Return whether there is such a file, and this process may not read it."""
     try:
         os.close(os.open(path, os.O_RDONLY | os.O_CLOEXEC))
-    except PermissionError:
-        return False
-    except OSError:
-        return True  # not a file, such as a member of an archive: its loader knows
-    return True
-
-
-def _where(name: str, path: Sequence[str]) -> str | None:
-    """Return the file of a module that its folder's listing would show, if it may be listed."""
-    last = name.rpartition(".")[2]
-    for folder in path:
-        for suffix in ("/__init__.py", *all_suffixes()):
-            file = f"{folder}/{last}{suffix}"
-            if os.path.exists(file) and not _is_readable(file):  # noqa: PTH110
-                return file
-    return None
-
-
-def _out_of_reach(name: str, where: str) -> ModuleNotFoundError:
-    return ModuleNotFoundError(
-        f"the module {name!r} is in {where}, which the sandbox of this worker does not let it "
-        f"read: add {name!r} to Pool(preload=...), or its folder to Sandbox(read=...)",
-        name=name,
-        path=where,
-    )
+    except OSError as error:
+        return isinstance(error, PermissionError) and os.path.exists(path)  # noqa: PTH110
+    return False

@@ -12,8 +12,7 @@ not what they point to.  So it allows a call as a whole, or by a number or by fl
 from __future__ import annotations
 
 import struct
-
-from asyncpool._wire.records import Record
+from itertools import chain, groupby
 
 TYPE_CHECKING = False  # see _wire/records.py
 if TYPE_CHECKING:
@@ -32,12 +31,15 @@ NEWEST = 469
 
 # A call, its number on x86-64, and that on arm64 and riscv64, which share a table.  One number
 # stands for both; one that is missing, for a call that the machine does not have.
-_MEMORY = """
+#
+# What every worker may call, a paragraph each: memory, files, waiting, time, signals, the process
+# itself, pairs of sockets.  No sendmsg(): descriptors that a message carries are counted for the user
+# until it is received.
+_ALWAYS = """
 brk:12:214 mmap:9:222 munmap:11:215 mprotect:10:226 mremap:25:216 madvise:28:233 msync:26:227
 mincore:27:232 membarrier:324:283 pkey_mprotect:329:288 pkey_alloc:330:289 pkey_free:331:290
 mseal:462 map_shadow_stack:453
-"""
-_FILES = """
+
 read:0:63 write:1:64 readv:19:65 writev:20:66 pread64:17:67 pwrite64:18:68 preadv:295:69
 pwritev:296:70 preadv2:327:286 pwritev2:328:287 lseek:8:62 open:2: openat:257:56 openat2:437
 creat:85: close:3:57 close_range:436 dup:32:23 dup2:33: dup3:292:24 fcntl:72:25 ioctl:16:29
@@ -48,27 +50,21 @@ faccessat:269:48 faccessat2:439 getdents:78: getdents64:217:61 getcwd:79:17 chdi
 fchdir:81:50 mkdir:83: mkdirat:258:34 rmdir:84: rename:82: renameat:264:38 renameat2:316:276
 link:86: linkat:265:37 unlink:87: unlinkat:263:35 symlink:88: symlinkat:266:36 readlink:89:
 readlinkat:267:78 umask:95:166 fgetxattr:193:10 flistxattr:196:13
-"""
-_WAITING = """
+
 poll:7: ppoll:271:73 select:23: pselect6:270:72 epoll_ctl:233:21 epoll_wait:232: epoll_pwait:281:22
 epoll_pwait2:441 eventfd:284: eventfd2:290:19 signalfd:282: signalfd4:289:74
 timerfd_create:283:85 timerfd_settime:286:86 timerfd_gettime:287:87 pipe:22: pipe2:293:59
 futex:202:98 futex_waitv:449 futex_wake:454 futex_wait:455 futex_requeue:456
 set_robust_list:273:99 rseq:334:293
-"""
-# The watches of an epoll are counted for the user, and programs and clients do not run without one.
-_EPOLL = "epoll_create:213: epoll_create1:291:20"
-_TIME = """
+
 clock_gettime:228:113 clock_getres:229:114 clock_nanosleep:230:115 gettimeofday:96:169 time:201:
 nanosleep:35:101 times:100:153 getrusage:98:165 getitimer:36:102 setitimer:38:103 alarm:37:
 pause:34: sysinfo:99:179 uname:63:160 getcpu:309:168 getrandom:318:278
-"""
-_SIGNALS = """
+
 rt_sigaction:13:134 rt_sigprocmask:14:135 rt_sigreturn:15:139 rt_sigpending:127:136
 rt_sigtimedwait:128:137 rt_sigsuspend:130:133 sigaltstack:131:132 kill:62:129 tkill:200:130
 tgkill:234:131 restart_syscall:219:128
-"""
-_ITSELF = """
+
 getpid:39:172 getppid:110:173 gettid:186:178 getpgrp:111: getpgid:121:155 getsid:124:156
 getuid:102:174 geteuid:107:175 getgid:104:176 getegid:108:177 getgroups:115:158 getresuid:118:148
 getresgid:120:150 capget:125:90 prctl:157:167 arch_prctl:158: set_tid_address:218:96 exit:60:93
@@ -78,12 +74,12 @@ sched_getaffinity:204:123 sched_setaffinity:203:122 sched_getparam:143:121 sched
 sched_getscheduler:145:120 sched_setscheduler:144:119 sched_getattr:315:275 sched_setattr:314:274
 sched_get_priority_max:146:125 sched_get_priority_min:147:126 sched_rr_get_interval:148:127
 personality:135:92 riscv_flush_icache::259 riscv_hwprobe::258
-"""
-# No sendmsg(): descriptors that a message carries are counted for the user until it is received.
-_PAIRS = """
+
 socketpair:53:199 sendto:44:206 recvfrom:45:207 recvmsg:47:212 recvmmsg:299:243 shutdown:48:210
 getsockname:51:204 getpeername:52:205 getsockopt:55:209 setsockopt:54:208
 """
+# The watches of an epoll are counted for the user, and programs and clients do not run without one.
+_EPOLL = "epoll_create:213: epoll_create1:291:20"
 _SOCKETS = "socket:41:198 connect:42:203 sendmsg:46:211 sendmmsg:307:269"
 _LISTENING = "bind:49:200 listen:50:201 accept:43:202 accept4:288:242"
 _PROCESSES = """
@@ -100,6 +96,7 @@ getxattr:191:8 lgetxattr:192:9 getxattrat:464 listxattr:194:11 llistxattr:195:12
 
 # An instruction: its code, how many to skip if it is true, and if not, and its operand.
 Instruction = tuple[int, int, int, int]
+Code = tuple[Instruction, ...]
 
 _LOAD = 0x20  # BPF_LD | BPF_W | BPF_ABS
 _EQUAL = 0x15  # BPF_JMP | BPF_JEQ | BPF_K
@@ -120,41 +117,41 @@ _NUMBER, _MACHINE, _ARGUMENTS = 0, 4, 16
 _ALL_BITS = 0xFFFFFFFF
 
 
-class Check(Record):
-    """A condition on one argument, of which the lower 32 bits count.
-
-    Attributes:
-        argument: Which one, from 0.
-        values: Some values of its bits.
-        mask: The bits that are looked at.
-        among: Whether the bits must be one of *values*, or none of them.
-        given: An argument and its value without which nothing is refused.
-    """
-
-    argument: int
-    values: tuple[int, ...]
-    mask: int = _ALL_BITS
-    among: bool = True
-    given: tuple[int, int] | None = None
+def _answer(value: int) -> Code:
+    return ((_RETURN, 0, 0, value),)
 
 
-def _only(argument: int, *values: int, mask: int = _ALL_BITS) -> Check:
-    return Check(argument, values, mask)
+_REFUSED, _ALLOWED = _answer(ERROR | EPERM), _answer(ALLOW)
 
 
-def _never(argument: int, *values: int, mask: int = _ALL_BITS) -> Check:
-    return Check(argument, values, mask, among=False)
+def _bits(argument: int, mask: int) -> Code:
+    """Return what loads these bits of an argument, of which the lower 32 count."""
+    load = (_LOAD, 0, 0, _ARGUMENTS + 8 * argument)
+    return (load,) if mask == _ALL_BITS else (load, (_AND, 0, 0, mask))
 
 
-def _without(argument: int, bits: int) -> Check:
+def _only(argument: int, *values: int, mask: int = _ALL_BITS) -> Code:
+    """Refuse a call unless these bits of an argument are one of *values*."""
+    # Each skips the other values, and the refusal behind them.
+    last = len(values)
+    tests = ((_EQUAL, last - i, 0, value) for i, value in enumerate(values))
+    return *_bits(argument, mask), *tests, *_REFUSED
+
+
+def _never(argument: int, *values: int, mask: int = _ALL_BITS) -> Code:
+    """Refuse a call if these bits of an argument are one of *values*."""
+    tests = (((_EQUAL, 0, 1, value), *_REFUSED) for value in values)
+    return *_bits(argument, mask), *chain(*tests)
+
+
+def _without(argument: int, bits: int) -> Code:
     return _only(argument, 0, mask=bits)
 
 
-# New namespaces: mounts, cgroups, host names, IPC, users, processes, network.
-_NO_NAMESPACES = _without(0, 0x7E020000)
+def _given(argument: int, value: int, check: Code) -> Code:
+    """Return a check that counts only if an argument has this value."""
+    return *_bits(argument, _ALL_BITS), (_EQUAL, 0, len(check), value), *check
 
-# CLONE_THREAD, and CLONE_FILES and CLONE_VM: a table of descriptors of its own would have its own limit.
-_A_THREAD = _only(0, 0x00010500, mask=0x00010500)
 
 _AF_UNIX, _AF_INET, _AF_INET6, _AF_NETLINK = 1, 2, 10, 16
 _SOCK_STREAM, _SOCK_SEQPACKET = 1, 5
@@ -174,76 +171,76 @@ _PRCTL = (
     51,  # PR_SVE_GET_VL, of libraries that compute on arm64
 )
 
-# A pair is connected, and of these types it stays so.  asyncio needs one for itself.
-_STAYS_A_PAIR = (
-    _only(0, _AF_UNIX),
-    _only(1, _SOCK_STREAM, _SOCK_SEQPACKET, mask=_TYPE),
-)
-
-_CHECKS: dict[str, tuple[Check, ...]] = {
+# What is looked at before a call is allowed.
+_CHECKS: dict[str, Code] = {
     # Pages of MAP_HUGETLB are counted for the machine; those of MAP_LOCKED cannot be swapped out.
-    "mmap": (_without(3, 0x40000 | 0x2000),),
+    "mmap": _without(3, 0x40000 | 0x2000),
+    # New namespaces: mounts, cgroups, host names, IPC, users, processes, network.
+    "clone": _without(0, 0x7E020000),
     # These take the number of a process, 0 for the caller; the kernel asks for the same user only.
     **dict.fromkeys(
         ["sched_setaffinity", "sched_setscheduler", "sched_setparam", "sched_setattr"],
-        (_only(0, 0),),
+        _only(0, 0),
     ),
     # By RLIMIT_LOCKS the launcher knows whose descendant a process is, see _worker/launcher.py.
-    "prlimit64": (_only(0, 0), _never(1, _RLIMIT_LOCKS)),
-    "setrlimit": (_never(0, _RLIMIT_LOCKS),),
-    "setpriority": (_only(0, 0), _only(1, 0)),  # PRIO_PROCESS
+    "prlimit64": _only(0, 0) + _never(1, _RLIMIT_LOCKS),
+    "setrlimit": _never(0, _RLIMIT_LOCKS),
+    "setpriority": _only(0, 0) + _only(1, 0),  # PRIO_PROCESS
     # IOPRIO_WHO_PROCESS
-    **dict.fromkeys(("ioprio_get", "ioprio_set"), (_only(0, 1), _only(1, 0))),
+    **dict.fromkeys(("ioprio_get", "ioprio_set"), _only(0, 1) + _only(1, 0)),
     # The clock of a process, by its number, tells how much CPU time it has had, whosever it is.
     # Of threads the kernel tells a process only those of its own.
     **dict.fromkeys(
         ("clock_gettime", "clock_getres", "clock_nanosleep"),
-        (_never(0, 0x80000000, mask=0x80000004),),
+        _never(0, 0x80000000, mask=0x80000004),
     ),
     # Some others take memory of the kernel: a hash table for futexes up to 1 GiB.
-    "prctl": (_only(0, *_PRCTL),),
-    "personality": (_only(0, 0, _ALL_BITS),),  # the last only asks
-    "ioctl": (
-        _never(
-            1,
-            # Keys pressed on a terminal, as it were: TIOCSTI, TIOCLINUX, TIOCSETD.
-            0x5412,
-            0x541C,
-            0x5423,
-            # These change a file, and a descriptor for reading is enough for its owner.
-            0x40086602,  # FS_IOC_SETFLAGS, and of programs of 32 bits
-            0x40046602,
-            0x40087602,  # FS_IOC_SETVERSION, likewise
-            0x40047602,
-            0x40086604,  # EXT4_IOC_SETVERSION
-            0x401C5820,  # FS_IOC_FSSETXATTR
-            0x40806685,  # FS_IOC_ENABLE_VERITY
-            0x800C6613,  # FS_IOC_SET_ENCRYPTION_POLICY
-            0x40047211,  # FAT_IOCTL_SET_ATTRIBUTES
-        ),
-        # All that tells of a process by its pidfd; multiprocessing has one of the service.
-        _never(1, 0xFF00, mask=0xFF00),
-    ),
+    "prctl": _only(0, *_PRCTL),
+    "personality": _only(0, 0, _ALL_BITS),  # the last only asks
+    "ioctl": _never(
+        1,
+        # Keys pressed on a terminal, as it were: TIOCSTI, TIOCLINUX, TIOCSETD.
+        0x5412,
+        0x541C,
+        0x5423,
+        # These change a file, and a descriptor for reading is enough for its owner.
+        0x40086602,  # FS_IOC_SETFLAGS, and of programs of 32 bits
+        0x40046602,
+        0x40087602,  # FS_IOC_SETVERSION, likewise
+        0x40047602,
+        0x40086604,  # EXT4_IOC_SETVERSION
+        0x401C5820,  # FS_IOC_FSSETXATTR
+        0x40806685,  # FS_IOC_ENABLE_VERITY
+        0x800C6613,  # FS_IOC_SET_ENCRYPTION_POLICY
+        0x40047211,  # FAT_IOCTL_SET_ATTRIBUTES
+    )
+    # All that tells of a process by its pidfd; multiprocessing has one of the service.
+    + _never(1, 0xFF00, mask=0xFF00),
     # A lease stops whoever else opens the file, for 45 s; a descriptor for reading is enough.
     # A watch of a folder tells who works there.  The memory of a user's pipes is counted.
-    "fcntl": (_never(1, 1024, 1026, 1031),),  # F_SETLEASE, F_NOTIFY, F_SETPIPE_SZ
+    "fcntl": _never(1, 1024, 1026, 1031),  # F_SETLEASE, F_NOTIFY, F_SETPIPE_SZ
     # CLOSE_RANGE_UNSHARE, likewise a table of its own.
-    "close_range": (_without(2, 2),),
-    "getsockopt": (_never(2, _SO_PEERPIDFD),),
+    "close_range": _without(2, 2),
+    "getsockopt": _never(2, _SO_PEERPIDFD),
     # The buffers of a socket, and its filters, are memory of the kernel.
-    "setsockopt": (
+    "setsockopt": _given(
+        1,
+        _SOL_SOCKET,
         _never(
             2,
             *(7, 8, 32, 33),  # SO_SNDBUF, SO_RCVBUF, and both with FORCE
             *(26, 50, 51),  # SO_ATTACH_FILTER, _BPF, _REUSEPORT_CBPF
-        )._replace(given=(1, _SOL_SOCKET)),
+        ),
     ),
+    # A pair is connected, and of these types it stays so.  asyncio needs one for itself.
+    "socketpair": _only(0, _AF_UNIX)
+    + _only(1, _SOCK_STREAM, _SOCK_SEQPACKET, mask=_TYPE),
 }
 
 
 def program(
     machine: str, ports: tuple[int, ...] | None, *, forks: bool, apart: bool
-) -> tuple[Instruction, ...]:
+) -> Code:
     """Return the program that the kernel runs for each call.
 
     Args:
@@ -254,57 +251,44 @@ def program(
         apart: Whether the kernel counts for this worker alone what it counts for a user.
     """
     arch, column = MACHINES[machine]
-    tables, checks = _allowed(ports, forks=forks)
+    tables, checks = [_ALWAYS], {**_CHECKS}
     if apart or forks or ports != ():
         tables.append(_EPOLL)
+    if forks:
+        tables.append(_PROCESSES)
+    else:
+        # CLONE_THREAD, and CLONE_FILES and CLONE_VM: a table of descriptors of its own would have
+        # its own limit.
+        checks["clone"] += _only(0, 0x00010500, mask=0x00010500)
+    if ports != ():
+        tables.append(_SOCKETS)
+    if ports is None:
+        tables.append(_LISTENING)
+        checks["socket"] = _only(0, _AF_UNIX, _AF_INET, _AF_INET6, _AF_NETLINK)
+        checks["socketpair"] = ()
+    elif ports:
+        # Neither UDP nor Unix sockets, and no other protocol over TCP, such as MPTCP: Landlock
+        # checks none of them.  Nor does it see a connection that a message opens.  To listen
+        # without a bind() takes a free port, at all addresses.
+        kind = _only(1, _SOCK_STREAM, mask=_TYPE)
+        checks["socket"] = _only(0, _AF_INET, _AF_INET6) + kind + _only(2, 0, _TCP)
+        checks["sendto"] = checks["sendmmsg"] = _without(3, _MSG_FASTOPEN)
+        checks["sendmsg"] = _without(2, _MSG_FASTOPEN)
     answers = {NEWEST + 1: _answer(ERROR | ENOSYS)}
     for table, error in ((_NOT_THERE, ENOSYS), (_NO_ATTRIBUTES, ENOTSUP)):
         for _, number in _numbers(table, column):
             answers[number] = _answer(ERROR | error)
-    for table in tables:
-        for name, number in _numbers(table, column):
-            answers[number] = _body(checks.get(name, ()))
-    ranges: list[tuple[int, list[Instruction]]] = []
-    for number in range(NEWEST + 2):
-        answer = answers.get(number, _answer(ERROR | EPERM))
-        if not ranges or ranges[-1][1] != answer:
-            ranges.append((number, answer))
+    for name, number in _numbers(" ".join(tables), column):
+        answers[number] = checks.get(name, ()) + _ALLOWED
+    calls = groupby(range(NEWEST + 2), lambda number: answers.get(number, _REFUSED))
     return (
         (_LOAD, 0, 0, _MACHINE),
         # Another table of calls, such as that of 32-bit programs, has other numbers.
         (_EQUAL, 1, 0, arch),
         (_RETURN, 0, 0, KILL),
         (_LOAD, 0, 0, _NUMBER),
-        *_tree(ranges),
+        *_tree([(next(numbers), answer) for answer, numbers in calls]),
     )
-
-
-def _allowed(
-    ports: tuple[int, ...] | None, *, forks: bool
-) -> tuple[list[str], dict[str, tuple[Check, ...]]]:
-    tables = [_MEMORY, _FILES, _WAITING, _TIME, _SIGNALS, _ITSELF, _PAIRS]
-    checks = {**_CHECKS, "socketpair": _STAYS_A_PAIR}
-    checks["clone"] = (_NO_NAMESPACES,) if forks else (_NO_NAMESPACES, _A_THREAD)
-    if forks:
-        tables.append(_PROCESSES)
-    if ports != ():
-        tables.append(_SOCKETS)
-    if ports is None:
-        tables.append(_LISTENING)
-        families = _only(0, _AF_UNIX, _AF_INET, _AF_INET6, _AF_NETLINK)
-        checks |= {"socket": (families,), "socketpair": ()}
-    elif ports:
-        # Neither UDP nor Unix sockets, and no other protocol over TCP, such as MPTCP: Landlock
-        # checks none of them.  Nor does it see a connection that a message opens.  To listen
-        # without a bind() takes a free port, at all addresses.
-        kind = _only(1, _SOCK_STREAM, mask=_TYPE)
-        checks |= {
-            "socket": (_only(0, _AF_INET, _AF_INET6), kind, _only(2, 0, _TCP)),
-            "sendto": (_without(3, _MSG_FASTOPEN),),
-            "sendmsg": (_without(2, _MSG_FASTOPEN),),
-            "sendmmsg": (_without(3, _MSG_FASTOPEN),),
-        }
-    return tables, checks
 
 
 def _numbers(table: str, column: int) -> Iterator[tuple[str, int]]:
@@ -315,43 +299,15 @@ def _numbers(table: str, column: int) -> Iterator[tuple[str, int]]:
             yield name, int(number)
 
 
-def _answer(value: int) -> list[Instruction]:
-    return [(_RETURN, 0, 0, value)]
-
-
-def _tree(ranges: list[tuple[int, list[Instruction]]]) -> list[Instruction]:
+def _tree(ranges: list[tuple[int, Code]]) -> Code:
     """Return the search for the range that a number is in: eight steps, where a list has 200."""
     if len(ranges) == 1:
         return ranges[0][1]
     half = len(ranges) // 2
     below, above = _tree(ranges[:half]), _tree(ranges[half:])
     # A test skips 255 instructions at most.
-    split = [(_AT_LEAST, 0, 1, ranges[half][0]), (_SKIP, 0, 0, len(below))]
-    return [*split, *below, *above]
-
-
-def _body(checks: tuple[Check, ...]) -> list[Instruction]:
-    """Return what is done for one call; it ends with an answer on each way."""
-    (refuse,) = _answer(ERROR | EPERM)
-    code: list[Instruction] = []
-    for check in checks:
-        part = [(_LOAD, 0, 0, _ARGUMENTS + 8 * check.argument)]
-        if check.mask != _ALL_BITS:
-            part.append((_AND, 0, 0, check.mask))
-        if check.among:
-            # Each skips the other values, and the refusal behind them.
-            last = len(check.values)
-            part += [(_EQUAL, last - i, 0, v) for i, v in enumerate(check.values)]
-            part.append(refuse)
-        else:
-            for value in check.values:
-                part += [(_EQUAL, 0, 1, value), refuse]
-        if check.given is not None:
-            argument, value = check.given
-            code.append((_LOAD, 0, 0, _ARGUMENTS + 8 * argument))
-            code.append((_EQUAL, 0, len(part), value))
-        code += part
-    return [*code, *_answer(ALLOW)]
+    split = (_AT_LEAST, 0, 1, ranges[half][0]), (_SKIP, 0, 0, len(below))
+    return *split, *below, *above
 
 
 def packed(code: Iterable[Instruction]) -> bytes:
@@ -360,11 +316,5 @@ def packed(code: Iterable[Instruction]) -> bytes:
 
 
 # Refuses io_uring_setup(), which has this number everywhere, and nothing else.
-NO_RINGS = packed(
-    (
-        (_LOAD, 0, 0, _NUMBER),
-        (_EQUAL, 0, 1, 425),
-        *_answer(ERROR | ENOSYS),
-        *_answer(ALLOW),
-    )
-)
+_RING_TEST = (_LOAD, 0, 0, _NUMBER), (_EQUAL, 0, 1, 425)
+NO_RINGS = packed((*_RING_TEST, *_answer(ERROR | ENOSYS), *_ALLOWED))

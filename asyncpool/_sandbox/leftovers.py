@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import fcntl
+import gc
+import mmap
 import os
 import re
 import sys
@@ -20,20 +22,11 @@ _TRAMPOLINES = "/memfd:libffi (deleted)"
 
 # Libraries keep them open, and they tell nothing.  By a pidfd a process can be signalled, which
 # the sandbox refuses, and multiprocessing has that of the service.
-_HARMLESS = frozenset(
-    (
-        "/dev/null",
-        "/dev/zero",
-        "/dev/full",
-        "/dev/random",
-        "/dev/urandom",
-        _TRAMPOLINES,
-        "anon_inode:[eventfd]",
-        "anon_inode:[pidfd]",
-        "anon_inode:[signalfd]",
-        "anon_inode:[timerfd]",
-    )
-)
+_HARMLESS = {
+    _TRAMPOLINES,
+    *(f"/dev/{name}" for name in ("null", "zero", "full", "random", "urandom")),
+    *(f"anon_inode:[{kind}]" for kind in ("eventfd", "pidfd", "signalfd", "timerfd")),
+}
 
 # Of /proc/self/maps, a mapping that is shared: where it begins and ends, whether it may be written
 # to, the numbers of its file, and the name of that.
@@ -73,7 +66,25 @@ def shared_memory(files: Collection[_File] = ()) -> str:
     """Return what memory the copies of this process share with it, but for that of *files*."""
     with open("/proc/self/maps", "rb") as maps:  # noqa: PTH123
         mapped = _SHARED.findall(maps.read())
-    return ", ".join(told for each in mapped if (told := _told(files, *each)))
+    told: list[str] = []
+    for begin, end, writes, major, minor, inode, name in mapped:
+        file = os.makedev(int(major, 16), int(minor, 16)), int(inode)
+        # A library or a table that is read only cannot be made writable either.
+        if file not in files and (writes == b"w" or _may_become_writable(begin)):
+            first, last = int(begin, 16), int(end, 16)
+            holder = _holder_of(first, last)
+            told.append(f"{last - first} bytes of {os.fsdecode(name)}{holder}")
+    return ", ".join(told)
+
+
+def _may_become_writable(begin: bytes) -> bool:
+    try:
+        with open("/proc/self/smaps", "rb") as maps:  # noqa: PTH123
+            _, _, after = maps.read().partition(b"\n" + begin + b"-")
+    except OSError:
+        return True
+    flags = after.partition(b"VmFlags:")[2].partition(b"\n")[0]
+    return not flags or b"mw" in flags.split()
 
 
 def _identity(fd: int) -> _File:
@@ -113,41 +124,9 @@ def _unshare(fd: int) -> None:
     os.close(own)
 
 
-def _told(
-    files: Collection[_File],
-    begin: bytes,
-    end: bytes,
-    writes: bytes,
-    major: bytes,
-    minor: bytes,
-    inode: bytes,
-    name: bytes,
-) -> str:
-    """Return what to say of shared memory; nothing if no other worker can change it."""
-    if (os.makedev(int(major, 16), int(minor, 16)), int(inode)) in files:
-        return ""
-    # A library or a table that is read only cannot be made writable either.
-    if writes != b"w" and not _may_become_writable(begin):
-        return ""
-    first, last = int(begin, 16), int(end, 16)
-    return f"{last - first} bytes of {os.fsdecode(name)}{_holder_of(first, last)}"
-
-
-def _may_become_writable(begin: bytes) -> bool:
-    try:
-        with open("/proc/self/smaps", "rb") as maps:  # noqa: PTH123
-            _, _, after = maps.read().partition(b"\n" + begin + b"-")
-    except OSError:
-        return True
-    flags = after.partition(b"VmFlags:")[2].partition(b"\n")[0]
-    return not flags or b"mw" in flags.split()
-
-
 def _holder_of(first: int, last: int) -> str:
     """Return which module has an object of Python's there, if that can be found out."""
-    import ctypes  # noqa: PLC0415 - it is too late to save time
-    import gc  # noqa: PLC0415 - likewise
-    import mmap  # noqa: PLC0415 - likewise
+    import ctypes  # noqa: PLC0415 - its libffi may share memory, which the look would find
 
     gc.unfreeze()  # the launcher has hidden what it has
     for found in gc.get_objects():
@@ -163,12 +142,8 @@ def _holder_of(first: int, last: int) -> str:
 
 
 def _module_of(found: object) -> str:
-    import gc  # noqa: PLC0415 - as above
-
-    modules = {
-        id(getattr(module, "__dict__", None)): name
-        for name, module in [*sys.modules.items()]
-    }
+    loaded = [*sys.modules.items()]
+    modules = {id(getattr(module, "__dict__", None)): name for name, module in loaded}
     level, seen = [found], set[int]()
     for _ in range(6):
         nearest = gc.get_referrers(*level)

@@ -175,29 +175,23 @@ def _empty(fd: int) -> list[str]:
                 continue
             inner.append(entry.name)
             if entry.stat(follow_symlinks=False).st_mode & stat.S_IRWXU != stat.S_IRWXU:
-                _open_up(fd, entry.name)
+                # Its maker has closed it.  This process lets itself in, never through a link.
+                closed = os.open(entry.name, _FOLDER | os.O_PATH, dir_fd=fd)
+                try:
+                    Path(f"/proc/self/fd/{closed}").chmod(stat.S_IRWXU)
+                finally:
+                    os.close(closed)
     return inner
-
-
-def _open_up(fd: int, name: str) -> None:
-    """Let this process into a folder that its maker has closed; never through a link."""
-    inner = os.open(name, _FOLDER | os.O_PATH, dir_fd=fd)
-    try:
-        Path(f"/proc/self/fd/{inner}").chmod(stat.S_IRWXU)
-    finally:
-        os.close(inner)
 
 
 class Place(NamedTuple):
     """What one worker has for itself.
 
     Attributes:
-        name: The name of both.
         folder: Its private folder.
         cgroup: Its cgroup, if it has one.
     """
 
-    name: str
     folder: str
     cgroup: WorkerCgroup | None
 
@@ -244,7 +238,7 @@ class Places:
         if self._parent is not None:
             cgroup = WorkerCgroup(self._parent / f"asyncpool-{os.getpid()}-{name}")
             cgroup.limit(self._limits)
-        return Place(name, str(folder), cgroup)
+        return Place(str(folder), cgroup)
 
     def release(self, place: Place) -> None:
         """Remove what a worker had, which has ended; in a thread, if there is much of it."""
@@ -256,10 +250,9 @@ class Places:
         self._threads.copy(self._remove, place)
 
     def _remove(self, place: Place) -> None:
-        # What cannot be removed now goes with the rest.
+        # What cannot be removed now goes with the rest, or has already gone with it.
         with self._removing, contextlib.suppress(OSError):
-            if self._base is not None:
-                remove_tree(self._base, place.name)
+            remove_tree(*os.path.split(place.folder))
         if place.cgroup is not None and not place.cgroup.remove():
             self._left.append(place.cgroup)
 

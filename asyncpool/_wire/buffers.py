@@ -132,10 +132,7 @@ def lay_out(sizes: Iterable[int]) -> tuple[list[int], int]:
 def cut(view: memoryview, sizes: Sequence[int]) -> list[memoryview]:
     """Return the areas of *sizes* that were laid out in *view*."""
     offsets, _ = lay_out(sizes)
-    return [
-        view[offset : offset + size]
-        for offset, size in zip(offsets, sizes, strict=True)
-    ]
+    return [view[at : at + size] for at, size in zip(offsets, sizes, strict=True)]
 
 
 def dump(
@@ -187,8 +184,7 @@ def dump(
     taught, without = others and others(), b""
     from asyncpool._wire.by_value import GlobalsPickler  # noqa: PLC0415 - workers need none
 
-    by_globals = GlobalsPickler(write, StreamTooLongError)
-    return OutOfBandPickle(*by_globals.pack(value))
+    return OutOfBandPickle(*GlobalsPickler(write).pack(value))
 
 
 def dumps_call(value: object, others: Callable[[], Reducers] | None = None) -> bytes:
@@ -264,11 +260,6 @@ class _Writer:
         self._pause = pause
         self._without = without
 
-    def _is_frame(self, piece: bytes) -> bool:
-        # It may only look like a frame; but to search 64 MB of a user's data takes 6
-        # ms.
-        return len(piece) <= HEAVY or not self.pieces or piece[:1] == pickle.FRAME
-
     def write(self, data: bytes | bytearray | pickle.PickleBuffer) -> None:
         # A PickleBuffer is a large buffer that stays in the stream.
         piece = data.raw() if isinstance(data, pickle.PickleBuffer) else data
@@ -283,9 +274,12 @@ class _Writer:
             self._add(bytes(piece[start : start + _CHUNK]))
 
     def _add(self, piece: bytes) -> None:
-        # A frame ends between two names, so that none is cut.
-        if self._without and self._is_frame(piece) and self._without in piece:
-            raise _FoundError
+        if self._without:
+            # It may only look like a frame; but to search 64 MB of a user's data takes 6 ms.
+            short = len(piece) <= HEAVY or not self.pieces
+            # A frame ends between two names, so that none is cut.
+            if (short or piece[:1] == pickle.FRAME) and self._without in piece:
+                raise _FoundError
         self.pieces.append(piece)
         if self._pause is not None:
             self._pause()
@@ -341,11 +335,6 @@ ARRAYS = "numpy"
 CONNECTIONS = "multiprocessing.connection"
 
 _DISPATCH_TABLE = vars(pickle.Pickler)["dispatch_table"]
-
-
-def needs_teaching() -> bool:
-    """Tell whether there may be objects for :func:`teach`, as there are once their modules are imported."""
-    return ARRAYS in sys.modules or CONNECTIONS in sys.modules
 
 
 def teach(pickler: Any, others: Reducers | None = None) -> None:

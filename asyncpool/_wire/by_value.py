@@ -22,25 +22,9 @@ from functools import cache, partial
 from types import FunctionType, ModuleType
 from weakref import WeakKeyDictionary
 
-from asyncpool._wire.scripts import (
-    CACHED,
-    LAZY,
-    GlobalError,
-    Unit,
-    is_abroad,
-    is_at,
-    is_definition,
-    is_importable,
-    make_cached,
-    mended,
-    namespace,
-    own_object,
-    path_of,
-    resolved,
-    script,
-    space,
-    unpack,
-)
+from asyncpool._wire import scripts
+from asyncpool._wire.buffers import StreamTooLongError
+from asyncpool._wire.scripts import GlobalError, Unit, namespace
 
 TYPE_CHECKING = False  # see _wire/records.py
 if TYPE_CHECKING:
@@ -96,8 +80,6 @@ class GlobalsPickler:
 
     Args:
         write: Pickles an object with a pickler's class; returns the stream and its buffers.
-        limit: The error that is raised if there is too much, for which no global is
-            to blame.
     """
 
     def __init__(
@@ -105,11 +87,9 @@ class GlobalsPickler:
         write: Callable[
             [Callable[..., Any], object], tuple[list[bytes], list[memoryview]]
         ],
-        limit: type[Exception],
     ) -> None:
         self._write = write
-        self._limit = limit
-        self._script = script()
+        self._script = scripts.script()
         self._own = frozenset[str]() if self._script is None else self._script.own
         self._pieces: dict[str, _Piece] = {}
         self._missing: set[str] = set()
@@ -121,10 +101,14 @@ class GlobalsPickler:
         if not self._pieces and not self._missing:
             return call.stream, call.buffers
         self._join()
-        units = [self._unit(piece) for piece in self._in_order()]
+        # What runs code as it is made comes last: a metaclass, or the __setstate__ of a global, may
+        # read other globals.
+        pieces = dict.fromkeys(self._pieces.values())
+        in_order = sorted(pieces, key=lambda piece: bool(piece.refers))
+        units = [self._unit(piece) for piece in in_order]
         missing, buffers = tuple(sorted(self._missing)), _wrap(call.buffers)
         what = [*map(tuple, units)], missing, call.stream, buffers
-        return self._write(pickle.Pickler, _Made(unpack, what))
+        return self._write(pickle.Pickler, _Made(scripts.unpack, what))
 
     def _pickle(self, value: object, names: frozenset[str]) -> _Piece:
         piece = _Piece(names)
@@ -145,7 +129,7 @@ class GlobalsPickler:
                     continue
                 try:
                     pieces[name] = self._define(name, main[name])
-                except (self._limit, GlobalError):
+                except (StreamTooLongError, GlobalError):
                     raise
                 except Exception as error:
                     reader = piece.reads.get(name)
@@ -154,8 +138,8 @@ class GlobalsPickler:
 
     def _define(self, name: str, value: object) -> _Piece:
         """Pickle one global, unless it is a function that has not changed."""
-        key = _constancy(value, self._own) if isinstance(value, FunctionType) else None
-        if not isinstance(value, FunctionType) or key is None:
+        key = _constancy(value, self._own)
+        if key is None:
             return self._pickle({name: value}, frozenset((name,)))
         known = _functions.get(value)
         if known is None or known[:2] != (name, key):
@@ -167,7 +151,7 @@ class GlobalsPickler:
     def _refusal(
         self, name: str, value: object, reader: str | None, error: Exception
     ) -> GlobalError:
-        if is_abroad():
+        if scripts.is_abroad():
             way_out = (
                 "put it into a module that the workers, which belong to another program, "
                 "can import"
@@ -222,38 +206,28 @@ class GlobalsPickler:
             todo += new
         return reached
 
-    def _in_order(self) -> list[_Piece]:
-        """Return the pieces such that what runs code as it is made comes last.
-
-        A metaclass, or the ``__setstate__`` of a global, may read other globals.
-        """
-        pieces = list(dict.fromkeys(self._pieces.values()))
-        return sorted(pieces, key=lambda piece: bool(piece.refers))
-
     def _unit(self, piece: _Piece) -> Unit:
         if piece.unit is None or piece.refers:
-            piece.unit = self._make_unit(piece)
+            names = tuple(sorted(piece.names))
+            # If a global that it refers to has changed and is made anew, it must be made
+            # anew, too.
+            parts = [self._pieces[name] for name in sorted(self._reach(names[0]))]
+            digest = hash(tuple(_digests_of(parts)))
+            piece.unit = Unit(names, digest, piece.stream, _wrap(piece.buffers))
         return piece.unit
-
-    def _make_unit(self, piece: _Piece) -> Unit:
-        names = tuple(sorted(piece.names))
-        # If a global that it refers to has changed and is made anew, it must be made
-        # anew, too.
-        parts = [self._pieces[name] for name in sorted(self._reach(names[0]))]
-        digest = hash(tuple(_digests_of(parts)))
-        return Unit(names, digest, piece.stream, _wrap(piece.buffers))
 
 
 # The functions that have been pickled: under which name of a global, and in which
 # state.
-_functions: WeakKeyDictionary[FunctionType, tuple[str, tuple[Any, ...], _Piece]]
+_functions: WeakKeyDictionary[object, tuple[str, tuple[Any, ...], _Piece]]
 _functions = WeakKeyDictionary()
 
 
-def _constancy(function: FunctionType, own: frozenset[str]) -> tuple[Any, ...] | None:
-    """Return what the pickle of *function* depends on; ``None`` if it depends on more than that."""
+def _constancy(function: object, own: frozenset[str]) -> tuple[Any, ...] | None:
+    """Return what the pickle of a function depends on; ``None`` if it depends on more than that."""
     if (
-        function.__closure__
+        not isinstance(function, FunctionType)
+        or function.__closure__
         or function.__defaults__
         or function.__kwdefaults__
         or vars(function)
@@ -268,7 +242,7 @@ def _constancy(function: FunctionType, own: frozenset[str]) -> tuple[Any, ...] |
     label = function.__name__, function.__qualname__, function.__module__
     # A function that is a global of another name is sent as a reference to its own
     # name, if it is still there.
-    there = is_at(function.__qualname__, function)
+    there = scripts.is_at(function.__qualname__, function)
     found = tuple(name in main for name in names)
     return function.__code__, label, function.__doc__, hints, parts, there, found, own
 
@@ -326,29 +300,31 @@ class _Calls(_Base):
     def reducer_override(self, obj: Any) -> Any:
         if self.watch is not None:
             self.watch(obj)
-        if type(obj) is LAZY:
-            return resolved(obj)
+        if type(obj) is scripts.LAZY:
+            return scripts.resolved(obj)
         named = type(obj).__name__ in NAMED_TYPES
-        if named or is_definition(obj):
-            if is_importable(obj):
+        if named or scripts.is_definition(obj):
+            if scripts.is_importable(obj):
                 return NotImplemented
             path = self._path_of(obj)
             if path:
                 self._piece.refers.add(path.partition(".")[0])
-                return own_object, (path,)
+                return scripts.own_object, (path,)
         if named:
             return of_named_type(obj)
-        if type(obj) is CACHED:
+        if type(obj) is scripts.CACHED:
             how = obj.cache_parameters()
-            return make_cached, (how["maxsize"], how["typed"], obj.__wrapped__)
-        return mended(obj, super().reducer_override(obj))
+            return scripts.make_cached, (how["maxsize"], how["typed"], obj.__wrapped__)
+        return scripts.mended(obj, super().reducer_override(obj))
 
     def _path_of(self, thing: Any) -> str:
         """Return where *thing* is in ``__main__``, unless it must be pickled now."""
         if getattr(thing, "__module__", None) != "__main__":
             return ""
-        path = path_of(thing)
-        if path.partition(".")[0] in self._piece.names or not is_at(path, thing):
+        path = scripts.path_of(thing)
+        if path.partition(".")[0] in self._piece.names or not scripts.is_at(
+            path, thing
+        ):
             return ""
         return path
 
@@ -365,7 +341,7 @@ class _Calls(_Base):
                 self._piece.reads.setdefault(name, f"{func.__qualname__}()")
         slots["__globals__"] = {}
         # The dictionary of the worker's __main__.
-        place = _Made(space, (not self._own.isdisjoint(reads),))
+        place = _Made(scripts.space, (not self._own.isdisjoint(reads),))
         return make, (code, place, *rest), (state, slots), *others
 
 

@@ -15,10 +15,14 @@ import mmap
 import os
 import weakref
 
+from asyncpool._wire.buffers import lay_out
+
 TYPE_CHECKING = False  # see _wire/records.py
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
     from typing import Any
+
+    from asyncpool._wire.buffers import OutOfBandPickle
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _mmap = _libc.mmap
@@ -39,31 +43,18 @@ _FAILED = ctypes.c_void_p(-1).value
 _POPULATE = getattr(mmap, "MAP_POPULATE", 0)
 
 
-class _PyBuffer(ctypes.Structure):
-    """``Py_buffer``, of PEP 3118."""
-
-    _fields_ = (  # type: ignore[mutable-override] # nobody changes it
-        ("buf", ctypes.c_void_p),
-        ("obj", ctypes.py_object),
-        ("len", ctypes.c_ssize_t),
-        ("itemsize", ctypes.c_ssize_t),
-        ("readonly", ctypes.c_int),
-        ("ndim", ctypes.c_int),
-        ("format", ctypes.c_char_p),
-        ("shape", ctypes.c_void_p),
-        ("strides", ctypes.c_void_p),
-        ("suboffsets", ctypes.c_void_p),
-        ("internal", ctypes.c_void_p),
-    )
-
+# Room for a ``Py_buffer`` of PEP 3118, which has eleven words at the most.  Its first word is the
+# address of the memory, and its third one the length.
+_Buffer = ctypes.c_size_t * 11
+_ADDRESS, _LENGTH = 0, 2
 
 # A library object of our own.  The functions of ctypes.pythonapi are shared: setting their
 # argument types here would change them for everybody.
 _python = ctypes.PyDLL(None)
 _get_buffer = _python.PyObject_GetBuffer
-_get_buffer.argtypes = [ctypes.py_object, ctypes.POINTER(_PyBuffer), ctypes.c_int]
+_get_buffer.argtypes = [ctypes.py_object, _Buffer, ctypes.c_int]
 _release_buffer = _python.PyBuffer_Release
-_release_buffer.argtypes = [ctypes.POINTER(_PyBuffer)]
+_release_buffer.argtypes = [_Buffer]
 _release_buffer.restype = None
 
 
@@ -142,21 +133,19 @@ class Memory:
         for piece in pieces:
             if offset + len(piece) > self.size:
                 raise ValueError("the pieces do not fit")
-            source = _PyBuffer()
-            _get_buffer(piece, ctypes.byref(source), 0)
+            source = _Buffer()
+            _get_buffer(piece, source, 0)
             try:
-                ctypes.memmove(self._address + offset, source.buf, source.len)
+                target = self._address + offset
+                ctypes.memmove(target, source[_ADDRESS], source[_LENGTH])
             finally:
-                _release_buffer(ctypes.byref(source))
+                _release_buffer(source)
             offset += len(piece)
 
-    def fill(
-        self,
-        offsets: Iterable[int],
-        areas: Iterable[Iterable[bytes | memoryview]],
-    ) -> None:
-        """Copy *areas*, each in pieces, to these *offsets*."""
-        for offset, pieces in zip(offsets, areas, strict=True):
+    def fill(self, pickled: OutOfBandPickle) -> None:
+        """Copy the areas of *pickled* to the places where the other side looks for them."""
+        offsets, _ = lay_out(pickled.sizes)
+        for offset, pieces in zip(offsets, pickled.areas, strict=True):
             self.write(offset, pieces)
 
     def lend(self, on_gone: Callable[[], None]) -> memoryview:

@@ -13,9 +13,8 @@ for its own workers and launchers.
 from __future__ import annotations
 
 import json
-import pickle
+import marshal
 import struct
-from operator import attrgetter
 
 from asyncpool._wire.records import Record
 from asyncpool.errors import ProtocolError
@@ -27,10 +26,6 @@ if TYPE_CHECKING:
     from typing import Any
 
     from asyncpool._sandbox.plan import SandboxPlan
-
-    _Numbered = dict[int, Any]
-else:
-    _Numbered = dict
 
 # How the stack of a coroutine begins.
 COROUTINE = "Coroutine of the job (most recent call first):"
@@ -106,7 +101,7 @@ def is_ours(line: str) -> bool:
 MEMORY = 256
 
 
-class FunctionCache(_Numbered):
+class FunctionCache(dict[int, "Any"]):
     """The functions that a worker remembers; the pool follows the same rule, and so knows them."""
 
     def add(self, number: int, function: object = None) -> None:
@@ -161,7 +156,8 @@ MAX_CONFIG = MAX_INITIALIZER + MAX_BROADCASTS + (1 << 20)
 # The most bytes of the hook around jobs.
 MAX_HOOK = 1 << 19
 
-_MOMENT = struct.Struct("!d")
+# What a ``FENCE`` frame carries: until when the job may run.
+MOMENT = struct.Struct("!d")
 
 
 class Failure(Record):
@@ -181,13 +177,8 @@ class Failure(Record):
 
     def pack(self) -> bytes:
         """Return the payload of a ``FAILED`` frame."""
-        fields = (
-            self.stage,
-            self.summary[:MAX_TEXT],
-            self.text[-MAX_TEXT:],
-            self.final,
-        )
-        return json.dumps(fields).encode()
+        summary, text = self.summary[:MAX_TEXT], self.text[-MAX_TEXT:]
+        return json.dumps((self.stage, summary, text, self.final)).encode()
 
     @classmethod
     def unpack(cls, payload: bytes) -> Failure:
@@ -296,6 +287,8 @@ class WorkerConfig(Record):
             the function.
         memory: How many bytes of memory are too many before the first job, and the text of
             that limit.
+
+    It comes pickled in a ``CONFIG`` frame.
     """
 
     sys_path: tuple[str, ...]
@@ -319,15 +312,6 @@ class WorkerConfig(Record):
     options: tuple[str, ...] = ()
     memory: tuple[int, str] | None = None
 
-    def pack(self) -> bytes:
-        """Return the payload of a ``CONFIG`` frame to a worker."""
-        return pickle.dumps(tuple(self))
-
-    @classmethod
-    def unpack(cls, payload: bytes) -> WorkerConfig:
-        """Read the payload of a ``CONFIG`` frame; it must come from the pool."""
-        return cls(*pickle.loads(payload))  # noqa: S301 - the pool is trusted
-
 
 class Identity(Record):
     """The identity of a worker, for code in it that asks.
@@ -344,6 +328,8 @@ class Identity(Record):
         cgroup: The folder of its cgroup, if it has one.
         rank: The number by which jobs know the worker; see ``_core/lifecycle.py``.
         environment: The variables that the worker alone has.
+
+    It comes pickled in an ``IDENTITY`` frame.
     """
 
     name: str
@@ -356,15 +342,6 @@ class Identity(Record):
     cgroup: str = ""
     rank: int = 0
     environment: Variables = ()
-
-    def pack(self) -> bytes:
-        """Return the payload of an ``IDENTITY`` frame."""
-        return pickle.dumps(tuple(self))
-
-    @classmethod
-    def unpack(cls, payload: bytes) -> Identity:
-        """Read the payload of an ``IDENTITY`` frame; it must come from the pool."""
-        return cls(*pickle.loads(payload))  # noqa: S301 - the pool is trusted
 
 
 class LauncherConfig(Record):
@@ -383,6 +360,8 @@ class LauncherConfig(Record):
             there they cannot import later what they need.
         env: The whole environment of the process; ``None`` for that of the service.
         folder: The path of its working folder, and the device and the number of the folder.
+
+    The launcher's file begins with it, pickled.
     """
 
     sys_path: tuple[str, ...]
@@ -393,15 +372,6 @@ class LauncherConfig(Record):
     namespaces: int | None = None
     env: tuple[tuple[str, str], ...] | None = None
     folder: tuple[str, tuple[int, int] | None] = ("", None)
-
-    def pack(self) -> bytes:
-        """Return what the launcher's file begins with."""
-        return pickle.dumps(tuple(self))
-
-    @classmethod
-    def unpack(cls, payload: bytes) -> LauncherConfig:
-        """Read the beginning of such a file; it must come from the pool."""
-        return cls(*pickle.loads(payload))  # noqa: S301 - the pool is trusted
 
 
 def pack_numbers(numbers: Collection[int]) -> bytes:
@@ -420,31 +390,13 @@ def unpack_numbers(payload: bytes) -> tuple[int, ...]:
     return struct.unpack(f"!{len(payload) // 8}Q", payload)
 
 
-def pack_moment(moment: float) -> bytes:
-    """Return the payload of a ``FENCE`` frame."""
-    return _MOMENT.pack(moment)
-
-
-def unpack_moment(payload: bytes) -> float:
-    """Read the payload of a ``FENCE`` frame; it must come from the pool."""
-    (moment,) = _MOMENT.unpack(payload)
-    return float(moment)
-
-
 # The context of jobs.
 #
 # The pool sends it ahead of jobs, and it holds for all of them until the next such frame.  It has the
 # time limits that a job can ask for, the last heartbeat details of its attempt before, the
 # context variables of its submitter, and its trace context.  It is a state of the channel, not
 # a part of the job.  Most jobs have equal contexts, and then cost only one comparison.  An empty
-# payload is the plain context, with which a worker begins:
-#
-#     +-------------+--------------+----------------------+---------+-----------+-------+
-#     | timeout (9) | deadline (9) | size of each but the | details | variables | trace |
-#     |             |              | last (4 each)        |         |           |       |
-#     +-------------+--------------+----------------------+---------+-----------+-------+
-#
-# Each time is a byte that tells whether there is one, and a double.
+# payload is the plain context, with which a worker begins.
 
 # The most bytes of the details of a heartbeat, whose record on the page has 32 KB.
 MAX_DETAILS = 32_728
@@ -455,15 +407,11 @@ MAX_VARIABLES = 1 << 16
 # The most bytes of the trace context.  W3C allows 8192 bytes of baggage, and some 600 besides.
 MAX_TRACE = 1 << 14
 
-# The most bytes of each part, in their order.  The head has the sizes of all parts but
-# the last.
+# The most bytes of each part, in their order.
 PARTS = {"details": MAX_DETAILS, "variables": MAX_VARIABLES, "trace": MAX_TRACE}
-*_SIZED, _LAST = PARTS
-_parts = attrgetter(*PARTS)
 
-_CONTEXT_HEAD = struct.Struct("!?d?d" + "I" * len(_SIZED))
-
-MAX_CONTEXT = _CONTEXT_HEAD.size + sum(PARTS.values())
+# The time limits, and what marshal adds, have 38 bytes.
+MAX_CONTEXT = sum(PARTS.values()) + 64
 
 
 def end_of(began: float, seconds: float | None, deadline: float | None) -> float | None:
@@ -501,46 +449,24 @@ class JobContext(Record):
         """
         if self == PLAIN:
             return b""
-        parts: tuple[bytes, ...] = _parts(self)
+        timeout, deadline, *parts = self
         if any(parts):
-            _check_parts(parts)
-        head = _CONTEXT_HEAD.pack(
-            self.timeout is not None,
-            self.timeout or 0.0,
-            self.deadline is not None,
-            self.deadline or 0.0,
-            *map(len, parts[:-1]),
-        )
-        return head + b"".join(parts)
+            for (name, most), part in zip(PARTS.items(), parts, strict=True):
+                if len(part) > most:
+                    text = f"{name} have {len(part)} bytes, and {most} is the most"
+                    raise ValueError(text)
+        timeout = None if timeout is None else float(timeout)
+        deadline = None if deadline is None else float(deadline)
+        # Later versions write what several variables refer to in another way: equal contexts would
+        # have different bytes.
+        return marshal.dumps((timeout, deadline, *parts), 2)
 
     @classmethod
     def unpack(cls, payload: bytes) -> JobContext:
-        """Read the payload of a ``CONTEXT`` frame.
-
-        Raises:
-            ProtocolError: If it is no such payload.
-        """
+        """Read the payload of a ``CONTEXT`` frame; it must come from the pool."""
         if not payload:
             return PLAIN
-        try:
-            bounded, timeout, ends, deadline, *sizes = _CONTEXT_HEAD.unpack_from(
-                payload
-            )
-        except struct.error as error:
-            raise ProtocolError("a context cannot be read") from error
-        parts: dict[str, bytes] = {}
-        begin = _CONTEXT_HEAD.size
-        for name, size in zip(_SIZED, sizes, strict=True):
-            parts[name] = payload[begin : begin + size]
-            begin += size
-        if begin > len(payload):
-            raise ProtocolError("a context is cut short")
-        parts[_LAST] = payload[begin:]
-        return cls(
-            timeout=timeout if bounded else None,
-            deadline=deadline if ends else None,
-            **parts,
-        )
+        return cls(*marshal.loads(payload))  # noqa: S302 - the pool is trusted
 
     def end(self, began: float) -> float | None:
         """Return until when an attempt may run that began at *began*."""
@@ -550,34 +476,10 @@ class JobContext(Record):
 PLAIN = JobContext()
 
 
-def _check_parts(parts: tuple[bytes, ...]) -> None:
-    for (name, most), part in zip(PARTS.items(), parts, strict=True):
-        if len(part) > most:
-            raise ValueError(f"{name} have {len(part)} bytes, and {most} is the most")
-
-
-def with_details(context: bytes, details: bytes) -> bytes:
-    """Return a packed context with other heartbeat details, which are pickled.
+def with_parts(context: bytes, **parts: Any) -> bytes:
+    """Return a packed context with other *parts*: ``details``, ``variables`` or ``trace``.
 
     Raises:
-        ValueError: If they are too large.
+        ValueError: If one is too large.
     """
-    return JobContext.unpack(context)._replace(details=details).pack()
-
-
-def with_variables(context: bytes, variables: bytes) -> bytes:
-    """Return a packed context with other context variables, which are packed too.
-
-    Raises:
-        ValueError: If they are too large.
-    """
-    return JobContext.unpack(context)._replace(variables=variables).pack()
-
-
-def with_trace(context: bytes, trace: bytes) -> bytes:
-    """Return a packed context with another trace context, which is packed too.
-
-    Raises:
-        ValueError: If it is too large.
-    """
-    return JobContext.unpack(context)._replace(trace=trace).pack()
+    return JobContext.unpack(context)._replace(**parts).pack()

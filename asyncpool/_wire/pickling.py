@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import pickle
 import traceback
+from functools import cache, partial
 from io import BytesIO
 from itertools import islice
 from sys import modules
@@ -39,7 +40,6 @@ from asyncpool._wire.buffers import (
     is_heavy,
     keep_large,
     loads,
-    needs_teaching,
     teach,
 )
 from asyncpool._wire.scripts import GlobalError, pickler_of_results
@@ -56,9 +56,10 @@ TYPE_CHECKING = False  # see _wire/records.py
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
     from types import TracebackType
-    from typing import Any
+    from typing import Any, Literal
 
     Packed = bytes | OutOfBandPickle
+    Direction = Literal["arguments", "result", "exception", "details"]
 
 # Types whose values hold no other object.
 _SCALARS: frozenset[type] = frozenset((int, float, bool, type(None)))
@@ -74,23 +75,28 @@ _ONLY_AT_A_START = (
 _HINT = "; workers can have it from their start on, in the pool's initargs"
 
 
-def dumps(value: object) -> bytes:
+def dumps(value: object, buffers: list[memoryview] | None = None) -> bytes:
     """Pickle what a worker sends, by value where the pool would not find a reference.
+
+    Large buffers go into the empty list *buffers*, if there is one.
 
     Raises:
         Exception: Any that the value's own methods raise, or the serializer.
     """
+    keep = None if buffers is None else keep_large(buffers)
     try:
-        # The same as needs_teaching(), whose call would cost 35 ns for each job.
+        # What teach() knows; not a function, whose call would cost 35 ns for each job.
         if ARRAYS in modules or CONNECTIONS in modules:
-            data = dumps_with(pickle.Pickler, value)
+            data = dumps_with(pickle.Pickler, value, keep)
         else:
-            data = pickle.dumps(value, 5)
+            data = pickle.dumps(value, 5, buffer_callback=keep)  # faster by 1.5 us
     except Exception:
         data = MAIN
     if data.find(MAIN) < 0:  # faster than "in"
         return data
-    return _dumps_by_value(value)
+    if buffers:
+        buffers.clear()
+    return dumps_with(pickler_of_results(), value, keep)
 
 
 def pack_job(
@@ -129,24 +135,23 @@ def pack_job(
             # There are no classes, so neither reducers nor __main__ matter.
             return pickle.dumps((args, kwargs), 5)
         call = (args, kwargs) if number else (function, args, kwargs)
-        if limit is None:
-            pickled = dump(call, pause=pause)
-        else:
+        watch = None
+        if limit is not None:
             probe = SizeProbe(limit)
-            seen_all = probe.search((function, *args, *kwargs.values())[number > 0 :])
-            watch = None if seen_all else probe.watch
-            pickled = dump(call, limit=limit, pause=pause, watch=watch)
+            if not probe.search((function, *args, *kwargs.values())[number > 0 :]):
+                watch = probe.watch
+        pickled = dump(call, limit=limit, pause=pause, watch=watch)
     except StreamTooLongError:
         raise
     except Exception as error:
-        name, culprit = _find_culprit(function, args, kwargs, error, pause)
+        parts = [("fn", function)]
+        parts += [(f"args[{index}]", value) for index, value in enumerate(args)]
+        parts += [(f"kwargs[{key!r}]", value) for key, value in kwargs.items()]
+        attempt = partial(dump, pause=pause)
+        name, culprit = first_refused(parts, attempt) or ("the call", error)
         why = describe(culprit)
         hint = _HINT if any(text in why for text in _ONLY_AT_A_START) else ""
-        raise JobNotPicklableError(
-            f"{name} cannot be pickled: {why}{hint}",
-            direction="arguments",
-            name=name,
-        ) from culprit
+        raise unpicklable(culprit, name, hint=hint) from culprit
     return pickled.payload if pickled.is_light else pickled
 
 
@@ -177,16 +182,18 @@ def pack_value(value: object, limit: int | None = None) -> bytes | OutOfBandPick
         JobNotPicklableError: If *value* cannot be pickled, or has more than *limit* bytes.
     """
     try:
-        data = pickle.dumps(value, 5) if type(value) in _SCALARS else _pack(value)
+        if type(value) in _SCALARS:
+            data: Packed = pickle.dumps(value, 5)
+        else:
+            buffers: list[memoryview] = []
+            data = dumps(value, buffers)
+            if buffers or len(data) > HEAVY:
+                data = OutOfBandPickle([data], buffers)
     except Exception as error:
         name = type(value).__qualname__
         hint = "; stream() yields what it yields" if name in _GENERATORS else ""
-        raise JobNotPicklableError(
-            f"the job's result, of type {name}, cannot be pickled: "
-            f"{describe(error)}{hint}",
-            direction="result",
-            name=name,
-        ) from error
+        what = f"the job's result, of type {name},"
+        raise unpicklable(error, what, "result", name, hint=hint) from error
     if limit is not None and len(data) > limit:
         raise JobNotPicklableError(
             f"the job's result has {len(data)} bytes when pickled, and max_message_size is {limit}",
@@ -217,11 +224,15 @@ def load_value(
         raise unloadable(error) from error
 
 
-def unloadable(error: BaseException) -> JobNotPicklableError:
-    """Return the error for a result whose unpickling has raised *error*."""
+def unloadable(
+    error: BaseException,
+    what: str = "the job's result",
+    direction: Direction = "result",
+) -> JobNotPicklableError:
+    """Return the error for a result, or for *what* else, whose unpickling has raised *error*."""
     refusal = JobNotPicklableError(
-        f"the job's result cannot be unpickled here: {describe(error)}",
-        direction="result",
+        f"{what} cannot be unpickled here: {describe(error)}",
+        direction=direction,
         name="",
     )
     refusal.__cause__ = error
@@ -237,11 +248,7 @@ def load_details(payload: bytes) -> Any:
     try:
         return pickle.loads(payload)
     except BaseException as error:  # what is unpickled may raise anything
-        raise JobNotPicklableError(
-            f"the details of a heartbeat cannot be unpickled here: {describe(error)}",
-            direction="details",
-            name="",
-        ) from error
+        raise unloadable(error, "the details of a heartbeat", "details") from error
 
 
 # The context variables of the code that submits a job travel by name, ``"package.module:name"``, and
@@ -260,12 +267,9 @@ def pack_variables(values: Sequence[tuple[str, object]]) -> bytes:
     try:
         return dumps_call(values)
     except Exception as error:
-        name, culprit = _first_refused(values) or (values[0][0], error)
-        raise JobNotPicklableError(
-            f"context variable {name} cannot be pickled: {describe(culprit)}",
-            direction="arguments",
-            name=name,
-        ) from culprit
+        name, culprit = first_refused(values, dump) or (values[0][0], error)
+        what = f"context variable {name}"
+        raise unpicklable(culprit, what, name=name) from culprit
 
 
 def unpack_variables(payload: bytes) -> Sequence[tuple[str, Any]]:
@@ -275,26 +279,6 @@ def unpack_variables(payload: bytes) -> Sequence[tuple[str, Any]]:
         BaseException: Any that unpickling a value raises.
     """
     return pickle.loads(payload) if payload else ()
-
-
-def _pack(value: object) -> bytes | OutOfBandPickle:
-    buffers: list[memoryview] = []
-    keep = keep_large(buffers)
-    try:
-        if needs_teaching():
-            data = dumps_with(pickle.Pickler, value, keep)
-        else:
-            data = pickle.dumps(value, 5, buffer_callback=keep)  # faster by 1.5 us
-    except Exception:
-        data = MAIN
-    if data.find(MAIN) >= 0:
-        buffers.clear()
-        data = _dumps_by_value(value, keep)
-    return OutOfBandPickle([data], buffers) if buffers or len(data) > HEAVY else data
-
-
-def _dumps_by_value(value: object, keep: Any = None) -> bytes:
-    return dumps_with(pickler_of_results(), value, keep)
 
 
 def dumps_with(
@@ -326,29 +310,42 @@ def is_flat(values: Iterable[Any]) -> bool:
     return room >= 0
 
 
-def _find_culprit(
-    function: Callable[..., object],
-    args: tuple[Any, ...],
-    kwargs: Mapping[str, Any],
-    error: Exception,
-    pause: Callable[[], None] | None,
-) -> tuple[str, Exception]:
-    parts = [("fn", function)]
-    parts += [(f"args[{index}]", value) for index, value in enumerate(args)]
-    parts += [(f"kwargs[{key!r}]", value) for key, value in kwargs.items()]
-    return _first_refused(parts, pause) or ("the call", error)
-
-
-def _first_refused(
-    parts: Iterable[tuple[str, object]], pause: Callable[[], None] | None = None
+def first_refused(
+    parts: Iterable[tuple[str, object]], attempt: Callable[[object], object]
 ) -> tuple[str, Exception] | None:
-    """Return the name of the first part that cannot be pickled, and why."""
+    """Return the name of the first part that *attempt* cannot pickle, and why."""
     for name, value in parts:
         try:
-            dump(value, pause=pause)
+            attempt(value)
         except Exception as own:
             return name, own
     return None
+
+
+def unpicklable(
+    error: BaseException,
+    what: str = "the call",
+    direction: Direction = "arguments",
+    name: str | None = None,
+    *,
+    hint: str = "",
+) -> JobNotPicklableError:
+    """Return the error for a call, or for *what* else, whose pickling has raised *error*.
+
+    Args:
+        error: What pickling it has raised.
+        what: How the text names it.
+        direction: As the error has it.
+        name: How the error names it; as the text does by default.
+        hint: What the text ends with.
+    """
+    refusal = JobNotPicklableError(
+        f"{what} cannot be pickled: {describe(error)}{hint}",
+        direction=direction,
+        name=what if name is None else name,
+    )
+    refusal.__cause__ = error
+    return refusal
 
 
 def describe(error: BaseException) -> str:
@@ -504,11 +501,15 @@ def pack_error(error: BaseException, *, skip: int) -> bytes:
     """
     texts = traceback_of(error, skip), type_name(error), text_of(error)
     remote, name, text = map(printable_lines, texts)
-    for attempt, is_good in ((dumps, _is_faithful), (_dumps_rebuilt, _is_alike)):
+    for attempt in (dumps, _dumps_rebuilt):
         try:
             data = attempt(error)
-            # Only an actual copy shows that the pool can make one.
-            if is_good(pickle.loads(data), error):
+            copy = pickle.loads(
+                data
+            )  # only an actual one shows that the pool can make it
+            if type(copy) is type(error) and (
+                attempt is _dumps_rebuilt or _is_faithful(copy, error)
+            ):
                 return pickle.dumps((data, remote, name, text), 5)
         except BaseException:  # noqa: S112 - the next way is tried
             continue
@@ -546,7 +547,8 @@ def load_error(
         )
     # The cause of a hook's failure is what the hook has raised.
     first = error.exception if isinstance(error, HookError) else error
-    _set(first, "__cause__", RemoteTraceback(remote))
+    # Neither this nor _rebuild() calls the __setattr__ of a frozen dataclass.
+    object.__setattr__(first, "__cause__", RemoteTraceback(remote))
     return raisable(error)
 
 
@@ -574,15 +576,9 @@ def _check_error(error: object) -> BaseException:
     return error
 
 
-def _is_alike(copy: object, error: BaseException) -> bool:
-    return type(copy) is type(error)
-
-
-def _is_faithful(copy: object, error: BaseException) -> bool:
+def _is_faithful(copy: BaseException, error: BaseException) -> bool:
     return (
-        isinstance(copy, BaseException)
-        and _is_alike(copy, error)
-        and text_of(copy) == text_of(error)
+        text_of(copy) == text_of(error)
         and copy.__dict__.keys() == error.__dict__.keys()
         and _has_value(copy) is _has_value(error)
     )
@@ -600,40 +596,32 @@ def _has_value(error: BaseException) -> bool:
             return False
 
 
-class _ErrorPickler(pickle.Pickler):
-    """Pickles all exceptions so that they are rebuilt without their ``__init__``."""
-
-    def reducer_override(self, obj: object) -> Any:
-        return _reduce(obj)
-
-
 def _dumps_rebuilt(error: BaseException) -> bytes:
     try:
-        data = dumps_with(_ErrorPickler, error)
-        if MAIN not in data:
-            return data
-    except Exception:  # noqa: S110 - by value, then
-        pass
+        data = dumps_with(_rebuilding(pickle.Pickler), error)
+    except Exception:
+        data = MAIN
+    if MAIN in data:
+        data = dumps_with(_rebuilding(pickler_of_results()), error)
+    return data
 
-    base: Any = pickler_of_results()
 
-    class ByValue(base):  # type: ignore[misc]
+@cache
+def _rebuilding(base: Any) -> Any:
+    """Derive picklers of exceptions that are rebuilt without their ``__init__``."""
+
+    class Pickler(base):  # type: ignore[misc]
         def reducer_override(self, obj: object) -> Any:
-            reduced = _reduce(obj)
-            if reduced is NotImplemented:
-                return base.reducer_override(self, obj)
-            return reduced
+            if isinstance(obj, BaseException):
+                cls = type(obj)
+                # What the built-in class needs to rebuild it, and its attributes.
+                reduced: Any = _builtin_base(cls).__reduce__(obj)
+                return _rebuild, (cls, *reduced[1:])
+            if base is pickle.Pickler:  # it has no such method
+                return NotImplemented
+            return base.reducer_override(self, obj)
 
-    return dumps_with(ByValue, error)
-
-
-def _reduce(value: object) -> Any:
-    if not isinstance(value, BaseException):
-        return NotImplemented
-    cls = type(value)
-    # What the built-in class needs to rebuild it, and its attributes.
-    reduced: Any = _builtin_base(cls).__reduce__(value)
-    return _rebuild, (cls, *reduced[1:])
+    return Pickler
 
 
 def _rebuild(
@@ -647,17 +635,12 @@ def _rebuild(
     # UnicodeDecodeError.
     _builtin_base(cls).__init__(error, *args)
     for name, value in (state or {}).items():
-        _set(error, name, value)
+        object.__setattr__(error, name, value)
     return error
 
 
 def _builtin_base(cls: type[BaseException]) -> type[BaseException]:
     return next(base for base in cls.__mro__ if base.__module__ == "builtins")
-
-
-def _set(error: BaseException, name: str, value: object) -> None:
-    # Does not call the __setattr__ of a frozen dataclass.
-    object.__setattr__(error, name, value)
 
 
 def type_name(error: BaseException) -> str:

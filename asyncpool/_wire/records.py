@@ -12,10 +12,11 @@ from collections import namedtuple
 from functools import reduce
 from importlib import import_module
 
-__all__ = ["Later", "Record", "import_named"]
+__all__ = ["Later", "Record", "import_named", "on_demand"]
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from typing import Any, NamedTuple as Record
 else:
 
@@ -51,6 +52,29 @@ class Later:
     def __getattr__(self, name: str) -> Any:
         found = self.__dict__[name] = getattr(import_module(self._name), name)
         return found
+
+
+def on_demand(
+    package: dict[str, Any], homes: dict[str, str]
+) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
+    """Return the ``__getattr__`` and ``__dir__`` of a package that loads its names when they are used.
+
+    Args:
+        package: The dictionary of the package.
+        homes: The module that has each name; the package itself has modules.
+    """
+    own = package["__name__"]
+
+    def load(name: str) -> Any:
+        home = homes.get(name)
+        if home is None:
+            raise AttributeError(f"module {own!r} has no attribute {name!r}")
+        if home == own:
+            return import_module(f"{home}.{name}")
+        value = package[name] = getattr(import_module(home), name)
+        return value
+
+    return load, lambda: sorted({*package, *homes})
 
 
 def import_named(name: str) -> Any:

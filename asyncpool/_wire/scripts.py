@@ -57,8 +57,10 @@ class _Known:
     script: Script | None = None
     in_use: bool = False
     listeners: tuple[Callable[[], None], ...] = ()
-    importing: str = ""
 
+
+# The path of the script that this worker is importing now, or "".
+importing: str = ""
 
 # Whether what is pickled in this context is for workers that cannot import the script.
 _abroad: ContextVar[bool] = ContextVar("asyncpool abroad", default=False)
@@ -80,24 +82,6 @@ class Abroad:
 def is_abroad() -> bool:
     """Tell whether what is pickled here is for workers of another program."""
     return _abroad.get()
-
-
-class Importing:
-    """A context in which a worker imports the script at *path*."""
-
-    def __init__(self, path: str) -> None:
-        self._path = path
-
-    def __enter__(self) -> None:
-        _Known.importing = self._path
-
-    def __exit__(self, *_: object) -> None:
-        _Known.importing = ""
-
-
-def importing() -> str:
-    """Return the path of the script that this worker is importing now, or ``""``."""
-    return _Known.importing
 
 
 def know(script: Script | None) -> None:
@@ -246,20 +230,15 @@ def _set(unit: Unit) -> None:
     except Exception as error:
         # A note that is there already is about a global that this one needs.
         if not getattr(error, "__notes__", None):
-            error.add_note(_note_on(unit.names))
+            error.add_note(
+                f"The worker could not make {', '.join(map(repr, unit.names))} of __main__ from "
+                "what came by value: put it into a module that the workers can import, or, if "
+                "they are those of this script's own pool, give the script an "
+                "`if __name__ == '__main__':` guard"
+            )
         raise
     namespace().update(made)
-    for name in unit.names:
-        _digests[name] = unit.digest
-
-
-def _note_on(names: tuple[str, ...]) -> str:
-    which = ", ".join(map(repr, names))
-    return (
-        f"The worker could not make {which} of __main__ from what came by value: put it "
-        "into a module that the workers can import, or, if they are those of this "
-        "script's own pool, give the script an `if __name__ == '__main__':` guard"
-    )
+    _digests.update(dict.fromkeys(unit.names, unit.digest))
 
 
 def own_object(path: str, tracker: str | None = None) -> Any:
@@ -330,7 +309,7 @@ _NO_FILE = "<dynamic-code>"  # as cloudpickle calls the file of all code
 _OF_MEMBERS = {"_value_", "_name_", "__objclass__", "_sort_order_"}
 
 
-def mended(obj: object, reduced: Any) -> Any:
+def mended(obj: Any, reduced: Any) -> Any:
     """Return how to reduce *obj*, which cloudpickle's ``reducer_override`` has *reduced*.
 
     A class keeps its ``__slots__``.  Without them its instances would have a
@@ -345,12 +324,21 @@ def mended(obj: object, reduced: Any) -> Any:
         reduce = _BY_TYPE.get(type(obj))
         return reduced if reduce is None else reduce(obj)
     if isinstance(obj, type):
-        return _mended_class(obj, reduced)
+        from cloudpickle import cloudpickle  # noqa: PLC0415 - it takes 20 ms
+
+        if reduced[0] is cloudpickle._make_skeleton_class:  # noqa: SLF001
+            return _of_class(obj, reduced)
+        if reduced[0] is cloudpickle._make_skeleton_enum:  # noqa: SLF001
+            return _of_enum(obj, reduced)
+        return reduced
     if getattr(obj, "__code__", None) is _DISPATCHES:
-        return _of_dispatcher(obj)
+        kinds = dict(obj.registry)
+        make = functools.singledispatch
+        return make, (kinds.pop(object),), kinds, None, None, register_all
     if getattr(obj, "__qualname__", "") == "Generic.__class_getitem__":
         # Python 3.11 has it in each generic NamedTuple, and pickle finds a method there.
-        return generic_item_getter, ()
+        getter = operator.attrgetter("__class_getitem__.__func__")
+        return getter, (sys.modules["typing"].Generic,)
     return reduced
 
 
@@ -380,16 +368,6 @@ _BY_TYPE: dict[type, Callable[[Any], Any]] = {
     cached_property: _of_cached_property,
     singledispatchmethod: _of_dispatching_method,
 }
-
-
-def _mended_class(cls: type, reduced: Any) -> Any:
-    from cloudpickle import cloudpickle  # noqa: PLC0415 - it takes 20 ms
-
-    if reduced[0] is cloudpickle._make_skeleton_class:  # noqa: SLF001
-        return _of_class(cls, reduced)
-    if reduced[0] is cloudpickle._make_skeleton_enum:  # noqa: SLF001
-        return _of_enum(cls, reduced)
-    return reduced
 
 
 def _of_class(cls: type, reduced: Any) -> Any:
@@ -441,11 +419,6 @@ def _as_member(value: Any) -> Any:
     return member(value)
 
 
-def _of_dispatcher(function: Any) -> Any:
-    kinds = dict(function.registry)
-    return make_dispatcher, (kinds.pop(object),), kinds, None, None, register_all
-
-
 def make_without_hooks(owners: list[type], *how: Any) -> Any:
     """Make a class while its bases *owners* have no ``__init_subclass__`` of their own.
 
@@ -475,18 +448,6 @@ def set_enum_state(cls: Any, state: Any) -> None:
     _class_setstate(cls, (namespace, slots))
     for name, attributes in of_members.items():
         cls[name].__dict__.update(attributes)
-
-
-def generic_item_getter() -> Any:
-    """Return the function behind ``Generic.__class_getitem__``."""
-    from typing import Generic  # noqa: PLC0415 - workers that need it have it
-
-    return Generic.__class_getitem__.__func__  # type: ignore[attr-defined]
-
-
-def make_dispatcher(function: Any) -> Any:
-    """Make a function of ``singledispatch``; *function* is what it calls for any object."""
-    return functools.singledispatch(function)
 
 
 def register_all(dispatcher: Any, kinds: dict[type, Any]) -> None:

@@ -66,7 +66,14 @@ class Mappings:
 
     def file_at(self, handle: int) -> str | None:
         """Return the file of the semaphore at *handle*, as mappings show it."""
-        return self._find(handle) or self._find(handle, again=True)
+        for known in (True, False):
+            if not known:
+                self._here = _mappings("self")
+            for line in self._here:
+                if line.startswith(f"{handle:x}-"):
+                    device, inode = line.split()[3:5]
+                    return f" {device} {inode} "
+        return None
 
     def sharing(self, file: str) -> int | None:
         """Return another process that has mapped *file*, if there is one."""
@@ -76,15 +83,6 @@ class Mappings:
             self._there = None
             found = self._look(file)
         return found
-
-    def _find(self, handle: int, *, again: bool = False) -> str | None:
-        if again:
-            self._here = _mappings("self")
-        for line in self._here:
-            if line.startswith(f"{handle:x}-"):
-                device, inode = line.split()[3:5]
-                return f" {device} {inode} "
-        return None
 
     def _look(self, file: str) -> int | None:
         if self._there is None:

@@ -10,55 +10,33 @@ so it sees the last heartbeat too, without a thread or a timer in the worker.
 
 from __future__ import annotations
 
-import importlib
 import pickle
-from _thread import RLock  # threading would do, see _worker/__init__.py
 from contextvars import ContextVar
 from time import monotonic
-from types import SimpleNamespace
 
 from asyncpool._wire.messages import MAX_DETAILS, JobContext
 from asyncpool._wire.page import BEAT_INTERVAL, Beat, beat_offset
-from asyncpool._wire.pickling import describe, load_job, unpack_variables
+from asyncpool._wire.pickling import load_job, unpicklable
 from asyncpool._wire.records import Record
 from asyncpool._wire.text import JOB_LOGGER, function_name
-from asyncpool.errors import JobNotPicklableError
 
 TYPE_CHECKING = False  # see _wire/records.py
 if TYPE_CHECKING:
     import logging
     from collections.abc import Callable, Sequence
+    from types import SimpleNamespace
     from typing import Any
 
-    from asyncpool._worker.interrupts import Interrupts
     from asyncpool._worker.runner import JobRunner, Lane
 
-# What become_worker() is given.
-_installed: HeartbeatWriter | None = None
-_retire: Callable[[], None] | None = None
-_load_details: Callable[[bytes], Any] = pickle.loads
-_slot = 0
-# The state of this process, if it is a worker.
-_state: SimpleNamespace | None = None
+# What runs the jobs of this process, if it is a worker.
+_runner: JobRunner | None = None
 
 
-def become_worker(
-    beats: HeartbeatWriter,
-    retire: Callable[[], None],
-    load_details: Callable[[bytes], Any],
-    slot: int,
-) -> None:
-    """Have the functions here serve the jobs of this process, which becomes a worker.
-
-    Args:
-        beats: Writes the heartbeats.
-        retire: Tells the pool that the running job is the last one.
-        load_details: Reads the details of heartbeats.
-        slot: The number by which jobs know this worker.
-    """
-    global _installed, _retire, _load_details, _slot, _state  # noqa: PLW0603 - a process is one worker
-    _installed, _retire, _load_details, _slot = beats, retire, load_details, slot
-    _state = SimpleNamespace()
+def become_worker(runner: JobRunner) -> None:
+    """Have the functions here serve the jobs that *runner* runs in this process."""
+    global _runner  # noqa: PLW0603 - a process is one worker
+    _runner = runner
 
 
 class CurrentJob(Record):
@@ -93,7 +71,10 @@ class CurrentJob(Record):
         Raises:
             BaseException: If unpickling them raises.
         """
-        return _load_details(self.packed_details) if self.packed_details else None
+        if not self.packed_details:
+            return None
+        load = pickle.loads if _runner is None else _runner.serializer.load_details
+        return load(self.packed_details)
 
     @property
     def logger(self) -> logging.LoggerAdapter[logging.Logger]:
@@ -133,7 +114,8 @@ def current_job() -> CurrentJob:
     else:
         name = function if type(function) is str else function_name(function)  # type: ignore[arg-type]
     end = context.end(began)
-    return CurrentJob(number, attempt, end, context.details, name, _slot)
+    slot = 0 if _runner is None else _runner.slot
+    return CurrentJob(number, attempt, end, context.details, name, slot)
 
 
 def name_function(function: Callable[..., Any]) -> None:
@@ -143,24 +125,13 @@ def name_function(function: Callable[..., Any]) -> None:
         running.set((*job[:4], function_name(function)))
 
 
-def set_variables(packed: bytes) -> None:
-    """Give context variables the values that they had for the caller of ``submit``.
-
-    Raises:
-        BaseException: If importing a variable, or unpickling its value, raises.
-    """
-    for name, value in unpack_variables(packed):
-        module, _, attribute = name.partition(":")
-        getattr(importlib.import_module(module), attribute).set(value)
-
-
 def in_worker() -> bool:
     """Tell whether this process is a worker, of a pool or a cluster, or a fork of one.
 
     The launcher is no worker, although it imports the preloaded modules and a script with a
     guard.
     """
-    return _state is not None
+    return _runner is not None
 
 
 def worker_state() -> SimpleNamespace:
@@ -171,9 +142,9 @@ def worker_state() -> SimpleNamespace:
     Raises:
         RuntimeError: If this process is no worker of a pool.
     """
-    if _state is None:
+    if _runner is None:
         raise RuntimeError("worker_state() was called outside a worker of a pool")
-    return _state
+    return _runner.state
 
 
 def retire_worker() -> None:
@@ -193,77 +164,9 @@ def retire_worker() -> None:
             "retire_worker() was called in a broadcast that a new worker makes up for; "
             "for fresh workers, await the roll() of the pool"
         )
-    if job is None or _retire is None:
+    if job is None or _runner is None:
         raise RuntimeError("retire_worker() was called outside a job of a pool")
-    _retire()
-
-
-class HeartbeatWriter:
-    """The heartbeats of the jobs of one worker.
-
-    Args:
-        runner: Has the running jobs, and the page.
-        interrupts: Tell whether a job is to end.
-        ring: Asks the pool to look at the page soon.
-        pack: Turns details into bytes.
-    """
-
-    def __init__(
-        self,
-        runner: JobRunner,
-        interrupts: Interrupts,
-        ring: Callable[[], None],
-        pack: Callable[[object], bytes],
-    ) -> None:
-        self.runner = runner
-        self._interrupts = interrupts
-        self._ring = ring
-        self._pack, self._none = pack, pack(None)
-        self._rung_at = 0.0
-        # A job may call heartbeat() in several threads, and in a signal handler.
-        self._lock = RLock()
-
-    def beat(self, details: object) -> None:
-        """See :func:`heartbeat`."""
-        self._interrupts.check(self._find()[1].sequence)
-        packed = self._none if details is None else _pack(details, self._pack)
-        if not self.runner.mute:
-            with self._lock:
-                self._write(packed)
-
-    def _write(self, packed: bytes) -> None:
-        job, lane = self._find()
-        now, runner = monotonic(), self.runner
-        lane.beats += 1
-        record = Beat(lane.beats, *job, now, packed).pack()
-        start = runner.layout.beats(lane.index) + beat_offset(lane.beats)
-        # In one step, between two bytecodes.
-        runner.page[start : start + len(record)] = record
-        first = lane.last_beat is None or lane.last_beat[0] != job
-        lane.last_beat = job, record
-        if first or now - self._rung_at >= BEAT_INTERVAL:
-            self._rung_at = now
-            self._ring()
-
-    def _find(self) -> tuple[tuple[int, int], Lane]:
-        """Return the job that the caller belongs to, and its lane.
-
-        A thread that a job has started may have no context, or may have outlived its job.
-        """
-        mine, lanes = running.get(), self.runner.by_job
-        job = mine[:2] if mine is not None else self.runner.running
-        lane = None if job is None else lanes.get(job)
-        if job is not None and lane is not None:
-            return job, lane
-        if not lanes:
-            raise RuntimeError("heartbeat() was called when no job was running")
-        if job is not None:
-            text = f"heartbeat() was called for job {job[0]}, which is over"
-            raise RuntimeError(text)
-        raise RuntimeError(
-            "heartbeat() was called in a thread that does not know its job, and "
-            "several jobs are running: run it in a copy of the job's context"
-        )
+    _runner.retire()
 
 
 def heartbeat(details: object = None) -> None:
@@ -287,27 +190,64 @@ def heartbeat(details: object = None) -> None:
     Concurrency:
         Any thread of the job may call it.
     """
-    if _installed is None:
+    if _runner is None:
         raise RuntimeError("heartbeat() was called outside a job of a pool")
-    _installed.beat(details)
-
-
-def _pack(details: object, pack: Callable[[object], bytes]) -> bytes:
+    _runner.control.interrupts.check(_find(_runner)[1].sequence)
+    packed = _runner.no_details
     try:
-        packed = pack(details)
+        if details is not None:
+            packed = _runner.serializer.pack_details(details)
     except Exception as error:
-        raise JobNotPicklableError(
-            f"the details of a heartbeat cannot be pickled: {describe(error)}",
-            direction="details",
-            name=type(details).__qualname__,
-        ) from error
+        what, name = "the details of a heartbeat", type(details).__qualname__
+        raise unpicklable(error, what, "details", name) from error
     if len(packed) > MAX_DETAILS:
         raise ValueError(
             f"the details of a heartbeat have {len(packed)} bytes when pickled, and "
             f"{MAX_DETAILS} is the most: say how far the job is, and put its results "
             "elsewhere, for example into a file"
         )
-    return packed
+    if not _runner.forked:
+        with _runner.beating:
+            _write(_runner, packed)
+
+
+def _write(runner: JobRunner, details: bytes) -> None:
+    # Here, and not in the runner: its calls would seem to be the outermost ones of the job, in a
+    # stack that is written in the middle of this.
+    job, lane = _find(runner)
+    if job[0] == NO_JOB:
+        return
+    now = monotonic()
+    lane.beats += 1
+    record = Beat(lane.beats, *job, now, details).pack()
+    start = runner.layout.beats(lane.index) + beat_offset(lane.beats)
+    # In one step, between two bytecodes.
+    runner.page[start : start + len(record)] = record
+    first = lane.last_beat is None or lane.last_beat[0] != job
+    lane.last_beat = job, record
+    if first or now - runner.rung_at >= BEAT_INTERVAL:
+        runner.rung_at = now
+        runner.control.ring()
+
+
+def _find(runner: JobRunner) -> tuple[tuple[int, int], Lane]:
+    """Return the job that the caller belongs to, and its lane.
+
+    A thread that a job has started may have no context, or may have outlived its job.
+    """
+    mine, lanes = running.get(), runner.by_job
+    job = mine[:2] if mine is not None else runner.running
+    lane = None if job is None else lanes.get(job)
+    if job is not None and lane is not None:
+        return job, lane
+    if not lanes:
+        raise RuntimeError("heartbeat() was called when no job was running")
+    if job is not None:
+        raise RuntimeError(f"heartbeat() was called for job {job[0]}, which is over")
+    raise RuntimeError(
+        "heartbeat() was called in a thread that does not know its job, and "
+        "several jobs are running: run it in a copy of the job's context"
+    )
 
 
 # Functions that a worker calls, and that call the user's function.

@@ -33,8 +33,10 @@ def decoder(max_payload: int) -> FrameDecoder:
     )
 
 
-def receive(sock: socket.socket, decoder: FrameDecoder) -> list[Frame]:
-    """Wait for whole frames; an empty list means that the channel has ended."""
+def receive(
+    sock: socket.socket, decoder: FrameDecoder, *, wait: bool = True
+) -> list[Frame] | None:
+    """Wait for whole frames, or only return those that have come; ``None`` means the end."""
     while True:
         if decoder.target is not None:
             size = sock.recv_into(decoder.target)
@@ -43,17 +45,10 @@ def receive(sock: socket.socket, decoder: FrameDecoder) -> list[Frame]:
             data = sock.recv(65536)
             size = len(data)
             frames = decoder.feed(data) if data else []
-        if frames or not size:
+        if frames:
             return frames
-
-
-def receive_some(sock: socket.socket, decoder: FrameDecoder) -> list[Frame] | None:
-    """Read without waiting, and return the whole frames; ``None`` means the end."""
-    if decoder.target is not None:
-        size = sock.recv_into(decoder.target)
-        return decoder.fill(size) if size else None
-    data = sock.recv(65536)
-    return decoder.feed(data) if data else None
+        if not (wait and size):
+            return [] if size else None
 
 
 # Up to here one system call and a copy are cheaper than two system calls.
@@ -69,16 +64,20 @@ def send(sock: socket.socket, head: bytes, payload: bytes) -> None:
         sock.sendall(payload)
 
 
-class Segments:
-    """The segments of a worker, by number.
+class LargeBuffers:
+    """The large objects of one worker's jobs, and the segments that they travel in, by number.
+
+    Args:
+        jobs: The job channel.
 
     Attributes:
-        returned: Segments without any view left; the main thread tells the pool of them.
+        in_use: Whether there was a large buffer.  If not, small outcomes need no look here.
     """
 
-    def __init__(self) -> None:
-        self.returned: deque[int] = deque()
-        # The control thread rings after it has changed an attribute below.  Each change is
+    def __init__(self, jobs: socket.socket) -> None:
+        self._jobs = jobs
+        self.in_use = False
+        # The control thread rings after it has changed one of the next two.  Each change is
         # one step under the GIL, so no lock is needed.  A ring too many does no harm.
         self._bell: SimpleQueue[None] = SimpleQueue()
         self._arrived: dict[int, tuple[int | None, int]] = {}
@@ -86,6 +85,13 @@ class Segments:
         self._mapped: dict[int, Memory] = {}
         self._viewed: set[int] = set()
         self._copied: set[int] = set()
+        # What the pool is to be told of: segments without any view left, and others that this
+        # process cannot map.
+        self._returned: deque[int] = deque()
+        self._lost: list[int] = []
+        # What has come ahead of the next job.
+        self._lent: Frame | None = None
+        self._areas: list[memoryview] = []
 
     # The control thread.
 
@@ -107,79 +113,6 @@ class Segments:
             os.close(fd)
 
     # The main thread.
-
-    def wait_for_grant(self) -> int:
-        """Wait for the segment that an outcome may go to; return its number, 0 for none."""
-        while not self._grants:
-            self._bell.get()
-        return self._grants.popleft()
-
-    def memory(self, number: int) -> Memory:
-        """Return segment *number*.
-
-        Raises:
-            OSError: If this process may open no more descriptors, or has no room.
-        """
-        memory = self._mapped.get(number)
-        if memory is not None:
-            return memory
-        while number not in self._arrived:
-            self._bell.get()
-        fd, size = self._arrived.pop(number)
-        if fd is None:
-            text = "the shared memory of a job cannot be received"
-            raise OSError(errno.EMFILE, f"{os.strerror(errno.EMFILE)}: {text}")
-        from asyncpool._wire.memory import Memory  # noqa: PLC0415 - few jobs need ctypes
-
-        try:
-            memory = self._mapped[number] = Memory(fd, size)
-        finally:
-            os.close(fd)
-        return memory
-
-    def view(self, number: int) -> memoryview:
-        """Return a view of segment *number*, whose end is noted in ``returned``.
-
-        Raises:
-            OSError: If it cannot be mapped.
-        """
-        # Of the main thread, at any moment, or another one's: it must not do more.
-        view = self.memory(number).lend(partial(self.returned.append, number))
-        self._viewed.add(number)
-        return view
-
-    def after_fork(self) -> None:
-        """Take note that a job has forked: its copy has views of its own."""
-        self._copied |= self._viewed
-
-    def take_back(self, number: int) -> bool:
-        """Tell whether a segment that was returned may be used again."""
-        self._viewed.discard(number)
-        if number not in self._copied:
-            return True
-        self._copied.discard(number)
-        self._mapped.pop(number, None)
-        return False
-
-
-class LargeBuffers:
-    """The large objects of one worker's jobs.
-
-    Args:
-        jobs: The job channel.
-        segments: The shared memory.
-
-    Attributes:
-        in_use: Whether there was a large buffer.  If not, small outcomes need no look here.
-    """
-
-    def __init__(self, jobs: socket.socket, segments: Segments) -> None:
-        self._jobs = jobs
-        self._segments = segments
-        self._lent: Frame | None = None
-        self._areas: list[memoryview] = []
-        self._lost: list[int] = []
-        self.in_use = False
 
     def take(self, frame: Frame) -> None:
         """Keep a buffer that comes before the job that it belongs to."""
@@ -205,14 +138,23 @@ class LargeBuffers:
         areas, self._areas = self._areas, []
         lent, self._lent = self._lent, None
         if lent is not None:
-            areas = self._view(lent.number, unpack_numbers(lent.payload))
+            number = lent.number
+            # Of the main thread, at any moment, or another one's: it must not do more.
+            at_end = partial(self._returned.append, number)
+            try:
+                whole = self._memory(number).lend(at_end)
+            except OSError:
+                self._lost.append(number)
+                raise
+            self._viewed.add(number)
+            areas = cut(whole, unpack_numbers(lent.payload))
         return ReceivedPickle(payload, areas)
 
     def discard(self) -> None:
         """Drop the buffers of a job that will not begin."""
         self._areas = []
         if self._lent is not None:
-            self._segments.returned.append(self._lent.number)
+            self._returned.append(self._lent.number)
             self._lent = None
             self._jobs.sendall(self._news())
 
@@ -230,14 +172,22 @@ class LargeBuffers:
         outcome.buffers.clear()  # it may be all that keeps a view of the arguments
         return self._news() + ahead, payload
 
+    def after_fork(self) -> None:
+        """Take note that a job has forked: its copy has views of its own."""
+        self._copied |= self._viewed
+
+    def wait_for_grant(self) -> int:
+        """Wait for the segment that an outcome may go to; return its number, 0 for none."""
+        while not self._grants:
+            self._bell.get()
+        return self._grants.popleft()
+
     def _put(self, pickled: OutOfBandPickle) -> bytes:
         areas, sizes = pickled.areas, pickled.sizes
-        offsets, total = lay_out(sizes)
-        self._jobs.sendall(header(FrameKind.WANT, 0, total))
-        number = self._segments.wait_for_grant()
-        if number:
+        self._jobs.sendall(header(FrameKind.WANT, 0, lay_out(sizes)[1]))
+        if number := self.wait_for_grant():
             with contextlib.suppress(OSError):
-                self._segments.memory(number).fill(offsets, areas)
+                self._memory(number).fill(pickled)
                 numbers = pack_numbers(sizes)
                 head = header(FrameKind.LENT, len(numbers), tag=number)
                 return head + numbers
@@ -248,27 +198,40 @@ class LargeBuffers:
                 self._jobs.sendall(piece)
         return b""
 
-    def _news(self) -> bytes:
-        """Return the frames that tell the pool which segments are free again."""
-        frames = [header(FrameKind.LOST, 0, tag=number) for number in self._lost]
-        self._lost.clear()
-        returned = self._segments.returned
-        while returned:
-            number = returned.popleft()
-            again = self._segments.take_back(number)
-            frames.append(
-                header(
-                    FrameKind.SEGMENT_RETURNED if again else FrameKind.LOST,
-                    0,
-                    tag=number,
-                )
-            )
-        return b"".join(frames)
+    def _memory(self, number: int) -> Memory:
+        """Return segment *number*, and wait for it if it is on its way.
 
-    def _view(self, number: int, sizes: tuple[int, ...]) -> list[memoryview]:
+        Raises:
+            OSError: If this process may open no more descriptors, or has no room.
+        """
+        memory = self._mapped.get(number)
+        if memory is not None:
+            return memory
+        while number not in self._arrived:
+            self._bell.get()
+        fd, size = self._arrived.pop(number)
+        if fd is None:
+            text = "the shared memory of a job cannot be received"
+            raise OSError(errno.EMFILE, f"{os.strerror(errno.EMFILE)}: {text}")
+        from asyncpool._wire.memory import Memory  # noqa: PLC0415 - few jobs need ctypes
+
         try:
-            whole = self._segments.view(number)
-        except OSError:
-            self._lost.append(number)
-            raise
-        return cut(whole, sizes)
+            memory = self._mapped[number] = Memory(fd, size)
+        finally:
+            os.close(fd)
+        return memory
+
+    def _news(self) -> bytes:
+        """Return the frames that tell the pool which segments are free again, or lost."""
+        told = [(FrameKind.LOST, number) for number in self._lost]
+        self._lost.clear()
+        while self._returned:
+            number = self._returned.popleft()
+            self._viewed.discard(number)
+            kind = FrameKind.SEGMENT_RETURNED
+            if number in self._copied:  # by a fork, which may write there
+                kind = FrameKind.LOST
+                self._copied.discard(number)
+                self._mapped.pop(number, None)
+            told.append((kind, number))
+        return b"".join(header(kind, 0, tag=number) for kind, number in told)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import pickle
 from contextlib import suppress
 from contextvars import copy_context
-from functools import partial
+from functools import lru_cache, partial
 from itertools import starmap
 from mmap import ALLOCATIONGRANULARITY, mmap
 from time import perf_counter_ns
@@ -19,8 +19,7 @@ from asyncpool._wire.page import FLAT, LOG_HEAD, LOG_SIZE, ChunkResult, note
 from asyncpool._wire.pickling import pack_error, pack_value
 from asyncpool._wire.text import function_name
 from asyncpool._worker.api import running
-from asyncpool._worker.coroutines import InContext, Pause
-from asyncpool._worker.runner import ours
+from asyncpool._worker.runner import InContext, Pause, ours
 from asyncpool.errors import JobCancelled
 
 TYPE_CHECKING = False  # see _wire/records.py
@@ -28,17 +27,14 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Generator, Iterator
     from typing import Any, NoReturn
 
-    from asyncpool._worker.hooks import Hook
-    from asyncpool._worker.runner import JobRunner, Lane
+    from asyncpool._worker.runner import JobRunner
 
 
 # Nanoseconds after which the loop has a turn between two items that do not wait.
 _TURN = 10_000_000
 
-# How many functions of maps a worker remembers.
-_MEMORY = 32
-
-_functions: dict[bytes, Callable[..., Any]] = {}
+# A worker remembers so many functions of maps.
+_recall = lru_cache(32)(pickle.loads)
 
 
 class ChunkLog:
@@ -51,7 +47,6 @@ class ChunkLog:
     Attributes:
         words: The head of the log, see ``_wire/page.py``.
         write: Writes behind what was written before.
-        count: How many items there are.
     """
 
     def __init__(self, page: int, start: int) -> None:
@@ -61,19 +56,24 @@ class ChunkLog:
         self._first = before + LOG_HEAD.size
         self.words = memoryview(log)[before : self._first].cast("Q")
         self.write: Callable[[bytes], object] = log.write
-        self.count = 0
         self._seek: Callable[[int], object] = log.seek
 
-    def begin(self, job: int, attempt: int, count: int) -> None:
-        """Begin a new log for *count* items."""
-        words, self.count = self.words, count
+    def begin(self, job: int, attempt: int) -> None:
+        """Begin a new log."""
+        words = self.words
         words[0] = words[1] = 0
         words[2], words[3] = job, attempt
         self._seek(self._first)
 
 
 def run_chunk(
-    runner: JobRunner, packed: bytes, items: list[Any], **how: Any
+    runner: JobRunner,
+    packed: bytes,
+    items: list[Any],
+    *,
+    star: bool,
+    named: bool,
+    max_payload: int,
 ) -> ChunkResult | Coroutine[Any, Any, ChunkResult]:
     """Call a function for each of *items*, until all are done or the chunk is told to stop.
 
@@ -82,122 +82,96 @@ def run_chunk(
 
     Args:
         runner: Runs the job that this is.
-        packed: As for :class:`Chunk`, like the rest.
-        items: The arguments.
-        how: The rest.
-    """
-    job = running.get()
-    assert job is not None
-    lane = runner.by_job[job[:2]]
-    if lane.log is None:
-        lane.log = ChunkLog(runner.page_fd, runner.layout.log(lane.index))
-    chunk = Chunk(lane.log, packed, items, hook=runner.hook, **how)
-    coroutine = chunk.go_on()
-    return chunk.result if coroutine is None else _await_items(lane, chunk, coroutine)
-
-
-async def _await_items(
-    lane: Lane, chunk: Chunk, coroutine: Coroutine[Any, Any, Any] | None
-) -> ChunkResult:
-    steps = lane.steps
-    assert steps is not None
-    turn = perf_counter_ns()
-    while coroutine is not None:
-        steps.shown = coroutine
-        try:
-            if perf_counter_ns() - turn > _TURN:
-                await Pause()
-                turn = perf_counter_ns()
-            value = await InContext(coroutine, copy_context())
-        except BaseException as error:
-            coroutine.close()  # it may not have begun
-            # Leave two frames out that are asyncpool's: the await, and the step.
-            tb = error.__traceback__
-            for _ in range(2):
-                tb = tb and tb.tb_next
-            error.__traceback__ = tb
-            coroutine = chunk.go_on(error=steps.seen(error))
-        else:
-            coroutine = chunk.go_on(value)
-    return chunk.result
-
-
-class Chunk:
-    """A chunk that runs, up to the next coroutine that its function returns.
-
-    Args:
-        log: Where the outcomes are noted.
         packed: The function, pickled.
         items: The arguments.
         star: Whether each item is a tuple of several arguments.
         named: Whether the function travels by name, so that it may be remembered.
         max_payload: The most bytes that a result may have.
-        hook: What is entered around each item.
     """
-
-    def __init__(
-        self,
-        log: ChunkLog,
-        packed: bytes,
-        items: list[Any],
-        *,
-        star: bool,
-        named: bool,
-        max_payload: int,
-        hook: Hook | None = None,
-    ) -> None:
-        job = running.get()
-        assert job is not None
-        self._began = perf_counter_ns()
-        self._log = log
-        log.begin(job[0], job[1], len(items))
-        function = _recall(packed, keep=named)
-        running.set((*job[:4], function if named else function_name(function)))
-        if hook is not None:
-            function = hook.around_items(function)
-        calls = starmap(function, items) if star else map(function, items)
-        self._result = ChunkResult([], [])
-        pack = partial(_pack, max_payload)
-        self._steps = _run(calls, log, self._result, pack)
+    began = perf_counter_ns()
+    job = running.get()
+    assert job is not None
+    lane = runner.by_job[job[:2]]
+    log = lane.log
+    if log is None:
+        log = lane.log = ChunkLog(runner.page_fd, runner.layout.log(lane.index))
+    log.begin(*job[:2])
+    function: Callable[..., Any]
+    try:
+        function = _recall(packed) if named else pickle.loads(packed)
+    except BaseException as error:
+        function = partial(_fail, error)  # so that each item fails with it
+    running.set((*job[:4], function if named else function_name(function)))
+    if runner.hook is not None:
+        function = runner.hook.around_items(function)
+    calls = starmap(function, items) if star else map(function, items)
+    result = ChunkResult([], [])
+    run = _run(calls, len(items), log, result, max_payload)
 
     def go_on(
-        self, value: Any = None, error: BaseException | None = None
+        value: Any = None, error: BaseException | None = None
     ) -> Coroutine[Any, Any, Any] | None:
         """Continue with the outcome of a coroutine; return the next coroutine, if there is one."""
         try:
             # Between two items: those that are done keep their outcomes.
             with suppress(StopIteration, JobCancelled):
-                if error is None:
-                    return self._steps.send(value)
-                return self._steps.throw(error)
+                return run.send(value) if error is None else run.throw(error)
         except Exception as broken:  # it is not an item's: the log is broken
             # The item that was not noted has run, and must not count as one that has not begun.
-            self._result.outcomes.append((pack_error(broken, skip=ours(broken)), True))
+            result.outcomes.append((pack_error(broken, skip=ours(broken)), True))
         return None
 
-    @property
-    def result(self) -> ChunkResult:
-        """The outcomes of the chunk."""
-        microseconds = (perf_counter_ns() - self._began) / 1000
-        return self._result._replace(microseconds=microseconds)
+    def ended() -> ChunkResult:
+        return result._replace(microseconds=(perf_counter_ns() - began) / 1000)
+
+    async def await_items(coroutine: Coroutine[Any, Any, Any] | None) -> ChunkResult:
+        steps = lane.steps
+        assert steps is not None
+        turn = perf_counter_ns()
+        while coroutine is not None:
+            steps.shown = coroutine
+            try:
+                if perf_counter_ns() - turn > _TURN:
+                    await Pause()
+                    turn = perf_counter_ns()
+                value = await InContext(coroutine, copy_context())
+            except BaseException as error:
+                coroutine.close()  # it may not have begun
+                # Leave two frames out that are asyncpool's: the await, and the step.
+                tb = error.__traceback__
+                for _ in range(2):
+                    tb = tb and tb.tb_next
+                error.__traceback__ = tb
+                coroutine = go_on(error=steps.seen(error))
+            else:
+                coroutine = go_on(value)
+        return ended()
+
+    coroutine = go_on()
+    return ended() if coroutine is None else await_items(coroutine)
 
 
 def _run(
-    calls: Iterator[Any], log: ChunkLog, result: ChunkResult, pack: Callable[[Any], Any]
+    calls: Iterator[Any],
+    count: int,
+    log: ChunkLog,
+    result: ChunkResult,
+    max_payload: int,
 ) -> Generator[Coroutine[Any, Any, Any], Any, None]:
     """Note the outcomes of items; yield the coroutines of those that are async."""
     # A call of a function for each item would take a fifth more time.
     write, words, add = log.write, log.words, result.outcomes.append
-    for done in range(log.count):
+    for done in range(count):
         try:
             outcome = value = copy_context().run(next, calls)
             if type(value) is CoroutineType:
                 outcome = value = yield value
             if type(value) not in FLAT:
-                outcome = pack(value)
-                if isinstance(outcome, OutOfBandPickle):  # it is too large for the log
+                data = pack_value(value, max_payload)
+                if isinstance(data, OutOfBandPickle):  # it is too large for the log
                     result.tail.append(value)
                     return
+                outcome = (data,)
             entry = note(outcome)
         except BaseException as error:
             value, outcome = None, (pack_error(error, skip=ours(error)), True)
@@ -214,25 +188,5 @@ def _run(
             return
 
 
-def _recall(packed: bytes, *, keep: bool) -> Callable[..., Any]:
-    function = _functions.get(packed)
-    if function is not None:
-        return function
-    try:
-        loaded: Callable[..., Any] = pickle.loads(packed)
-    except BaseException as error:
-        return partial(_fail, error)  # so that each item fails with it
-    if keep:
-        if len(_functions) >= _MEMORY:
-            del _functions[next(iter(_functions))]
-        _functions[packed] = loaded
-    return loaded
-
-
 def _fail(error: BaseException, *_: object) -> NoReturn:
     raise error
-
-
-def _pack(max_payload: int, value: object) -> Any:
-    data = pack_value(value, max_payload)
-    return data if isinstance(data, OutOfBandPickle) else (data,)

@@ -11,22 +11,25 @@ import _thread  # threading would do, see _worker/__init__.py
 import contextlib
 import json
 import os
+import pickle
 import signal
 import socket
 import sys
 import traceback
+from _queue import SimpleQueue  # queue would do, see _worker/__init__.py
 from collections import deque
 
 from asyncpool._wire.frames import Frame, FrameKind, header
 from asyncpool._wire.messages import (
     MAX_CONFIG,
+    MOMENT,
     Failure,
     Identity,
     cannot_succeed,
     pack_numbers,
-    unpack_moment,
     unpack_numbers,
 )
+from asyncpool._wire.page import STACKS_SIZE
 from asyncpool._wire.pickling import format_error, text_of
 from asyncpool._wire.posix import HANDED, memory_at_most, private_memory, receive_fds
 from asyncpool._wire.profile import ProfileRequest
@@ -35,7 +38,7 @@ from asyncpool._wire.profile import ProfileRequest
 # system calls of an import may cost this thread 20 ms until it has the GIL again, and it is late
 # by two seconds then.
 from asyncpool._wire.text import in_units
-from asyncpool._worker.channel import Segments, decoder, receive
+from asyncpool._worker.channel import LargeBuffers, decoder, receive
 from asyncpool._worker.interrupts import Interrupts, JobClaims, LeaseFences
 from asyncpool._worker.process import start_thread
 from asyncpool._worker.profile import Sampler
@@ -63,48 +66,44 @@ class Control:
 
     Args:
         sock: The socket.
-        claims: Decides whether a job can still be revoked.
-        segments: Receive shared memory.
-        interrupts: End a job that has begun.
-        stacks: Tell where the jobs are.
+        page_fd: The worker page.
+        large_buffers: Receive shared memory.
 
     Attributes:
+        large_buffers: As above.
+        claims: Decides whether a job can still be revoked.
+        interrupts: End a job that has begun.
+        stacks: Tell where the jobs are.
+        runner: Runs the jobs.
+        identity: The name and the parent of this worker.
+        announced: Whether the worker has told the pool which error ends it.
+        memory: How much memory is too much before the first job, and the text of that limit.
         on_thread_death: Called in a thread that ends with an error, once the pool was told.
         on_end_of_all: Called when a draining worker learns that the whole cluster ends.
         call_soon: Makes the event loop call a function, in a worker of a cluster.
-        identity: The name and the parent of this worker, if the pool has sent them.
-        announced: Whether the worker has told the pool which error ends it.
-        memory: How much memory is too much before the first job, and the text of that limit.
-        interrupts: As above.
-        runner: Runs the jobs.
     """
 
+    identity: Identity
+    runner: JobRunner
+
     def __init__(
-        self,
-        sock: socket.socket,
-        claims: JobClaims,
-        segments: Segments,
-        interrupts: Interrupts,
-        stacks: Stacks,
+        self, sock: socket.socket, page_fd: int, large_buffers: LargeBuffers
     ) -> None:
         self._socket = sock
-        self.runner: JobRunner | None = None
-        self.interrupts = interrupts
-        self._claims = claims
-        self._segments = segments
-        self._stacks = stacks
-        self._lock = _thread.RLock()
-        self._records: deque[bytes] = deque()
+        self.large_buffers = large_buffers
+        self.claims = JobClaims()
+        self.interrupts = Interrupts()
+        self.stacks = Stacks(page_fd, os.fstat(page_fd).st_size - STACKS_SIZE)
+        self.announced = False
+        self.memory: tuple[int, str] | None = None
         self.on_thread_death: Callable[[], None] | None = None
         self.on_end_of_all: Callable[[], None] | None = None
         self.call_soon: Callable[..., object] | None = None
-        self.identity: Identity | None = None
-        self.announced = False
-        self.memory: tuple[int, str] | None = None
+        self._lock = _thread.RLock()
+        self._records: deque[bytes] = deque()
         self._sampler: Sampler | None = None
-        self._tracker: int | None = None
+        self._tracker: SimpleQueue[int | None] = SimpleQueue()
         self._tracker_asked = False
-        self._tracker_came = _thread.allocate_lock()
         self._thread = 0
         self._show_thread = _thread._excepthook  # noqa: SLF001 - see start()
         self._decoder = decoder(MAX_CONFIG)
@@ -119,18 +118,16 @@ class Control:
             fds: list[int] = []
             if self._decoder.target is not None:
                 frames = receive(self._socket, self._decoder)
-                gone = not frames
             else:
                 data, fds, _ = receive_fds(self._socket, 65536, 1)
-                frames = self._decoder.feed(data)
-                gone = not data
-            if gone:
+                frames = self._decoder.feed(data) if data else None
+            if frames is None:
                 raise SystemExit(0)
             for frame in frames:
                 if frame.kind is FrameKind.HANDED:
                     HANDED.append(fds.pop() if fds else None)
                 elif frame.kind is FrameKind.IDENTITY:
-                    self.identity = Identity.unpack(frame.payload)
+                    self.identity = pickle.loads(frame.payload)
                 else:
                     return frame
 
@@ -182,31 +179,30 @@ class Control:
             return None
         if not self._tracker_asked:
             self._tracker_asked = True
-            self._tracker_came.acquire()
             self.send(FrameKind.TRACKER)
         # No exception comes between what a job has made and its entry at the tracker.
-        self.interrupts.hold()
+        self.interrupts.held = True
         try:
-            with self._tracker_came:
-                return self._tracker
+            fd = self._tracker.get()
+            self._tracker.put(fd)  # for another thread
+            return fd
         finally:
-            self.interrupts.release(soon=True)
+            self.interrupts.held = False
 
-    def send(self, kind: FrameKind, payload: bytes = b"", *fields: int) -> None:
+    def send(
+        self, kind: FrameKind, payload: bytes = b"", *fields: int, flags: int = 0
+    ) -> None:
         """Send a frame; if the pool is gone, the watching thread acts on that."""
         with self._lock, contextlib.suppress(OSError):
-            self._socket.sendall(header(kind, len(payload), *fields) + payload)
+            frame = header(kind, len(payload), *fields) + payload
+            self._socket.sendall(frame, flags)
         if self._records:  # of a finalizer that ran meanwhile
             self._send_records()
 
     def ring(self) -> None:
         """Ask the pool to look at the page, unless the socket is full."""
-        if self._lock._is_owned():  # type: ignore[attr-defined] # noqa: SLF001
-            return  # in the middle of a frame
-        with self._lock, contextlib.suppress(OSError):
-            self._socket.send(header(FrameKind.HEARTBEAT, 0), socket.MSG_DONTWAIT)
-        if self._records:  # of a finalizer that ran meanwhile
-            self._send_records()
+        if not self._lock._is_owned():  # type: ignore[attr-defined] # noqa: SLF001
+            self.send(FrameKind.HEARTBEAT, flags=socket.MSG_DONTWAIT)
 
     def report(self, payload: bytes) -> None:
         """Send a log record.  In the middle of a frame it waits, and is sent after the frame.
@@ -232,25 +228,25 @@ class Control:
                     self._socket.sendall(self._records.popleft())
 
     def _watch(self) -> None:
+        self._thread = _thread.get_ident()
         try:
             with contextlib.suppress(OSError, ProtocolError):
-                self._listen()
+                while True:
+                    self._insist()
+                    # Of several frames in one read, only the last can bring a descriptor.
+                    data, fds, _ = receive_fds(self._socket, 65536, 1)
+                    if not data:
+                        break
+                    for frame in self._decoder.feed(data):
+                        self._answer(frame, fds)
         except BaseException:  # such as a lack of memory
             traceback.print_exc()
         # Without this thread nobody reads what the pool sends, or notices its end.
         if self._socket.fileno() >= 0:
-            end_group()
-
-    def _listen(self) -> None:
-        self._thread = _thread.get_ident()
-        while True:
-            self._insist()
-            # Of several frames in one read, only the last can bring a descriptor.
-            data, fds, _ = receive_fds(self._socket, 65536, 1)
-            if not data:
-                return
-            for frame in self._decoder.feed(data):
-                self._answer(frame, fds)
+            with contextlib.suppress(Exception):
+                sys.stderr.flush()
+            # The worker has a process group of its own, so this ends no other process.
+            os.killpg(0, signal.SIGKILL)
 
     def _insist(self) -> None:
         """Signal a job that is to end again and again, until the pool sends a frame.
@@ -269,25 +265,25 @@ class Control:
     def _answer(self, frame: Frame, fds: list[int]) -> None:
         kind = frame.kind
         if kind is FrameKind.REVOKE:
-            won = self._claims.revoke(unpack_numbers(frame.payload))
+            won = self.claims.revoke(unpack_numbers(frame.payload))
             self.send(FrameKind.REVOKED, pack_numbers(won))
         elif kind is FrameKind.INTERRUPT:
             for sequence in unpack_numbers(frame.payload):
-                self.interrupts.ask(sequence)
+                if not self.interrupts.ask(sequence):
+                    self.runner.end_soon(sequence)
         elif kind is FrameKind.FENCE:
-            self._fence(frame.job, unpack_moment(frame.payload))
+            self._fence(frame.job, *MOMENT.unpack(frame.payload))
         elif kind is FrameKind.CREDIT:
-            if self.runner is not None:
-                self.runner.grant(frame.job, frame.attempt, frame.number)
+            self.runner.grant(frame.job, frame.attempt, frame.number)
         elif kind is FrameKind.PING:
             if not self._in_loop(self.send, FrameKind.PONG):
                 self.send(FrameKind.PONG)
         elif kind is FrameKind.STACKS:
-            self._stacks.write(frame.job, frame.attempt)
+            self.stacks.write(frame.job, frame.attempt)
             self.send(FrameKind.STACKS, b"", frame.job, frame.attempt)
         elif kind is FrameKind.WHERE:
             try:
-                text = self._stacks.live(frame.job)
+                text = self.stacks.live(frame.job)
             except Exception as error:
                 # What is read here belongs to other threads, which may do anything to it.
                 text = f"The stacks cannot be read: {error!r}".encode(errors="replace")
@@ -298,25 +294,24 @@ class Control:
             if self.on_end_of_all is not None:
                 self._in_loop(self.on_end_of_all)
         elif kind is FrameKind.TRACKER:
-            self._tracker = fds.pop() if fds else None
-            self._tracker_came.release()
+            self._tracker.put(fds.pop() if fds else None)
         elif kind is FrameKind.SEGMENT:
-            self._segments.arrive(frame.number, fds.pop() if fds else None, frame.job)
+            self.large_buffers.arrive(
+                frame.number, fds.pop() if fds else None, frame.job
+            )
         elif kind is FrameKind.GRANT:
-            self._segments.grant(frame.number)
+            self.large_buffers.grant(frame.number)
         elif kind is FrameKind.DROP:
-            self._segments.drop(frame.number)
+            self.large_buffers.drop(frame.number)
         else:
             raise ProtocolError(f"the pool sent {kind.name}")
 
     def _fence(self, sequence: int, until: float) -> None:
-        interrupts = self.interrupts
-        if interrupts.fences is None:
-            assert self.runner is not None
-            interrupts.fences = LeaseFences(
-                self._claims, self.runner.runs, self._end_lapsed
-            )
-        interrupts.fences.put(sequence, until)
+        fences = self.interrupts.fences
+        if fences is None:
+            fences = LeaseFences(self.claims, self.runner.runs, self._end_lapsed)
+            self.interrupts.fences = fences
+        fences.put(sequence, until)
 
     def _end_lapsed(self) -> None:
         """End this process and all that it has started, without waiting for the pool.
@@ -364,17 +359,14 @@ class Control:
         if args.exc_type is SystemExit:
             return
         self._show_thread(args)
-        name = args.thread.name if args.thread is not None else "a thread"
-        summary = f"{args.exc_type.__qualname__} in thread {name!r}: {args.exc_value}"
-        self.send(FrameKind.FAILED, Failure("thread", summary, _format(args)).pack())
+        kind, error, tb, thread = args
+        name = thread.name if thread is not None else "a thread"
+        summary = f"{kind.__qualname__} in thread {name!r}: {error}"
+        text = "".join(traceback.format_exception(kind, error, tb))
+        self.send(FrameKind.FAILED, Failure("thread", summary, text).pack())
         on_thread_death = self.on_thread_death
         if on_thread_death is not None:
             on_thread_death()
-
-
-def _format(args: ExceptHookArgs) -> str:
-    tb: TracebackType | None = args.exc_traceback
-    return "".join(traceback.format_exception(args.exc_type, args.exc_value, tb))
 
 
 def print_error(error: BaseException) -> None:
@@ -391,14 +383,6 @@ def _users_own(error: BaseException) -> TracebackType | None:
             return tb
         tb = tb.tb_next
     return error.__traceback__
-
-
-def end_group() -> None:
-    """End this process and all that it has started, at once."""
-    with contextlib.suppress(Exception):
-        sys.stderr.flush()
-    # The worker has a process group of its own, so this ends no other process.
-    os.killpg(0, signal.SIGKILL)
 
 
 def own_logger() -> Logger:

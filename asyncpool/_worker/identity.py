@@ -89,7 +89,7 @@ class _Script(ModuleType):
 
     def __getattr__(self, name: str) -> Any:
         # Whoever looks for what only some modules have does not mean this one.
-        if not (name.startswith("__") or scripts.importing()):
+        if not (name.startswith("__") or scripts.importing):
             self.__load__()
             if name in vars(self):
                 return vars(self)[name]
@@ -120,8 +120,9 @@ class _Script(ModuleType):
 
 def _run(script: _Script) -> None:
     path, before = script.__file__ or "", vars(script).copy()
+    scripts.importing = path
     try:
-        with scripts.Importing(path), open(path, "rb") as file:  # noqa: PTH123 - see _worker/__init__.py
+        with open(path, "rb") as file:  # noqa: PTH123 - see _worker/__init__.py
             code = compile(file.read(), path, "exec", dont_inherit=True)
             exec(code, vars(script))  # noqa: S102
     except BaseException as error:
@@ -131,6 +132,8 @@ def _run(script: _Script) -> None:
             _Import.begun = False
             raise
         _Import.failure = error
+    finally:
+        scripts.importing = ""
 
 
 _TRACKER = "multiprocessing.resource_tracker"

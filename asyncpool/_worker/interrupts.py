@@ -40,8 +40,6 @@ if TYPE_CHECKING:
     import signal as _signal
     from collections.abc import Callable, Iterable
     from types import FrameType
-
-    from asyncpool._worker.runner import JobRunner
 else:
     # The C part of signal, whose own signal() touches many pages: see _worker/__init__.py.
     import _signal
@@ -89,7 +87,8 @@ class Interrupts:
             at any bytecode; ``None`` between two jobs, and in the event loop.
         wanted: The sequence numbers of the jobs that are to end.
         error: The exception that ends the job.
-        runner: Ends jobs in the event loop.
+        held: Whether exceptions are held back.  What was held back is raised within 20 ms after
+            that, when the other thread asks again, or when the job itself looks.
         fences: End this process when a lease lapses; set once a job has had a lease.
     """
 
@@ -97,9 +96,8 @@ class Interrupts:
         self.running: int | None = None
         self.wanted: set[int] = set()
         self.error: type[BaseException] = JobCancelled
-        self.runner: JobRunner | None = None
         self.fences: LeaseFences | None = None
-        self._held = False
+        self.held = False
         self.main = get_ident()
         _signal.signal(INTERRUPT, self._on_signal)
 
@@ -127,30 +125,17 @@ class Interrupts:
             elif self.forget(sequence):
                 raise JobCancelled
 
-    def hold(self) -> None:
-        """Hold exceptions back until :meth:`release`."""
-        self._held = True
+    def ask(self, sequence: int) -> bool:
+        """End that job, if it has not ended yet; called by another thread.
 
-    def release(self, *, soon: bool = False) -> None:
-        """Raise the exception that was held back, if any, and hold no more back.
-
-        Args:
-            soon: Leave it to the other thread, which asks again after 20 ms.
-
-        Raises:
-            JobCancelled: If the job is to end.
+        Returns:
+            Whether the main thread is in its code.  If not, it may be in the event loop.
         """
-        self._held = False
-        if not soon:
-            self._raise_if_wanted()
-
-    def ask(self, sequence: int) -> None:
-        """End that job, if it has not ended yet; called by another thread."""
         self.wanted.add(sequence)
-        if self.running == sequence:
-            _signal.pthread_kill(self.main, INTERRUPT)
-        elif self.runner is not None:
-            self.runner.end_soon(sequence)
+        if self.running != sequence:
+            return False
+        _signal.pthread_kill(self.main, INTERRUPT)
+        return True
 
     def pending(self) -> bool:
         """Whether the running job is to end by an exception that was not raised yet."""
@@ -178,7 +163,7 @@ class Interrupts:
         self._raise_if_wanted()
 
     def _raise_if_wanted(self) -> None:
-        if self._held or self.running not in self.wanted:
+        if self.held or self.running not in self.wanted:
             return
         if not _imports(sys._getframe()) and self.forget(self.running):  # noqa: SLF001 - public
             raise self.error

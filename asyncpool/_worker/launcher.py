@@ -32,6 +32,7 @@ import gc
 import importlib
 import json
 import os
+import pickle
 import resource
 import select
 import signal
@@ -114,7 +115,8 @@ class LauncherProcess:
         self._file = file
         self._reaper = reaper
         self._decoder = FrameDecoder(max_payload=_MAX_REQUEST)
-        self._config = LauncherConfig.unpack(os.pread(file, os.fstat(file).st_size, 0))
+        packed = os.pread(file, os.fstat(file).st_size, 0)
+        self._config: LauncherConfig = pickle.loads(packed)
         self._wake_out, self._wake_in = os.pipe()
         self._serving = True
         self._parent = os.getppid()

@@ -12,32 +12,24 @@ from functools import partial
 from types import CoroutineType
 
 from asyncpool._wire import page
-from asyncpool._wire.frames import FrameKind
 from asyncpool._wire.messages import SCRIPT, WorkerConfig
-from asyncpool._wire.page import STACKS_SIZE
-from asyncpool._wire.pickling import PICKLE_WORKER, WorkerSerializer
 from asyncpool._wire.posix import HANDED, socket_of
-from asyncpool._worker.api import HeartbeatWriter, become_worker
-from asyncpool._worker.channel import SMALL, LargeBuffers, Segments
+from asyncpool._worker.api import become_worker
+from asyncpool._worker.channel import LargeBuffers
 from asyncpool._worker.chunks import run_chunk
 from asyncpool._worker.control import Control
-from asyncpool._worker.coroutines import Coroutines
 from asyncpool._worker.identity import (
     ImportWatch,
     assume,
     install_script,
     load_script,
 )
-from asyncpool._worker.interrupts import Interrupts, JobClaims
 from asyncpool._worker.process import Preloading, apply_bounds, set_environment, show
 from asyncpool._worker.runner import JobRunner
-from asyncpool._worker.stacks import Stacks
 
 TYPE_CHECKING = False  # see _wire/records.py
 if TYPE_CHECKING:
     from typing import NoReturn
-
-    from asyncpool._worker.log_handler import RecordHandler
 
 
 def work(job_fd: int, control_fd: int, page_fd: int) -> NoReturn:
@@ -51,105 +43,62 @@ def work(job_fd: int, control_fd: int, page_fd: int) -> NoReturn:
             system call, and outlives the worker.
     """
     jobs = socket_of(job_fd)
-    claims, segments = JobClaims(), Segments()
-    interrupts = Interrupts()
-    stacks = Stacks(page_fd, os.fstat(page_fd).st_size - STACKS_SIZE)
-    control = Control(socket_of(control_fd), claims, segments, interrupts, stacks)
-    coroutines = Coroutines(interrupts, stacks)
+    buffers = LargeBuffers(jobs)
+    control = Control(socket_of(control_fd), page_fd, buffers)
+    runner: JobRunner | None = None
+    status = 1
     try:
-        config = WorkerConfig.unpack(control.receive_config().payload)
-        serializer = _serializer(config)
-        buffers = LargeBuffers(jobs, segments)
-        runner = JobRunner(
-            config, serializer, jobs, page_fd, claims, buffers, interrupts, coroutines
-        )
-        control.runner = interrupts.runner = stacks.runner = runner
-        beats = HeartbeatWriter(
-            runner, interrupts, control.ring, serializer.pack_details
-        )
-
-        def retire() -> None:
-            if not claims.closed:
-                claims.closed = True
-                control.send(FrameKind.RETIRE)
-
-        identity = control.identity
-        rank = 0 if identity is None else identity.rank
-        become_worker(beats, retire, serializer.load_details, rank)
+        config: WorkerConfig = pickle.loads(control.receive_config().payload)
+        runner = JobRunner(config, jobs, page_fd, control)
+        control.runner = control.stacks.runner = runner
+        become_worker(runner)
         page.install(partial(run_chunk, runner))
-        if identity is not None:
-            set_environment(identity.environment)  # before any import
-            lends = config.sandbox is None and not config.codec
-            assume(identity, control.borrow_tracker if lends else _nothing)
-            slot = identity.number - 1
-            pool = identity.name.removesuffix(f"-worker-{slot}")
-            show(f"pool-worker-{slot}", f"worker {slot} of {pool}")
-        name = "" if identity is None else identity.name
-        handlers: list[RecordHandler] = []
+        identity = control.identity
+        set_environment(identity.environment)  # before any import
+        lends = config.sandbox is None and not config.codec
+        assume(identity, control.borrow_tracker if lends else lambda: None)
+        slot = identity.number - 1
+        pool = identity.name.removesuffix(f"-worker-{slot}")
+        show(f"pool-worker-{slot}", f"worker {slot} of {pool}")
 
         def forward_logs() -> None:
             from asyncpool._worker.log_handler import RecordHandler  # noqa: PLC0415 - with logging
 
             handler = RecordHandler(
-                control.report, lambda: runner.running, config, name
+                control.report, lambda: control.runner.running, config, identity.name
             )
-            handlers.append(handler)
+            os.register_at_fork(after_in_child=handler.leave)  # see become_nobody()
 
         import_watch = ImportWatch("logging", forward_logs)
 
         def become_nobody() -> None:
             # A job forked.  The copy must not answer in the worker's place, and must
             # not keep the channels open after the worker's death.
-            runner.mute = True
+            control.runner.forked = True
             jobs.close()
             control.close()
             import_watch.end()
-            for handler in handlers:
-                handler.leave()
 
         os.register_at_fork(
-            after_in_child=become_nobody, after_in_parent=segments.after_fork
+            after_in_child=become_nobody, after_in_parent=buffers.after_fork
         )
-        coroutines.kind = config.loop
         control.memory = config.memory
-        _initialize(config, control, coroutines, runner)
+        _initialize(config, control, runner)
         if config.main is not None:
             module = config.main[0]
             __import__(module)  # this imports asyncio
-            serve = sys.modules[module].serve
-            leave(serve(jobs, control, coroutines, config), coroutines)
-
-        runner.serve()
-        # The last job has been run: whatever else comes goes back to the pool.
-        while claims.closed and jobs.recv(SMALL):
-            pass
+            status = sys.modules[module].serve(jobs, control, runner, config)
+        else:
+            runner.serve()
+            status = 0
     except BaseException:
         # The pool logs an announced error itself, together with the end.
         if not control.announced:
             traceback.print_exc()
-        leave(1, coroutines)
-    leave(0, coroutines)
+    _leave(status, runner)
 
 
-def _serializer(config: WorkerConfig) -> WorkerSerializer:
-    """Return how this worker's calls and outcomes travel."""
-    if not config.codec:
-        return PICKLE_WORKER
-    from asyncpool._worker.data import DataWorkerSerializer  # noqa: PLC0415 - most need none
-
-    return DataWorkerSerializer(config.codec)
-
-
-def _nothing() -> None:
-    return None
-
-
-def _initialize(
-    config: WorkerConfig,
-    control: Control,
-    coroutines: Coroutines,
-    runner: JobRunner,
-) -> None:
+def _initialize(config: WorkerConfig, control: Control, runner: JobRunner) -> None:
     """Do what comes before the first job, and tell the pool that this worker is ready.
 
     Raises:
@@ -175,27 +124,25 @@ def _initialize(
             from asyncpool._sandbox.entering import enter  # noqa: PLC0415 - most are in none
 
             identity = control.identity
-            assert identity is not None
             env = (*config.sandbox.env, *identity.environment)
             plan = config.sandbox._replace(env=env)
             channels = (runner.jobs.fileno(), control.fileno(), runner.page_fd)
             needed = (*channels, *(fd for fd in HANDED if fd is not None))
-            open_loop = coroutines.loop if config.loop == "uvloop" else None
+            open_loop = runner.loop if config.loop == "uvloop" else None
             place = identity.folder, identity.cgroup
             enter(plan, *place, needed, preloading, open_loop)
             control.start()  # its thread is in the sandbox too
         if config.around is not None:
-            name, payload = config.around
-            stage = f"import of the hook {name}"
+            stage = f"import of the hook {config.around[0]}"
             from asyncpool._worker.hooks import load_hook  # noqa: PLC0415 - most need none
 
-            runner.hook = load_hook(name, payload)
+            runner.hook = load_hook(*config.around)
         stage, fixed = "initializer", False
         if config.initializer is not None:
             initializer, initargs = pickle.loads(config.initializer)
             value = initializer(*initargs)
             if type(value) is CoroutineType:
-                coroutines.run(value)
+                runner.run(value)
         for name, call in config.broadcasts:
             stage = f"broadcast of {name}"
             runner.broadcast(call)
@@ -207,7 +154,7 @@ def _initialize(
         raise
 
 
-def leave(status: int, coroutines: Coroutines) -> NoReturn:
+def _leave(status: int, runner: JobRunner | None) -> NoReturn:
     """End the event loop, and then this process, with *status*.
 
     It does not wait for threads that calls have left behind: otherwise a replaced worker
@@ -215,7 +162,8 @@ def leave(status: int, coroutines: Coroutines) -> NoReturn:
     """
     # sys.exit() would unwind the stack, and in a forked worker its frames are the launcher's.
     with contextlib.suppress(BaseException):
-        coroutines.close()
+        if runner is not None:
+            runner.close()
     with contextlib.suppress(BaseException):
         _tell_of_threads()
     with contextlib.suppress(BaseException):

@@ -174,7 +174,7 @@ _RUNNER = "asyncpool._worker.runner"
 _MARKS = {
     (_RUNNER, "JobRunner._run"): (_JOB, "context", ""),
     (_RUNNER, "JobRunner._run_loop"): (_LOOP, "", ""),
-    (_RUNNER, "LaneSteps._take"): (_STEP, "self", "context"),
+    (_RUNNER, "CoroutineSteps._take"): (_STEP, "self", "context"),
     ("asyncio.events", "Handle._run"): (_STEP, "self", "_context"),
 }
 _CALL = (_RUNNER, "JobRunner._call")

@@ -16,15 +16,16 @@ from __future__ import annotations
 import os
 import pickle
 import sys
+from _thread import RLock  # threading would do, see _worker/__init__.py
 from collections import deque
 from contextlib import suppress
 from contextvars import copy_context
-from functools import partial
 from importlib import import_module
 from mmap import mmap
-from time import monotonic, perf_counter_ns
-from types import CoroutineType
+from time import monotonic, perf_counter, perf_counter_ns
+from types import CoroutineType, SimpleNamespace
 
+from asyncpool._wire import log_records as say
 from asyncpool._wire.frames import (
     MAX_NUMBER,
     VERSION,
@@ -41,10 +42,11 @@ from asyncpool._wire.messages import (
     note_on_misplaced,
 )
 from asyncpool._wire.page import BEGUN, LANE_OUTCOME_SIZE, NOTED, PageLayout, run_chunk
-from asyncpool._wire.pickling import text_of
-from asyncpool._worker.api import NO_JOB, running, set_variables
-from asyncpool._worker.channel import decoder, receive, receive_some, send
-from asyncpool._worker.coroutines import CoroutineSteps, inner, warn
+from asyncpool._wire.pickling import PICKLE_WORKER, text_of, unpack_variables
+from asyncpool._wire.text import JOB_LOGGER
+from asyncpool._worker.api import NO_JOB, running
+from asyncpool._worker.channel import SMALL, decoder, receive, send
+from asyncpool._worker.stacks import waiting_frames
 from asyncpool._worker.streams import Credit, StreamClosed, pump
 from asyncpool.errors import JobCancelled, JobNotPicklableError
 
@@ -52,18 +54,16 @@ TYPE_CHECKING = False  # see _wire/records.py
 if TYPE_CHECKING:
     import asyncio
     import socket
-    from collections.abc import Callable, Coroutine, Iterator
+    from collections.abc import Callable, Coroutine, Generator, Iterator
     from contextvars import Context
     from typing import Any
 
     from asyncpool._wire.buffers import OutOfBandPickle
     from asyncpool._wire.messages import WorkerConfig
     from asyncpool._wire.pickling import WorkerSerializer
-    from asyncpool._worker.channel import LargeBuffers
     from asyncpool._worker.chunks import ChunkLog
-    from asyncpool._worker.coroutines import Coroutines
-    from asyncpool._worker.hooks import Entered, Hook
-    from asyncpool._worker.interrupts import Interrupts, JobClaims
+    from asyncpool._worker.control import Control
+    from asyncpool._worker.hooks import Hook, Leave
 
     Outcome = tuple[FrameKind, bytes | OutOfBandPickle]
 
@@ -83,7 +83,8 @@ class Lane:
         whose: The job and its attempt.
         sequence: The job's sequence number.
         began: When it began, in nanoseconds.
-        entered: The hook that was entered around it, and must be left.
+        leave_hook: Leaves the hook that was entered around it.
+        credit: How many items its last stream may send.
         steps: Its coroutine, if it has one.
         beats: How many heartbeats the jobs of this lane have had.
         last_beat: The newest heartbeat: the job and its attempt, and the record.
@@ -95,24 +96,70 @@ class Lane:
         self.begun = begun
         self.whose: tuple[int, int] = (NO_JOB, 1)
         self.sequence = self.began = self.beats = 0
-        self.entered: Entered | None = None
-        self.steps: LaneSteps | None = None
+        self.leave_hook: Leave | None = None
+        self.credit: Credit | None = None
+        self.steps: CoroutineSteps | None = None
         self.last_beat: tuple[tuple[int, int], bytes] | None = None
         self.log: ChunkLog | None = None
 
 
-class LaneSteps(CoroutineSteps):
-    """The coroutine of a job; its last step settles the job.
+class Pause:
+    """Is awaited once: the loop has a turn."""
+
+    def __await__(self) -> Generator[None]:
+        yield
+
+
+class Steps:
+    """Passes for *coroutine*, and takes its steps in a way of its own."""
+
+    _take: Callable[..., Any]
+
+    def __init__(self, coroutine: Coroutine[Any, Any, Any]) -> None:
+        self._coroutine = coroutine
+
+    def send(self, value: Any) -> Any:
+        """Take a step."""
+        return self._take(self._coroutine.send, value)
+
+    def throw(self, *error: Any) -> Any:
+        """Take a step that begins with an error."""
+        return self._take(self._coroutine.throw, *error)
+
+    def close(self) -> None:
+        """End it."""
+        self._coroutine.close()
+
+    def __await__(self) -> Any:
+        return self
+
+
+class InContext(Steps):
+    """A coroutine that runs in *context*, as a part of whatever awaits this."""
+
+    def __init__(self, coroutine: Coroutine[Any, Any, Any], context: Context) -> None:
+        super().__init__(coroutine)
+        self._take = context.run
+
+    def __next__(self) -> Any:
+        return self._take(self._coroutine.send, None)
+
+    def __getattr__(self, name: str) -> Any:
+        # Where it waits, for those who tell where a job waits.
+        return getattr(self._coroutine, name)
+
+
+class CoroutineSteps(Steps):
+    """A coroutine whose steps are timed, because a long step blocks all others.
 
     Args:
-        coroutine: The coroutine.
-        loop: The loop that it runs in.
-        runner: Has the lane.
-        lane: Where it runs.
-        frame: The frame of the job.
+        coroutine: The coroutine to run.
+        runner: Has the event loop; its ``slow_callback_duration`` says how long is too long.
+        lane: Where it runs, if it is a job's: then the last step settles the job.
         context: The context of the job.
 
     Attributes:
+        shown: The coroutine, or the part of it that is the user's.
         context: As above.
         task: Takes the steps.
         instead: What the caller is to see in place of ``CancelledError``, once the loop has
@@ -125,29 +172,48 @@ class LaneSteps(CoroutineSteps):
     def __init__(
         self,
         coroutine: Coroutine[Any, Any, Any],
-        loop: asyncio.AbstractEventLoop,
         runner: JobRunner,
-        lane: Lane,
-        frame: Frame,
-        context: Context,
+        lane: Lane | None = None,
+        context: Context | None = None,
     ) -> None:
-        super().__init__(coroutine, loop)
+        super().__init__(coroutine)
+        self.shown: Any = coroutine
         self.context = context
-        self._settle = partial(runner.settle, lane, frame)
-        self._runner = runner
+        self._runner, self._lane = runner, lane
+        self._limit = runner.loop().slow_callback_duration
 
     def _take(self, step: Callable[..., Any], *args: Any) -> Any:
+        began, lane = perf_counter(), self._lane
         try:
             try:
-                return super()._take(step, *args)
+                return step(*args)
             finally:
-                if self._runner.mute:  # a fork that a job made, back from that step
-                    os._exit(0)
-        except StopIteration as end:
-            self._settle(end.value)
+                if lane is not None and self._runner.forked:
+                    os._exit(0)  # a copy that the job made, back from that step
+                if perf_counter() - began > self._limit:
+                    self._tell(perf_counter() - began)
         except BaseException as error:
-            self._settle(error=error)
+            if lane is None:
+                raise
+            tb = error.__traceback__
+            # The first frame is this one, and not the coroutine's own.
+            self._runner.settle(lane, error.with_traceback(tb and tb.tb_next))
         raise StopIteration
+
+    def _tell(self, seconds: float) -> None:
+        job = running.get()
+        if job is None:
+            who = "the initializer"
+        else:
+            who = "a broadcast" if job[0] == NO_JOB else f"job {job[0]}"
+        where = getattr(self.shown, "__qualname__", "a coroutine")
+        before = ""
+        for frame in waiting_frames(self.shown):
+            if "/asyncio/" in frame.f_code.co_filename:
+                break
+            before = f", before line {frame.f_lineno} of {frame.f_code.co_filename}"
+        hint = ": submit code that computes as a plain function"
+        warn(who, seconds, f"in {where}{before}", hint)
 
     def cancel(self, instead: BaseException) -> None:
         """Have the loop end the job, whose caller is to see *instead*."""
@@ -169,15 +235,15 @@ class LaneSteps(CoroutineSteps):
 class JobRunner:
     """The main thread of a worker.
 
+    Its event loop lives as long as the worker.  So all later jobs can use what an async
+    initializer or a job has made, such as a session or a pool of connections.  The loop runs only
+    while a job runs: a task that a job leaves behind continues with the next job.
+
     Args:
         config: The worker's configuration.
-        serializer: How calls and outcomes travel.
         jobs: The job channel.
         page_fd: The worker page.
-        claims: Decides which jobs may begin.
-        large_buffers: Receives and sends what travels beside jobs.
-        interrupts: End a running job.
-        coroutines: Has the event loop.
+        control: The control channel.
 
     Attributes:
         by_job: The lanes of the running jobs, by job and attempt.
@@ -185,44 +251,52 @@ class JobRunner:
         page_fd: As above.
         jobs: As above.
         layout: The layout of the page.
-        mute: Whether this process is a copy of the worker, which a job has forked, or makes up
-            for a broadcast, so that heartbeats have no effect.
+        serializer: How calls and outcomes travel.
+        no_details: What a heartbeat without any details has.
+        forked: Whether this process is a copy of the worker, which a job has forked.
         hook: What is entered around each job, if the pool has such a hook.
+        state: What jobs keep in this worker.
+        slot: The number by which jobs know this worker.
+        control: As above.
+        beating: Whoever writes a heartbeat has this.  A job may call ``heartbeat()`` in several
+            threads, and in a signal handler.
+        rung_at: When the pool was last asked to look at the page.
     """
 
     def __init__(
         self,
         config: WorkerConfig,
-        serializer: WorkerSerializer,
         jobs: socket.socket,
         page_fd: int,
-        claims: JobClaims,
-        large_buffers: LargeBuffers,
-        interrupts: Interrupts,
-        coroutines: Coroutines,
+        control: Control,
     ) -> None:
         self.by_job: dict[tuple[int, int], Lane] = {}
         self.layout = layout = PageLayout(config.concurrency)
         self.page = mmap(page_fd, layout.stacks)
         self.page_fd = page_fd
-        self.mute = False
+        self.forked = False
         self.hook: Hook | None = None
+        self.state = SimpleNamespace()
+        self.slot = control.identity.rank
+        self.serializer: WorkerSerializer = PICKLE_WORKER
+        if config.codec:
+            from asyncpool._worker.data import DataWorkerSerializer  # noqa: PLC0415 - most need none
+
+            self.serializer = DataWorkerSerializer(config.codec)
+        self.no_details = self.serializer.pack_details(None)
         self._several = config.concurrency > 1
         self._free = [
             Lane(index, layout.begun(index)) for index in range(config.concurrency)
         ][::-1]
-        self._options = config.options
+        self._config = config
         self._max_payload = config.max_payload
-        self._serializer = serializer
         self.jobs = jobs
-        self._claims = claims
-        self._large_buffers = large_buffers
-        self._interrupts = interrupts
-        self._coroutines = coroutines
+        self.control = control
+        self._claims, self._interrupts = control.claims, control.interrupts
+        self._large_buffers = control.large_buffers
         self._functions = FunctionCache()
         self._context = PLAIN  # of the jobs to come
         self._first_credit = 0  # of the next stream
-        self._credits: dict[tuple[int, int], Credit] = {}
         self._incoming = decoder(max(config.max_payload, MAX_CONTEXT))
         self._pending: deque[Frame] = deque()
         self._outcomes: list[bytes] = []
@@ -230,6 +304,8 @@ class JobRunner:
         self._loop: Any = None  # once there is a coroutine
         self._looping = self._ended = self._coming = False
         self._failure: BaseException | None = None
+        self.beating = RLock()
+        self.rung_at = 0.0
 
     # From the channel to the lanes.
 
@@ -242,6 +318,9 @@ class JobRunner:
             if self.by_job:
                 self._run_loop()
             elif self._claims.closed:
+                # The last job has been run: whatever else comes goes back to the pool.
+                while self.jobs.recv(SMALL):
+                    pass
                 return
             elif self._pending:
                 self._begin()
@@ -262,7 +341,7 @@ class JobRunner:
             elif not claims.claim():
                 self._large_buffers.discard()
             elif self._run(frame) and pending and self._looping:
-                self._begin_soon()
+                self._soon()
                 return
 
     def _prepare(self, frame: Frame) -> None:
@@ -282,7 +361,7 @@ class JobRunner:
         loop, channel = self._loop, self.jobs.fileno()
         watches = self._several and not self._ended
         if watches:
-            loop.add_reader(channel, self._on_readable)
+            loop.add_reader(channel, self._turn, channel)
             os.set_blocking(channel, True)  # uvloop has changed that
         self._looping = True
         try:
@@ -301,33 +380,79 @@ class JobRunner:
                 loop.remove_reader(channel)
             self._flush()
 
-    def _on_readable(self) -> None:
-        """Take what has come on the job channel, while coroutines run."""
-        try:
-            frames = receive_some(self.jobs, self._incoming)
-            if frames is None:
-                self._ended = True
-                self._loop.remove_reader(self.jobs.fileno())
-            else:
-                self._pending += frames
-                self._begin()
-        except BaseException as error:
-            self._fail(error)
-
-    def _begin_soon(self) -> None:
+    def _soon(self) -> None:
+        """Have the loop send outcomes, and begin jobs, behind what it does in this turn."""
         if not self._coming:
             self._coming = True
             # In the worker's context, and not in that of the job that has just ended.
-            self._loop.call_soon(self._begin_now, context=self._between_jobs)
+            self._loop.call_soon(self._turn, context=self._between_jobs)
 
-    def _begin_now(self) -> None:
-        self._coming = False
+    def _turn(self, channel: int | None = None) -> None:
+        """Begin jobs while coroutines run; if the *channel* can be read, read it first."""
         try:
+            if channel is None:
+                self._coming = False
+            elif (frames := receive(self.jobs, self._incoming, wait=False)) is not None:
+                self._pending += frames
+            else:
+                self._ended = True
+                self._loop.remove_reader(channel)
             self._begin()
             if self._looping and not self.by_job:
                 self._loop.stop()
         except BaseException as error:
             self._fail(error)
+
+    def loop(self) -> asyncio.AbstractEventLoop:
+        """Return the event loop."""
+        if self._loop is not None:
+            return self._loop  # type: ignore[no-any-return]
+        # Later jobs need it, and it must stay the current loop of this thread.
+        self._interrupts.held = True
+        try:
+            import asyncio  # noqa: PLC0415 - most workers need none
+
+            if self._config.loop == "uvloop":
+                import uvloop  # noqa: PLC0415 - an extra
+
+                self._loop = uvloop.new_event_loop()
+            else:
+                self._loop = asyncio.new_event_loop()
+            asyncio.set_event_loop(self._loop)
+            return self._loop  # type: ignore[no-any-return]
+        finally:
+            self._interrupts.held = False
+
+    def run(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
+        """Run *coroutine*, which is no job's, to its end and return its result.
+
+        Raises:
+            BaseException: Whatever it raises.
+        """
+        steps: Any = CoroutineSteps(coroutine, self)  # what passes for a coroutine
+        task = self.loop().create_task(steps, name="asyncpool job")
+        stacks = self.control.stacks
+        stacks.shown = coroutine
+        try:
+            return self.loop().run_until_complete(task)
+        finally:
+            stacks.shown = None
+            if task.done() and not task.cancelled():
+                task.exception()  # else asyncio might complain that nobody has asked
+
+    def close(self) -> None:
+        """End what is left in the event loop, and the loop."""
+        loop = self._loop
+        if loop is None:
+            return
+        from asyncio import all_tasks, gather  # noqa: PLC0415 - most workers need none
+
+        left = all_tasks(loop)
+        for task in left:
+            task.cancel()
+        loop.run_until_complete(gather(*left, return_exceptions=True))
+        loop.run_until_complete(loop.shutdown_asyncgens())
+        loop.close()
 
     # One job.
 
@@ -353,10 +478,8 @@ class JobRunner:
             finally:
                 self._interrupts.running = None
             if type(outcome) is CoroutineType:
-                loop = self._loop
-                steps = LaneSteps(outcome, loop, self, lane, frame, context)
-                lane.steps = steps
-                steps.task = loop.create_task(
+                lane.steps = steps = CoroutineSteps(outcome, self, lane, context)
+                steps.task = self._loop.create_task(
                     steps, name="asyncpool job", context=context
                 )
                 if self._interrupts.forget(lane.sequence):  # it was asked to end before
@@ -364,9 +487,12 @@ class JobRunner:
                 return False
         except BaseException as error:  # an interrupt at the very end
             outcome = context.run(self._pack_error, lane, error)
-        if len(self.by_job) > 1:
-            self._warn_if_long(lane, frame, context)
-        self._leave(lane, frame, *outcome)
+        if len(self.by_job) > 1:  # these others have waited for a plain function
+            seconds = (perf_counter_ns() - lane.began) / 1e9
+            if seconds > self._loop.slow_callback_duration:
+                hint = f"; other jobs there: {len(self.by_job) - 1}"
+                context.run(warn, f"job {job}", seconds, "in a plain function", hint)
+        self._leave(lane, *outcome)
         return True
 
     def _outcome(self, lane: Lane, frame: Frame) -> Any:
@@ -375,13 +501,13 @@ class JobRunner:
         try:
             value = self._call(lane, frame)
             if frame.kind is _STREAM:
-                value = self._begin_stream(lane, frame, value)
+                value = self._begin_stream(lane, value)
             if type(value) is CoroutineType:
-                self._loop = self._coroutines.loop()
+                self.loop()
                 return value
-            if lane.entered is not None:
-                self._leave_hook(lane, None)
-            packed = self._serializer.pack_value(value, self._max_payload)
+            if lane.leave_hook is not None:
+                lane.leave_hook(None)
+            packed = self.serializer.pack_value(value, self._max_payload)
         except BaseException as error:
             return self._pack_error(lane, error)
         return FrameKind.VALUE, packed
@@ -400,23 +526,26 @@ class JobRunner:
         running.set((job, attempt, context, began, known))
         self._interrupts.begin(lane.sequence)
         if began and context.variables:
-            set_variables(context.variables)
+            # They have the values that they had for the caller of submit().
+            for name, value in unpack_variables(context.variables):
+                module, _, attribute = name.partition(":")
+                getattr(import_module(module), attribute).set(value)
         if began and context.trace:
             _attach(context.trace)
         new = type(known) is bytes
         if new:
             # What this raises belongs to the job that made the call.
-            known = self._serializer.load_function(known)
+            known = self.serializer.load_function(known)
             self._functions[number] = known
         payload = frame.payload
         if self._large_buffers.in_use:
             payload = self._large_buffers.complete(payload)
-        function, args, kwargs = self._serializer.load_job(payload, known)
+        function, args, kwargs = self.serializer.load_job(payload, known)
         if new or not number:
-            shown = self._serializer.known_as(function, known)
+            shown = self.serializer.known_as(function, known)
             running.set((job, attempt, context, began, shown))
         if self.hook is not None and function is not run_chunk:
-            lane.entered = self.hook.enter()
+            lane.leave_hook = self.hook.enter()
         try:
             return function(*args, **kwargs)
         except TypeError as error:
@@ -424,38 +553,35 @@ class JobRunner:
             # Without a frame of the function, the call itself was wrong.
             at_fault = kwargs and tb is not None and tb.tb_next is None
             if at_fault and (
-                note := note_on_misplaced(kwargs, text_of(error), self._options)
+                note := note_on_misplaced(kwargs, text_of(error), self._config.options)
             ):
                 error.add_note(note)
             raise
 
-    def settle(
-        self,
-        lane: Lane,
-        frame: Frame,
-        value: object = None,
-        error: BaseException | None = None,
-    ) -> None:
-        """Settle a job whose coroutine has ended; called in its last step."""
+    def settle(self, lane: Lane, end: BaseException) -> None:
+        """Settle a job whose coroutine has ended; called in its last step, in its context.
+
+        Args:
+            lane: Where it runs.
+            end: The exception that it has ended with: ``StopIteration`` if it has returned.
+        """
+        outcome: Outcome
         try:
             try:
                 if not self._several:  # a hook that hangs can be interrupted
                     self._interrupts.running = lane.sequence
-                if error is None:
-                    outcome = self._pack(lane, value)
+                if isinstance(end, StopIteration):
+                    if lane.leave_hook is not None:
+                        lane.leave_hook(None)
+                    packed = self.serializer.pack_value(end.value, self._max_payload)
+                    outcome = FrameKind.VALUE, packed
                 else:
-                    outcome = self._pack_error(lane, error)
+                    outcome = self._pack_error(lane, end)
             finally:
                 self._interrupts.running = None
         except BaseException as instead:
             outcome = self._pack_error(lane, instead)
-        self._leave(lane, frame, *outcome)
-
-    def _pack(self, lane: Lane, value: object) -> Outcome:
-        """Return the outcome of a job that has returned *value*, in its context."""
-        if lane.entered is not None:
-            self._leave_hook(lane, None)
-        return FrameKind.VALUE, self._serializer.pack_value(value, self._max_payload)
+        self._leave(lane, *outcome)
 
     def _pack_error(self, lane: Lane, error: BaseException) -> Outcome:
         """Return the outcome of a job that has raised *error*, in its context.
@@ -463,28 +589,28 @@ class JobRunner:
         Whatever a job raises comes by here.
         """
         if lane.steps is not None:
-            error.__traceback__ = inner(error.__traceback__)
             error = lane.steps.seen(error)
-        if lane.entered is not None:
+        if lane.leave_hook is not None:
             try:
-                self._leave_hook(lane, error)
+                lane.leave_hook(error)
             except BaseException as instead:
                 error = instead
-        packed = pack_failure(error, self._max_payload, self._serializer)
-        return FrameKind.ERROR, packed
-
-    def _leave_hook(self, lane: Lane, error: BaseException | None) -> None:
-        entered, lane.entered = lane.entered, None
-        if entered is not None:
-            entered.leave(error)
-
-    def _warn_if_long(self, lane: Lane, frame: Frame, context: Context) -> None:
-        """Warn if other jobs have waited long for a plain function, which has just ended."""
-        seconds = (perf_counter_ns() - lane.began) / 1e9
-        loop, others = self._loop, len(self.by_job) - 1
-        if loop is not None and seconds > loop.slow_callback_duration:
-            hint = f"; other jobs there: {others}"
-            context.run(warn, f"job {frame.job}", seconds, "in a plain function", hint)
+        pack, most = self.serializer.pack_error, self._max_payload
+        name = type(error).__qualname__
+        try:
+            payload = pack(error, skip=ours(error))
+        except Exception as why:  # else its caller would wait for ever
+            text = f"cannot be sent: {type(why).__name__}: {why}"
+        else:
+            if len(payload) <= most:
+                return FrameKind.ERROR, payload
+            text = (
+                f"has {len(payload)} bytes when pickled, and max_message_size is {most}"
+            )
+        told = JobNotPicklableError(
+            f"the job raised {name}, which {text}", direction="exception", name=name
+        )
+        return FrameKind.ERROR, pack(told, skip=0)
 
     def broadcast(self, call: bytes) -> None:
         """Run the pickled call of a broadcast that was made before this worker was started.
@@ -493,8 +619,8 @@ class JobRunner:
         current job, and heartbeats.  But the pool has no such job: its number here is 0, and its
         heartbeats have no effect.
         """
-        lane, frame = self._free.pop(), Frame(_JOB, NO_JOB, 1, 0, call)
-        self.by_job[lane.whose], self.mute = lane, True
+        lane, frame = self._free[-1], Frame(_JOB, NO_JOB, 1, 0, call)
+        self.by_job[lane.whose] = lane
         try:
             # The next broadcast does not see what this one sets in its context.
             copy_context().run(self._make_up_for, lane, frame)
@@ -502,32 +628,32 @@ class JobRunner:
             if os.getpid() != self._worker:
                 os._exit(0)  # a copy that it made, back from the call
             del self.by_job[lane.whose]
-            self._interrupts.running, self.mute = None, False
-            self._free.append(lane)
+            self._interrupts.running = None
 
     def _make_up_for(self, lane: Lane, frame: Frame) -> None:
         try:
             value = self._call(lane, frame)
             if type(value) is CoroutineType:
-                self._coroutines.run(value)
-            self._leave_hook(lane, None)
+                self.run(value)
+            if lane.leave_hook is not None:
+                lane.leave_hook(None)
         except BaseException as error:
-            self._leave_hook(lane, error)
+            if lane.leave_hook is not None:
+                lane.leave_hook(error)
             raise
 
     # Streams.
 
-    def _begin_stream(self, lane: Lane, frame: Frame, source: Any) -> Any:
+    def _begin_stream(self, lane: Lane, source: Any) -> Any:
         """Send the items of *source*, or return a coroutine that does so in the loop.
 
         The loop takes the items of a plain generator one after the other.  While the generator
         computes an item, all other jobs wait.  While the stream waits for credit, they go on.
         """
         loops = type(source) is CoroutineType or hasattr(type(source), "__aiter__")
-        loop = self._coroutines.loop() if loops or self._several else None
-        credit = Credit(self._first_credit, loop)
-        self._credits[frame.job, frame.attempt] = credit
-        coroutine = self._stream(lane, frame, source, credit)
+        loop = self.loop() if loops or self._several else None
+        lane.credit = credit = Credit(self._first_credit, loop)
+        coroutine = self._stream(lane, source, credit)
         if loop is not None:
             return coroutine
         try:
@@ -535,9 +661,7 @@ class JobRunner:
         except StopIteration as end:
             return end.value
 
-    async def _stream(
-        self, lane: Lane, frame: Frame, source: Any, credit: Credit
-    ) -> Any:
+    async def _stream(self, lane: Lane, source: Any, credit: Credit) -> Any:
         if type(source) is CoroutineType:
             source = await source
         if lane.steps is not None:
@@ -554,37 +678,34 @@ class JobRunner:
 
         def send_item(item: object, number: int) -> None:
             try:
-                payload = self._serializer.pack_item(item, self._max_payload)
+                payload = self.serializer.pack_item(item, self._max_payload)
             except JobNotPicklableError as error:
                 error.add_note(f"It is item {number} of a stream.")
                 raise
             # Nothing may be raised here, in the middle of a frame.
-            self._interrupts.hold()
+            self._interrupts.held = True
             try:
                 ahead = b""
                 if type(payload) is not bytes or self._large_buffers.in_use:
                     ahead, payload = self._large_buffers.put(payload)
-                head = header(FrameKind.ITEM, len(payload), frame.job, frame.attempt)
+                head = header(FrameKind.ITEM, len(payload), *lane.whose)
                 send(self.jobs, ahead + head, payload)
             finally:
-                self._interrupts.release()
+                self._interrupts.held = False
 
         return await pump(source, credit, advance, send_item)
 
     def grant(self, job: int, attempt: int, limit: int) -> None:
         """Note how many items a stream may send in all; its job may be over already."""
-        credit = self._credits.get((job, attempt))
+        lane = self.by_job.get((job, attempt))
+        credit = None if lane is None else lane.credit
         if credit is not None:
             credit.raise_to(limit)
 
     # From the lanes to the channel.
 
     def _leave(
-        self,
-        lane: Lane,
-        frame: Frame,
-        kind: FrameKind,
-        payload: bytes | OutOfBandPickle,
+        self, lane: Lane, kind: FrameKind, payload: bytes | OutOfBandPickle
     ) -> None:
         """Send the outcome of a job, and free its lane."""
         duration = min((perf_counter_ns() - lane.began) // 1000, MAX_NUMBER)
@@ -613,15 +734,15 @@ class JobRunner:
             if (
                 self._looping
                 and not (ahead or in_parts)
-                and self._note(lane, frame, kind, payload, duration)
+                and self._note(lane, kind, payload, duration)
             ):
-                self._send_soon(head + payload)
+                # It goes together with others of this turn of the loop.
+                self._outcomes.append(head + payload)
+                self._soon()
             else:
                 send(self.jobs, ahead + head, payload)
         except BaseException as error:
             self._fail(error)
-        if frame.kind is _STREAM:
-            self._credits.pop(whose, None)
         if lane.steps is not None:
             # The task refers to them.  A cycle would keep the job's memory until a collection.
             lane.steps.task = None
@@ -629,13 +750,11 @@ class JobRunner:
         self._free.append(lane)
         if self._looping:
             if self._several and self._pending:
-                self._begin_soon()  # in the loop: to leave it and come back costs more
+                self._soon()  # in the loop: to leave it and come back costs more
             elif not self.by_job:
                 self._loop.stop()
 
-    def _note(
-        self, lane: Lane, frame: Frame, kind: FrameKind, payload: bytes, duration: int
-    ) -> bool:
+    def _note(self, lane: Lane, kind: FrameKind, payload: bytes, duration: int) -> bool:
         """Note an outcome where the pool finds it if the worker dies; return false if too large.
 
         A noted outcome need not be sent at once.
@@ -647,23 +766,14 @@ class JobRunner:
         NOTED.pack_into(page, start, 0, 0, kind, duration, len(payload))
         begin = start + NOTED.size
         page[begin : begin + len(payload)] = payload
-        BEGUN.pack_into(page, start, frame.job, frame.attempt)
+        BEGUN.pack_into(page, start, *lane.whose)
         return True
-
-    def _send_soon(self, outcome: bytes) -> None:
-        """Send a noted outcome together with others of this turn of the loop."""
-        self._outcomes.append(outcome)
-        if len(self._outcomes) == 1:
-            self._loop.call_soon(self._flush)
 
     def _flush(self) -> None:
         if self._outcomes:
             data = b"".join(self._outcomes)
             self._outcomes.clear()
-            try:
-                self.jobs.sendall(data)
-            except BaseException as error:
-                self._fail(error)
+            self.jobs.sendall(data)
 
     def _fail(self, error: BaseException) -> None:
         """End the worker with *error*; only the first one counts, since it cancels the jobs."""
@@ -672,7 +782,13 @@ class JobRunner:
             if self._looping:
                 self._loop.stop()
 
-    # For other threads.
+    # For jobs, and for other threads.
+
+    def retire(self) -> None:
+        """Begin no further job, and tell the pool so."""
+        if not self._claims.closed:
+            self._claims.closed = True
+            self.control.send(FrameKind.RETIRE)
 
     @property
     def running(self) -> tuple[int, int] | None:
@@ -688,16 +804,17 @@ class JobRunner:
 
     def end_soon(self, sequence: int) -> None:
         """Have the loop end the job with this sequence number, if it runs there."""
+
+        def end() -> None:
+            for lane in self.by_job.values():
+                if lane.sequence == sequence and lane.steps is not None:
+                    if self._interrupts.forget(sequence):
+                        lane.steps.cancel(JobCancelled())
+                    return
+
         if self._loop is not None:
             with suppress(RuntimeError):  # it was closed at this moment
-                self._loop.call_soon_threadsafe(self._end, sequence)
-
-    def _end(self, sequence: int) -> None:
-        for lane in self.by_job.values():
-            if lane.sequence == sequence and lane.steps is not None:
-                if self._interrupts.forget(sequence):
-                    lane.steps.cancel(JobCancelled())
-                return
+                self._loop.call_soon_threadsafe(end)
 
 
 def _attach(packed: bytes) -> None:
@@ -715,23 +832,18 @@ def _attach(packed: bytes) -> None:
         import_module("opentelemetry.context").attach(context)
 
 
-def pack_failure(
-    error: BaseException, max_payload: int, serializer: WorkerSerializer
-) -> bytes:
-    """Return what an ``ERROR`` frame carries for what a job has raised."""
-    name = type(error).__qualname__
-    try:
-        payload = serializer.pack_error(error, skip=ours(error))
-    except Exception as why:  # else its caller would wait for ever
-        text = f"cannot be sent: {type(why).__name__}: {why}"
-    else:
-        if len(payload) <= max_payload:
-            return payload
-        text = f"has {len(payload)} bytes when pickled, and max_message_size is {max_payload}"
-    told = JobNotPicklableError(
-        f"the job raised {name}, which {text}", direction="exception", name=name
+def warn(who: str, seconds: float, where: str, hint: str) -> None:
+    """Warn that others had to wait for a job.  The warning cannot say why it took long.
+
+    CPU time would not show it: a job that blocks uses no CPU time, and neither does a job
+    that waits for a CPU.  And reading it costs 2 us at each step.
+    """
+    import logging  # noqa: PLC0415 - most jobs log nothing
+
+    logger = logging.getLogger(JOB_LOGGER)
+    say.JOB_BLOCKED_LOOP.log(
+        logger, {"seconds": seconds}, who=who, where=where, hint=hint
     )
-    return serializer.pack_error(told, skip=0)
 
 
 def ours(error: BaseException) -> int:
@@ -744,5 +856,5 @@ def ours(error: BaseException) -> int:
 
 _MODULES = frozenset(
     "asyncpool._worker." + name
-    for name in ("api", "chunks", "coroutines", "hooks", "runner", "streams")
+    for name in ("api", "chunks", "hooks", "runner", "streams")
 )

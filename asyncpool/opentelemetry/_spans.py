@@ -39,7 +39,7 @@ from asyncpool._core import log_messages as say
 from asyncpool._core.deadlines import RateLimit
 from asyncpool._engine.hub import Attempt, PoolHub, waited_since
 from asyncpool._engine.job import PoolJob
-from asyncpool._wire.messages import JobContext, with_trace
+from asyncpool._wire.messages import JobContext, with_parts
 from asyncpool.enums import JobOutcome
 from asyncpool.errors import JobTimeoutError, WorkerCrashedError
 from asyncpool.events import Via
@@ -194,7 +194,7 @@ class JobContexts:
             return
         # Too much baggage: then the worker knows of no trace.
         with suppress(ValueError):
-            job.context = with_trace(job.context, pickle.dumps(headers, 5))
+            job.context = with_parts(job.context, trace=pickle.dumps(headers, 5))
 
     def caller_of(self, job: PoolJob[Any]) -> tuple[Context, list[Link]]:
         """Return the parent of a job that :meth:`hand_on` was called for, and links."""

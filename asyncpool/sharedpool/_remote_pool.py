@@ -116,6 +116,12 @@ class _Life:
             raise PoolClosedError(text)
         return self.supervisor
 
+    def open(self) -> Client:
+        """Return the same, to code that runs in its loop."""
+        client = self.running()
+        client.check_home()
+        return client
+
     @property
     def over(self) -> bool:
         """Whether the client has left its agents."""
@@ -311,18 +317,6 @@ class RemotePool(Orders, JobsListened, Caller):
     @property
     def _is_started(self) -> bool:
         return self._life.client is not None
-
-    async def _broadcast(
-        self,
-        fn: Callable[..., Any],
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        options: JobOptions,
-    ) -> dict[int, Any]:
-        checks.called("broadcast", fn)
-        client = self._open()
-        client.check_home()
-        return await client.broadcasts.broadcast(fn, args, kwargs, options)
 
     def _listening(self) -> None:
         if not self._life.listened:

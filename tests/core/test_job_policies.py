@@ -182,7 +182,7 @@ def of_jobs(**options: Any) -> JobOptions:
         (RestartPolicy, {"max_restarts": 0}, ValueError, ">= 1 or None, not 0"),
         (RestartPolicy, {"max_restarts": [3]}, TypeError, "int or None, not [3]"),
     ],
-    ids=str,
+    ids=lambda it: getattr(it, "__name__", str(it)),
 )
 def test_a_wrong_value_is_refused(
     policy: Callable[..., object],

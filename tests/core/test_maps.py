@@ -29,14 +29,8 @@ from asyncpool._wire.page import (
 from asyncpool._wire.pickling import pack_error
 
 
-def pace(
-    *, chunksize: int | None = None, buffersize: int | None = None, alone: bool = False
-) -> Pace:
-    return Pace(chunksize=chunksize, buffersize=buffersize, alone=alone)
-
-
 def test_short_items_go_together_as_far_as_a_millisecond_goes() -> None:
-    some = pace()
+    some = Pace()
     some.note(1, 62.5)
     assert (some.size(2), some.window(2)) == (16, 2 * 512)
     some.note(16, 16.0)
@@ -56,7 +50,7 @@ def test_short_items_go_together_as_far_as_a_millisecond_goes() -> None:
 
 
 def test_who_is_slower_than_expected_is_believed_at_once() -> None:
-    some = pace()
+    some = Pace()
     for _ in range(60):
         some.note(100, 100.0)
     assert some.size(1) == 1000
@@ -69,7 +63,7 @@ def test_who_is_slower_than_expected_is_believed_at_once() -> None:
 def test_if_nobody_knows_how_long_they_take_as_many_are_under_way_as_end_lately() -> (
     None
 ):
-    some = pace(alone=True)
+    some = Pace(chunksize=1)
     for step in range(2000):
         some.ended(step / 1000)
     assert some.window(2) == pytest.approx(8 + 100, abs=1)
@@ -81,14 +75,13 @@ def test_if_nobody_knows_how_long_they_take_as_many_are_under_way_as_end_lately(
 
 
 def test_what_is_given_counts() -> None:
-    assert pace(chunksize=7).size(2) == 2, "of 8 that may be under way"
-    assert pace(chunksize=7, buffersize=100).size(2) == 7
-    assert pace(chunksize=7, buffersize=100, alone=True).size(2) == 1
-    assert pace(chunksize=5000, buffersize=100_000).size(2) == CHUNK_SIZE
-    some = pace(buffersize=30)
+    assert Pace(chunksize=7).size(2) == 2, "of 8 that may be under way"
+    assert Pace(chunksize=7, buffersize=100).size(2) == 7
+    assert Pace(chunksize=5000, buffersize=100_000).size(2) == CHUNK_SIZE
+    some = Pace(buffersize=30)
     some.note(1, 1.0)
     assert (some.window(2), some.size(2)) == (30, 7)
-    assert pace(buffersize=1).size(8) == 1
+    assert Pace(buffersize=1).size(8) == 1
 
 
 @given(
@@ -100,7 +93,7 @@ def test_what_is_given_counts() -> None:
 def test_its_answers_are_in_their_bounds(
     notes: list[tuple[int, float]], chunk: int | None, window: int | None, workers: int
 ) -> None:
-    some = pace(chunksize=chunk, buffersize=window)
+    some = Pace(chunksize=chunk, buffersize=window)
     for items, microseconds in notes:
         some.note(items, microseconds)
         assert 1 <= some.size(workers) <= min(CHUNK_SIZE, chunk or CHUNK_SIZE)
@@ -110,7 +103,7 @@ def test_its_answers_are_in_their_bounds(
 
 @pytest.mark.parametrize("workers", [1, 2, 16])
 def test_each_worker_may_have_several_jobs_under_way(workers: int) -> None:
-    some = pace()
+    some = Pace()
     for _ in range(100):
         some.note(some.size(workers), 0.4 * some.size(workers))
     assert some.window(workers) // some.size(workers) >= 8 * workers

@@ -24,7 +24,6 @@ from asyncpool._wire.buffers import (
     dump,
     lay_out,
     loads,
-    needs_teaching,
 )
 from asyncpool._wire.pickling import pack_job, pack_value
 from tests.helpers.parcels import Array, Pause, arrived
@@ -392,7 +391,6 @@ def test_what_others_have_registered_is_used_as_ever(
 def test_numpy_is_not_imported_for_that(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(sys.modules, "numpy")
     monkeypatch.delitem(sys.modules, "multiprocessing.connection", raising=False)
-    assert not needs_teaching()
     value = [bytes(LARGE), {1: "x"}]
     assert pack_value(value) == pickle.dumps(value, 5)
     packed = pack_job(print, (value,), {}, number=1)

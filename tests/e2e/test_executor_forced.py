@@ -27,7 +27,7 @@ from tests.helpers.executors import (
     wait_gone,
 )
 from tests.helpers.inside import (
-    Engine,
+    _Engine,
     pool_of,
     put_engine,
     terminate_for_ever,
@@ -185,9 +185,9 @@ def test_workers_that_start_are_ended(
 
 def test_nothing_is_started_any_more(how: str) -> None:
     executor = asyncpool.ProcessPoolExecutor(1)
-    ended: list[Engine] = []
+    ended: list[_Engine] = []
     # The thread, as it is before it has begun.
-    engine = Engine(pool_of(executor), 1, ended.append)
+    engine = _Engine(pool_of(executor), 1, ended.append)
     put_engine(executor, engine)
     end(executor, how)
     engine.thread.start()

@@ -35,9 +35,9 @@ def truncate_page() -> None:
 
 def deafen() -> None:
     """Have the control thread fail at the next grant, in its own way."""
-    from asyncpool._worker.channel import Segments
+    from asyncpool._worker.channel import LargeBuffers
 
-    def fail(self: Segments, number: int) -> None:
+    def fail(self: LargeBuffers, number: int) -> None:
         raise ZeroDivisionError("deaf")
 
-    Segments.grant = fail  # type: ignore[method-assign] # on purpose
+    LargeBuffers.grant = fail  # type: ignore[method-assign] # on purpose

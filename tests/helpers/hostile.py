@@ -141,7 +141,7 @@ def overwrite() -> int:
         for memory in segments_mapped(buffers).values()
     ]
     for memory in found:
-        memory.fill((0,), ((b"Z" * memory.size,),))
+        memory.write(0, [b"Z" * memory.size])
     return len(found)
 
 

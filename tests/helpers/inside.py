@@ -51,7 +51,6 @@ if TYPE_CHECKING:
     from asyncpool._engine.segments import Segment, Segments
     from asyncpool._engine.timers import Pings
     from asyncpool._engine.worker import WorkerHandle
-    from asyncpool._futures import Call, Engine
     from asyncpool._observe.control.client import ControlClient
     from asyncpool._observe.control.paths import live_names, path_of, private_folder
     from asyncpool._observe.control.protocol import Request
@@ -70,6 +69,7 @@ if TYPE_CHECKING:
     from asyncpool._worker.channel import LargeBuffers
     from asyncpool.cluster import Cluster
     from asyncpool.cluster._options import ClusterOptions
+    from asyncpool.executor import Call, _Engine
     from asyncpool.sharedpool import SharedPool
     from asyncpool.sharedpool._remote_pool import RemotePool
 
@@ -85,12 +85,12 @@ __all__ = [
     "Call",
     "ControlClient",
     "CrashKindText",
-    "Engine",
     "Finish",
     "FrameKind",
     "Launcher",
     "Request",
     "Threads",
+    "_Engine",
     "live_names",
     "pack_job",
     "pack_value",
@@ -111,7 +111,7 @@ _PLACES = {
     "_core.endings": ["Finish"],
     "_wire.frames": ["FrameKind"],
     "_wire.messages": ["MAX_BROADCASTS"],
-    "_futures": ["Call", "Engine"],
+    "executor": ["Call", "_Engine"],
     "_engine.machine": ["usable_cpus"],
     "_engine.loop": ["Threads"],
     "_cluster.link": ["MAX_MESSAGE"],
@@ -456,13 +456,13 @@ def return_no_more(job: Job[Any], returns: int) -> None:
 # The executor, and what else lives as long as the process.
 
 
-def engine_of(executor: ProcessPoolExecutor) -> Engine:
+def engine_of(executor: ProcessPoolExecutor) -> _Engine:
     """Return the thread of *executor*, and its event loop."""
     assert executor._engine is not None
     return executor._engine
 
 
-def put_engine(executor: ProcessPoolExecutor, engine: Engine) -> None:
+def put_engine(executor: ProcessPoolExecutor, engine: _Engine) -> None:
     """Give *executor* a thread of which nothing has begun."""
     executor._engine = engine
 
@@ -478,7 +478,7 @@ def pool_of(executor: ProcessPoolExecutor) -> Pool:
     return pool  # type: ignore[no-any-return]
 
 
-def begin_call(engine: Engine, call: Call, function: Callable[[], Any]) -> bool:
+def begin_call(engine: _Engine, call: Call, function: Callable[[], Any]) -> bool:
     """Have the loop of an executor begin what it has just taken out of the queue."""
     return engine._begin(call, (function, (), {}))
 
@@ -493,12 +493,12 @@ def break_threads_of_executors(
 ) -> None:
     """Have a bug in the threads of executors that begin from now on."""
 
-    async def live(_: Engine) -> None:
+    async def live(_: _Engine) -> None:
         raise error
 
-    from asyncpool import _futures as delivery
+    from asyncpool import executor as delivery
 
-    monkeypatch.setattr(delivery.Engine, "_live", live)
+    monkeypatch.setattr(delivery._Engine, "_live", live)
 
 
 def shorten_grace_of_callbacks(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
@@ -533,12 +533,12 @@ def messages_arrived(cluster: Cluster, slot: int = 0) -> int:
 
 def segments_mapped(buffers: LargeBuffers) -> dict[int, Memory]:
     """Return the shared memory that a worker has mapped, by the numbers of the segments."""
-    return buffers._segments._mapped
+    return buffers._mapped
 
 
 def wait_for_grant(buffers: LargeBuffers) -> int:
     """Wait until a worker gets the segment that it has asked for, and return its number."""
-    return buffers._segments.wait_for_grant()
+    return buffers.wait_for_grant()
 
 
 def socket_of(control: Any) -> socket.socket:
@@ -551,8 +551,8 @@ def heartbeat_page() -> Any:
     """Return the page that a worker writes its heartbeats on."""
     from asyncpool._worker import api
 
-    assert api._installed is not None
-    return api._installed.runner.page
+    assert api._runner is not None
+    return api._runner.page
 
 
 def chunk_page() -> Any:
@@ -652,7 +652,7 @@ def terminate_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def deliver_in_loops_only(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have an executor call no callback in its own thread, however late a loop is."""
-    from asyncpool import _futures as delivery
+    from asyncpool import executor as delivery
 
     monkeypatch.setattr(delivery, "_PATIENCE", 3600.0)
 

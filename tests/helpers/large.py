@@ -381,16 +381,16 @@ def scribble() -> int:
 
 def keep_descriptors() -> None:
     """Keep a descriptor of every segment that this worker gets from now on."""
-    from asyncpool._worker.channel import Segments
+    from asyncpool._worker.channel import LargeBuffers
 
-    arrive = Segments.arrive
+    arrive = LargeBuffers.arrive
 
-    def arrive_and_keep(self: Segments, number: int, fd: int | None, size: int) -> None:
+    def arrive_and_keep(self: Any, number: int, fd: int | None, size: int) -> None:
         assert fd is not None
         os.dup(fd)
         arrive(self, number, fd, size)
 
-    Segments.arrive = arrive_and_keep  # type: ignore[method-assign] # on purpose
+    LargeBuffers.arrive = arrive_and_keep  # type: ignore[method-assign] # on purpose
 
 
 def take_away() -> list[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import os
+import pickle
 import signal
 import socket
 import subprocess
@@ -20,7 +21,7 @@ from asyncpool._engine import interpreter, launcher, machine as refusals
 from asyncpool._engine.interpreter import LaunchError
 from asyncpool._engine.launcher import Launcher, Process
 from asyncpool._wire.frames import FrameDecoder, FrameKind, header
-from asyncpool._wire.messages import WorkerConfig
+from asyncpool._wire.messages import Identity, WorkerConfig
 from asyncpool._wire.page import PAGE_SIZE
 from tests.helpers.guards import marked_processes
 from tests.helpers.loops import BOTH_LOOPS
@@ -45,7 +46,10 @@ class Ends:
         config = WorkerConfig(
             sys_path=tuple(sys.path), initializer=None, max_payload=1 << 20
         )
-        self._config = config.pack()
+        identity = Identity("worker-0", 1, (os.getpid(), "main"), b"", None, ())
+        told = {FrameKind.IDENTITY: identity, FrameKind.CONFIG: config}
+        packed = {kind: pickle.dumps(it) for kind, it in told.items()}
+        self._told = b"".join(header(kind, len(it)) + it for kind, it in packed.items())
 
     @property
     def theirs(self) -> list[int]:
@@ -58,7 +62,7 @@ class Ends:
         self._control.close()
         os.close(self._out)
         self._out = -1
-        self.control.send(header(FrameKind.CONFIG, len(self._config)) + self._config)
+        self.control.send(self._told)
 
     async def hello(self) -> FrameKind:
         """Wait for the first word of the worker."""

@@ -21,7 +21,6 @@ from asyncpool import (
 from asyncpool._core.options import JobOptions
 from asyncpool._engine import batches as turn_module
 from asyncpool._engine.admission import Hold, MapHold
-from asyncpool._engine.batches import Task
 from asyncpool._engine.job import ChunkJob, PoolJob
 from asyncpool._wire.page import ChunkResult, run_chunk
 from asyncpool._wire.pickling import pack_error
@@ -175,9 +174,9 @@ def map_of(
     buffersize: int | None,
     attempts: int = 1,
 ) -> Map[Any]:
-    options = JobOptions(max_attempts=attempts)
-    task = Task(identity, False, options, pool.submit)
-    return Map(Plan(cast("Any", pool), task, (inputs,), chunksize, buffersize))
+    options, sizes = JobOptions(max_attempts=attempts), (chunksize, buffersize)
+    plan = cast("Any", pool), identity, False, (inputs,), *sizes, options, pool.submit
+    return Map(Plan(*plan))
 
 
 # None ever ends, or each at once: what is in between would depend on the machine's speed.
@@ -376,6 +375,22 @@ def test_what_others_leave_no_room_for_is_sent_when_there_is_some() -> None:
             if pool.open:
                 pool.finish(0, 9)
         assert await running == [0, 1, 2, 3]
+
+    run(main())
+
+
+@in_one_turn
+def test_the_pool_is_let_go_before_the_last_result_is_taken() -> None:
+    async def main() -> None:
+        pool = FakePool()
+        results = map_of(pool, [(0, "ok"), (1, "ok")], chunksize=1, buffersize=2)
+        first = asyncio.ensure_future(cast("Any", anext(results)))
+        await asyncio.sleep(0)  # there is no room to draw more, and so to see the end
+        pool.finish(0, 1)
+        pool.finish(0, 1)
+        assert (await first, pool.let_go) == (0, [])
+        assert await anext(results) == 1
+        assert pool.let_go
 
     run(main())
 

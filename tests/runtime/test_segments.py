@@ -1,152 +1,153 @@
-"""The ledger of shared memory, against a model made of lists."""
+"""Segments of shared memory, against a model made of lists."""
 
 from __future__ import annotations
 
-import pytest
+import asyncio
+import os
+from collections.abc import Callable
+from typing import Any
+
 from hypothesis import given, strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from asyncpool._engine.segments import SegmentLedger, size_class
+from asyncpool._engine.segments import Segment, SegmentOwner, Segments, Use, size_class
 
 KIB = 1024
-BOUND = 1_000
-SIZES = st.integers(1, 60) | st.integers(1, 500) | st.integers(990, 1_010)
+BOUND = 2_000 * KIB
+SIZES = st.sampled_from([10, 60, 64, 130, 300, 500, 1_700, 2_010])
 anything = st.data()
 
 
-class Owner:
-    """Equal to all others, as a user's object may be, and yet not the same."""
+class Owner(SegmentOwner):
+    """A worker that only takes note."""
 
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Owner)
+    def __init__(self) -> None:
+        self.known: set[int] = set()
 
-    def __hash__(self) -> int:
-        return 1
+    def announce(self, segment: Segment, fd: int) -> None:
+        self.known.add(segment.number)
+        os.close(fd)
+
+    def drop(self, number: int) -> None:
+        self.known.remove(number)
 
 
-class LedgerMachine(RuleBasedStateMachine):
-    """Take, add, free and forget segments, in any order, keeping books of our own."""
+class Hands:
+    """Threads that do each call at once."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+
+    def copy(self, function: Callable[..., Any], *args: Any) -> asyncio.Future[Any]:
+        call = self._loop.create_future()
+        call.set_result(function(*args))
+        return call
+
+
+class SegmentsMachine(RuleBasedStateMachine):
+    """Take, make, free and forget segments, in any order, keeping books of our own."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.ledger = SegmentLedger(BOUND)
-        self.owners = [Owner() for _ in range(3)]
-        self.sizes: dict[int, int] = {}
-        self.owner_of: dict[int, Owner] = {}
-        self.out: set[int] = set()
-        self.free: list[tuple[int, float]] = []  # the first has been free the longest
-        self.gone: set[int] = set()
         self.now = 100.0
+        self.loop = asyncio.new_event_loop()
+        self.loop.time = lambda: self.now  # type: ignore[method-assign] # ours
+        hands: Any = Hands(self.loop)
+        self.segments = Segments(self.loop, BOUND, hands)
+        self.owners = [Owner() for _ in range(2)]
+        self.out: list[Segment] = []
+        self.free: list[tuple[Segment, float]] = []  # the one freed first is first
+        self.sizes: dict[Segment, int] = {}
+        self.last = 0
 
-    def idle(self) -> int:
-        return sum(self.sizes[number] for number, _ in self.free)
+    def leaves(self, segment: Segment) -> None:
+        self.out = [one for one in self.out if one is not segment]
+        self.free = [entry for entry in self.free if entry[0] is not segment]
+        del self.sizes[segment]
 
-    def leaves(self, number: int) -> None:
-        self.gone.add(number)
-        self.out.discard(number)
-        self.free = [entry for entry in self.free if entry[0] != number]
-        del self.sizes[number], self.owner_of[number]
-
-    @rule(who=st.integers(0, 2), size=SIZES)
-    def take(self, who: int, size: int) -> None:
-        owner = self.owners[who]
+    @rule(who=st.integers(0, 1), kib=SIZES)
+    def take(self, who: int, kib: int) -> None:
+        owner, size = self.owners[who], kib * KIB
         fits = [
-            number
-            for number, _ in self.free
-            if self.owner_of[number] is owner and size <= self.sizes[number] <= 4 * size
+            segment
+            for segment, _ in self.free
+            if segment.owner is owner and size <= self.sizes[segment] <= 4 * size
         ]
-        number = self.ledger.take(owner, size)
-        if number is None:
+        segment = self.segments.take(owner, size)
+        if segment is None:
             assert not fits, "there would have been one"
             return
-        assert number in fits
-        assert self.sizes[number] == min(self.sizes[other] for other in fits)
-        self.free = [entry for entry in self.free if entry[0] != number]
-        self.out.add(number)
+        least = min(self.sizes[other] for other in fits)
+        assert segment is [one for one in fits if self.sizes[one] == least][-1]
+        assert segment.use is Use.POOL
+        self.free = [entry for entry in self.free if entry[0] is not segment]
+        self.out.append(segment)
 
-    @rule(who=st.integers(0, 2), size=SIZES)
-    def add(self, who: int, size: int) -> None:
-        held = sum(self.sizes[number] for number in self.out)
-        number, dropped = self.ledger.add(self.owners[who], size)
+    @rule(who=st.integers(0, 1), kib=SIZES)
+    def make(self, who: int, kib: int) -> None:
+        owner, size = self.owners[who], size_class(kib * KIB)
+        held = sum(self.sizes[segment] for segment in self.out)
+        segment = self.loop.run_until_complete(self.segments.make(owner, kib * KIB))
+        self.time_is_over()
         if held + size > BOUND:
-            assert (number, dropped) == (None, []), "nobody is dropped in vain"
+            assert segment is None
             return
-        assert number is not None
-        assert number > max([0, *self.sizes, *self.gone]), "no number comes twice"
-        assert dropped == [other for other, _ in self.free[: len(dropped)]]
-        needed = sum(self.sizes.values()) + size - BOUND
-        sizes = [self.sizes[other] for other in dropped]
-        assert sum(sizes) >= needed
-        assert sum(sizes[:-1]) < max(needed, 1), "one more than were needed"
-        for other in dropped:
-            self.leaves(other)
-        self.sizes[number], self.owner_of[number] = size, self.owners[who]
-        self.out.add(number)
+        assert segment is not None
+        assert segment.number > self.last, "no number comes twice"
+        assert segment.memory.size == size
+        self.last = segment.number
+        while sum(self.sizes.values()) + size > BOUND:
+            self.leaves(self.free[0][0])
+        self.sizes[segment] = size
+        self.out.append(segment)
 
     @precondition(lambda self: self.out)
-    @rule(data=anything, later=st.sampled_from([0.0, 0.0, 1.0, 2.5]))
-    def an_end_of_use(self, data: st.DataObject, later: float) -> None:
-        number = data.draw(st.sampled_from(sorted(self.out)))
-        self.now += later
-        self.ledger.free(number, self.now)
-        self.out.remove(number)
-        self.free.append((number, self.now))
+    @rule(data=anything)
+    def an_end_of_use(self, data: st.DataObject) -> None:
+        segment = self.out.pop(data.draw(st.integers(0, len(self.out) - 1)))
+        self.segments.free(segment)
+        self.free.append((segment, self.now))
 
     @precondition(lambda self: self.sizes)
     @rule(data=anything)
     def forget(self, data: st.DataObject) -> None:
-        """Its worker is dead, or has lost it; or it has been free for long enough."""
-        number = data.draw(st.sampled_from(sorted(self.sizes)))
-        self.ledger.forget(number)
-        self.leaves(number)
+        """Its worker has lost it."""
+        segments = sorted(self.sizes, key=lambda one: one.number)
+        segment = data.draw(st.sampled_from(segments))
+        segment.owner.drop(segment.number)
+        self.segments.forget(segment)
+        self.leaves(segment)
 
-    @precondition(lambda self: self.free)
-    @rule(data=anything)
-    def forget_the_oldest(self, data: st.DataObject) -> None:
-        since = data.draw(st.sampled_from([since for _, since in self.free]))
-        for number in self.ledger.free_since(since):
-            self.ledger.forget(number)
-            self.leaves(number)
-        assert all(other > since for _, other in self.free)
+    @rule(seconds=st.sampled_from([0.5, 2.5, 10.0]))
+    def time_passes(self, seconds: float) -> None:
+        self.now += seconds
+        self.loop.run_until_complete(asyncio.sleep(0))
+        self.time_is_over()
 
-    @precondition(lambda self: self.gone | {0})
-    @rule(data=anything)
-    def what_is_gone_is_gone(self, data: st.DataObject) -> None:
-        number = data.draw(st.sampled_from(sorted(self.gone | {0})))
-        with pytest.raises(KeyError):
-            self.ledger.free(number, self.now)
-        with pytest.raises(KeyError):
-            self.ledger.forget(number)
+    def time_is_over(self) -> None:
+        for segment, since in self.free[:]:
+            if since <= self.now - 10.0:
+                self.leaves(segment)
 
     @invariant()
     def the_figures_agree(self) -> None:
-        assert self.ledger.total == sum(self.sizes.values())
-        assert self.ledger.total <= BOUND
-        assert self.ledger.idle == self.idle()
-
-    @invariant()
-    def what_is_free_is_known_in_its_order(self) -> None:
-        ledger = self.ledger
-        assert ledger.free_since(self.now) == [number for number, _ in self.free]
-        for moment in {since for _, since in self.free}:
-            old = [number for number, since in self.free if since <= moment]
-            older = [number for number, since in self.free if since < moment]
-            assert ledger.free_since(moment) == old
-            assert ledger.free_since(moment - 0.1) == older
-        assert ledger.next_free_since() == (self.free[0][1] if self.free else None)
+        assert self.segments.total == sum(self.sizes.values()) <= BOUND
+        for owner in self.owners:
+            mine = {one.number for one in self.sizes if one.owner is owner}
+            assert owner.known == mine
 
     def teardown(self) -> None:
         """All of it can be had again in the end."""
-        for number in self.out:
-            self.ledger.free(number, self.now)
-        last, dropped = self.ledger.add(self.owners[0], BOUND)
-        assert last is not None
-        assert sorted(dropped) == sorted(self.sizes)
-        assert (self.ledger.total, self.ledger.idle) == (BOUND, 0)
-        assert self.ledger.take(self.owners[0], 1) is None
+        for segment in self.out:
+            self.segments.free(segment)
+        coroutine = self.segments.make(self.owners[0], 1_792 * KIB)
+        assert self.loop.run_until_complete(coroutine) is not None
+        self.segments.close()
+        assert self.segments.total == 0
+        self.loop.close()
 
 
-TestSegmentLedger = LedgerMachine.TestCase
+TestSegments = SegmentsMachine.TestCase
 
 
 # Sizes.

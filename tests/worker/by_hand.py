@@ -156,8 +156,11 @@ class Worker:
             max_payload=max_payload,
             concurrency=concurrency,
             **options,
-        ).pack()
-        self.control.sendall(ahead + encode(FrameKind.CONFIG, config))
+        )
+        identity = Identity("by-hand-worker-0", 1, (os.getpid(), "main"), b"", None, ())
+        who = encode(FrameKind.IDENTITY, pickle.dumps(identity))
+        what = encode(FrameKind.CONFIG, pickle.dumps(config))
+        self.control.sendall(who + ahead + what)
 
     def send(self, job: int, function: Callable[..., object], *args: object) -> None:
         self.jobs.sendall(job_frame(job, function, *args))

@@ -7,7 +7,8 @@ import pickle
 import tempfile
 from collections.abc import Iterator
 from contextvars import ContextVar
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 from hypothesis import given, strategies as st
@@ -22,7 +23,7 @@ from asyncpool._wire.page import (
     read_log,
 )
 from asyncpool._worker.api import running
-from asyncpool._worker.chunks import Chunk, ChunkLog
+from asyncpool._worker.chunks import ChunkLog, run_chunk
 
 large = st.integers(min_value=2**63) | st.integers(max_value=-(2**63) - 1)
 number = st.integers() | st.floats(allow_nan=False) | st.booleans() | large
@@ -34,7 +35,7 @@ values = st.one_of(
 
 
 class Page(mmap.mmap):
-    """A worker page, as the pool sees it.
+    """A worker page, as the pool sees it, and the lane of its only job.
 
     Attributes:
         log: As the worker sees it.
@@ -59,11 +60,11 @@ def echo(value: Any) -> Any:
 def run(page: Page, function: Any, items: list[Any]) -> ChunkResult:
     """Run a chunk as the first attempt at job 7."""
     mark = running.set((7, 1, PLAIN, 0.0, None))
+    runner = cast("Any", SimpleNamespace(hook=None, by_job={(7, 1): page}))
     try:
         packed, most = pickle.dumps(function), 1 << 20
-        chunk = Chunk(page.log, packed, items, star=False, named=True, max_payload=most)
-        assert chunk.go_on() is None
-        return chunk.result
+        how: dict[str, Any] = {"star": False, "named": True, "max_payload": most}
+        return cast("ChunkResult", run_chunk(runner, packed, items, **how))
     finally:
         running.reset(mark)
 

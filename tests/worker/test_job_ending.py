@@ -15,7 +15,7 @@ from typing import Any, NoReturn
 import pytest
 from hypothesis import given, strategies as st
 
-from asyncpool import JobCancelled
+from asyncpool import HookError, JobCancelled
 from asyncpool._wire.messages import PLAIN
 from asyncpool._wire.posix import INTERRUPT
 from asyncpool._worker.api import running
@@ -209,28 +209,30 @@ def job() -> Iterator[None]:
 
 
 class Manager:
-    """Notes how it is left, and raises what it is told.
+    """Notes how it is left, and raises what it is told."""
 
-    Attributes:
-        ends: What it was left with.
-    """
-
-    def __init__(self, **errors: BaseException) -> None:
+    def __init__(self, *errors: BaseException) -> None:
         self.ends: list[Any] = []
         self._errors = errors
 
-    def __enter__(self) -> None:
-        if "enter" in self._errors:
-            raise self._errors["enter"]
+    def __enter__(self) -> None: ...
 
     def __exit__(self, kind: object, error: object, traceback: object) -> None:
         self.ends.append(error)
-        if "exit" in self._errors:
-            raise self._errors["exit"]
+        for own in self._errors:
+            raise own
 
 
 def hook_of(manager: Manager) -> Hook:
     return Hook("shop:around", lambda _: manager)
+
+
+def test_a_hook_that_fails_at_its_end_is_not_left_again() -> None:
+    leave = hook_of(manager := Manager(LookupError())).enter()
+    with pytest.raises(HookError):
+        leave(None)
+    leave(LookupError())
+    assert manager.ends == [None]
 
 
 def test_an_item_that_ends_before_its_next_step_leaves_it() -> None:

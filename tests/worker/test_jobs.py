@@ -70,7 +70,7 @@ def test_a_descriptor_that_was_lost_is_told_instead_of_a_hello(
 def test_it_is_who_it_is_told_to_be(hire: Callable[..., Worker]) -> None:
     """However long the configuration is that comes behind that."""
     identity = Identity("images-worker-2", 3, (1, "main"), b"key", "spawn", ("a", "b"))
-    ahead = encode(FrameKind.IDENTITY, identity.pack())
+    ahead = encode(FrameKind.IDENTITY, pickle.dumps(identity))
     worker = hire(partial(len, bytes(3 << 20)), ahead=ahead)
     worker.hello()
     worker.send(1, sharing.told)

@@ -12,11 +12,7 @@ import pytest
 
 from asyncpool import retire_worker
 from tests.helpers import jobs
-from tests.worker.by_hand import (
-    Door,
-    Worker,
-    job_frame,
-)
+from tests.worker.by_hand import Door, Worker, job_frame
 
 WIDTH = 3
 
