@@ -37,11 +37,12 @@ from asyncpool._core.options import (
     changed,
 )
 from asyncpool._dataclass import dataclass, replace
+from asyncpool._engine.deaths import CrashCallback
 from asyncpool._engine.engine import Engine
 from asyncpool._engine.hub import EventStream
 from asyncpool._engine.job import Job, PoolJob
 from asyncpool._engine.lifecycle import SupervisorRunner
-from asyncpool._engine.loop import CrashCallback, shielded
+from asyncpool._engine.loop import shielded
 from asyncpool._engine.machine import (
     DEFAULT_LAUNCHER,
     check_platform,

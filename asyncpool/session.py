@@ -218,9 +218,9 @@ class WorkerSession:
         worker = self._session_worker
         if worker.left:
             raise RuntimeError("the session is over: its context was left")
-        return self._running_supervisor().sessions.call(
-            worker, fn, args, kwargs, options
-        )
+        supervisor = self._running_supervisor()
+        supervisor.sessions.check(worker)
+        return worker.call(supervisor.traffic.submit, fn, args, kwargs, options=options)
 
     def __repr__(self) -> str:
         worker = self._state.session_worker

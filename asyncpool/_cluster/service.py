@@ -10,7 +10,7 @@ import asyncio
 import logging
 import pickle
 import socket
-from collections.abc import Callable, Hashable
+from collections.abc import Hashable
 from dataclasses import dataclass
 from time import monotonic
 from typing import Literal
@@ -117,19 +117,14 @@ class Service:
         return pickle.dumps(self._worker._replace(main=main))
 
     def open_link(
-        self,
-        handle: WorkerHandle,
-        sock: socket.socket,
-        make_channel: Callable[[socket.socket], Channel],
+        self, handle: WorkerHandle, sock: DescriptorSocket, channel: Channel
     ) -> WorkerLink:
         """Return the link to a worker that is being started, with its sockets to listen on.
 
         Raises:
             OSError: If this process lacks the means.
         """
-        keeping = DescriptorSocket(sock)
-        channel = make_channel(keeping)
-        link = WorkerLink(handle.slot, handle.generation, keeping, channel, self)
+        link = WorkerLink(handle.slot, handle.generation, sock, channel, self)
         listeners = self._config.listeners
         if listeners and self._config.spread == "shared" and not self.stopped:
             link.listen(listeners.sockets())

@@ -6,8 +6,9 @@ Nothing here decides anything, and the pool works the same without it.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from itertools import chain
+from dataclasses import field
 
+from asyncpool._dataclass import dataclass
 from asyncpool.enums import JobOutcome
 from asyncpool.errors import ProtocolError
 from asyncpool.events import Via
@@ -101,6 +102,7 @@ MOST_NAMES = 200
 OTHER = "other"
 
 
+@dataclass(slots=True)
 class FunctionFigures:
     """What is counted of one function.
 
@@ -116,28 +118,15 @@ class FunctionFigures:
         items: How many items of maps have an outcome.
     """
 
-    __slots__ = (
-        "items",
-        "name",
-        "ok",
-        "others",
-        "retries",
-        "run",
-        "takeovers",
-        "via",
-        "wait",
-    )
-
-    def __init__(self, name: str, via: Via) -> None:
-        self.name: str = name
-        self.via: Via = via
-        self.run: Durations = Durations()
-        self.wait: Durations = Durations()
-        self.ok: int = 0
-        self.others: dict[JobOutcome, int] = {}
-        self.retries: int = 0
-        self.takeovers: int = 0
-        self.items: int = 0
+    name: str
+    via: Via
+    run: Durations = field(default_factory=Durations)
+    wait: Durations = field(default_factory=Durations)
+    ok: int = 0
+    others: dict[JobOutcome, int] = field(default_factory=dict)
+    retries: int = 0
+    takeovers: int = 0
+    items: int = 0
 
     def ended(self, outcome: JobOutcome) -> None:
         """Count a job that has ended otherwise than by returning."""
@@ -168,19 +157,23 @@ class FunctionTotals:
     def __init__(self, most: int = MOST_NAMES) -> None:
         self._most = most
         self._known: dict[tuple[str, Via], FunctionFigures] = {}
-        self._others: dict[Via, FunctionFigures] = {}
 
     def of(self, name: str, via: Via) -> FunctionFigures:
         """Return the figures of the function that is called *name*, in this way."""
         found = self._known.get((name, via))
+        if found is None and len(self._known) >= self._most:
+            name = OTHER
+            found = self._known.get((name, via))
         if found is None:
-            if len(self._known) >= self._most:
-                return self._others.setdefault(via, FunctionFigures(OTHER, via))
             found = self._known[name, via] = FunctionFigures(name, via)
         return found
 
+    def count(self, outcome: JobOutcome) -> int:
+        """Return how many jobs of all of them have ended so, otherwise than by returning."""
+        return sum(each.others.get(outcome, 0) for each in self)
+
     def __iter__(self) -> Iterator[FunctionFigures]:
-        return chain(self._known.values(), self._others.values())
+        return iter(self._known.values())
 
     def stats(self) -> tuple[FunctionStats, ...]:
         """Return the figures of each, and of all others, as far as a job has ended."""
@@ -195,12 +188,9 @@ class FunctionTotals:
 # The classes of responses, by the first digit of their status; the first one is for what is none.
 CLASSES = ("other", "1xx", "2xx", "3xx", "4xx", "5xx")
 
-# The numbers at the beginning of a report.
-_COUNTERS = (
-    *("open", "open_websockets", "busy"),
-    *("cut", "refused", "timed_out", "websockets"),
-)
+# The numbers at the beginning of a report; the last ones only grow.
 _GROWING = ("cut", "refused", "timed_out", "websockets")
+_COUNTERS = ("open", "open_websockets", "busy", *_GROWING)
 
 
 class RequestFigures:
@@ -222,13 +212,8 @@ class RequestFigures:
     __slots__ = (*_COUNTERS, "ended", "lag", "responses")
 
     def __init__(self) -> None:
-        self.open: int = 0
-        self.open_websockets: int = 0
-        self.busy: int = 0
-        self.cut: int = 0
-        self.refused: int = 0
-        self.timed_out: int = 0
-        self.websockets: int = 0
+        self.open = self.open_websockets = self.busy = 0
+        self.cut = self.refused = self.timed_out = self.websockets = 0
         self.responses: list[Durations] = [Durations() for _ in CLASSES]
         self.lag: Durations = Durations()
         self.ended: bool = False

@@ -67,12 +67,9 @@ class Admission:
         """
         if self._core.closing.finish is not None:
             raise PoolClosedError
-        is_broken = self._core.broken is not None
-        if (
-            is_broken
-            and self._core.lifecycle.retry_in(self._engine.loop.time()) is None
-        ):
-            raise broken_errors(self._engine)(None)
+        error = broken_errors(self._engine)(None)
+        if self._core.broken is not None and error.retry_after is None:
+            raise error
 
     def check(self, options: JobOptions) -> None:
         """Check that the pool takes a job with these options.
@@ -186,7 +183,8 @@ def describe_waiting(
     if jobs:
         in_queue = f", {min(queued, jobs)} of them in the queue" if queued else ""
         oldest = "" if names.total() == jobs else f"of the oldest {names.total()}: "
-        parts.append(f"{_count(jobs)}{in_queue} ({oldest}{list_functions(names)})")
+        count = "1 job" if jobs == 1 else f"{jobs} jobs"
+        parts.append(f"{count}{in_queue} ({oldest}{list_functions(names)})")
     parts += holds[:_MOST]
     if len(holds) > _MOST:
         parts.append(f"{len(holds) - _MOST} more maps and sessions")
@@ -198,10 +196,6 @@ def list_functions(names: Counter[str]) -> str:
     parts = [f"{count} x {name}" for name, count in names.most_common(_MOST)]
     others = names.total() - sum(count for _, count in names.most_common(_MOST))
     return ", ".join([*parts, f"{others} of others"] if others else parts) or "none"
-
-
-def _count(jobs: int) -> str:
-    return "1 job" if jobs == 1 else f"{jobs} jobs"
 
 
 _LOGGER = logging.getLogger("asyncpool")

@@ -257,7 +257,11 @@ class Channel:
                 piece = b"".join(small)
             try:
                 if type(piece) is _WithDescriptor:
-                    sent = self._send_descriptor(piece)
+                    # The kernel sends the descriptor with the first byte: if it took any, it took
+                    # both.
+                    sent = socket.send_fds(self._socket, [piece], [piece.fd])
+                    if piece.owned:
+                        os.close(piece.fd)
                 else:
                     sent = self._socket.send(piece)
             except OSError as error:
@@ -277,13 +281,6 @@ class Channel:
             self._loop.add_writer(self._fd, self._send_more)
         elif self._half_closed:
             self.half_close()
-
-    def _send_descriptor(self, piece: _WithDescriptor) -> int:
-        # The kernel sends the descriptor with the first byte: if it took any, it took both.
-        sent = socket.send_fds(self._socket, [piece], [piece.fd])
-        if piece.owned:
-            os.close(piece.fd)
-        return sent
 
     def _is_blocked_by(self, error: OSError) -> bool:
         """Tell whether the loop says when the socket takes more, after this error."""

@@ -1,13 +1,21 @@
-"""What the end of a worker requires: find out what it died of, judge its jobs, report, go on."""
+"""What the end of a worker requires: find out what it died of, judge its jobs, report, go on.
+
+No logger or callback of the user's can hurt the pool.
+"""
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import inspect
+import logging
 import random
 import signal
-from collections.abc import Iterable, Sequence
+from collections.abc import Awaitable, Callable, Generator, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from asyncpool import events
+from asyncpool._core import log_messages as say
 from asyncpool._core.lifecycle import Aftermath
 from asyncpool._core.options import costs_attempt
 from asyncpool._core.slots import (
@@ -19,7 +27,6 @@ from asyncpool._core.slots import (
 )
 from asyncpool._dataclass import replace
 from asyncpool._engine.job import Chunk, PoolJob, StreamJob
-from asyncpool._engine.loop import Reporter
 from asyncpool._engine.machine import OomKills
 from asyncpool._engine.registry import crash_error, delivery_of, overdue, stacks_of
 from asyncpool._engine.worker import WorkerHandle
@@ -29,6 +36,14 @@ from asyncpool.events import Crash
 
 if TYPE_CHECKING:
     from asyncpool._engine.engine import Engine
+
+CrashCallback = Callable[[Crash], object] | Callable[[Crash], Awaitable[object]]
+
+_LOGGER = logging.getLogger("asyncpool")
+
+# Seconds that async callbacks have to return after the last worker has ended.  After that they
+# are cancelled, and have as long again to end.
+_CALLBACK_GRACE = 1.0
 
 
 # Decide which deaths of workers the kernel caused because memory ran out.
@@ -114,7 +129,12 @@ def judge(
     # but it cannot have begun a large call that was still on its way.
     suspects = not slot.exit_planned and not handle.outbox.loading
     for job in jobs:
-        delivery = _delivery_despite_lies(job, handle, slot)
+        delivery = delivery_of(job, handle)
+        # A worker that broke the protocol may have erased its page, so that its jobs run twice.
+        # If it had the job before that, and it was the job's turn, then the job has begun.
+        had_before = job.frame_end <= handle.taken_in_trust
+        if delivery is Delivery.SENT and had_before and slot.in_flight.runs(job.id):
+            delivery = Delivery.STARTED
         policy, returned = job.attempt_policy, job.times_returned
         blamed = delivery is Delivery.STARTED
         if not blamed and suspects:
@@ -139,18 +159,6 @@ def judge(
     return losses
 
 
-def _delivery_despite_lies(
-    job: PoolJob[Any], handle: WorkerHandle, slot: Slot
-) -> Delivery:
-    delivery = delivery_of(job, handle)
-    # A worker that broke the protocol may have erased its page, so that its jobs run twice.  If
-    # it had the job before that, and it was the job's turn, then the job has begun.
-    had_before = job.frame_end <= handle.taken_in_trust
-    if delivery is Delivery.SENT and had_before and slot.in_flight.runs(job.id):
-        return Delivery.STARTED
-    return delivery
-
-
 class Deaths:
     """Does what the end of a worker requires: for its jobs, its slot, the log and listeners.
 
@@ -160,19 +168,28 @@ class Deaths:
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
-        config = engine.config
         self._kills = OomKills()
         count = self._kills.count()
         self._ledger = None if count is None else OomLedger(count)
-        self._reporter = Reporter(engine.loop, config.name, config.on_crash, engine.log)
+        # Not a task group: a callback that never returns would keep the pool from closing.
+        self._callbacks: set[asyncio.Task[None]] = set()
 
     async def finish(self) -> None:
-        """Wait for the callbacks that report crashes; see :meth:`Reporter.finish`.
+        """Wait for async callbacks of crashes, and cancel those that do not return.
 
         Cancellation:
-                Safe: the callbacks go on.
+            Safe: the callbacks go on.
         """
-        await self._reporter.finish()
+        late = self._callbacks
+        if late:
+            _, late = await asyncio.wait(late, timeout=_CALLBACK_GRACE)
+        for task in late:
+            task.cancel()
+        if late:
+            _, late = await asyncio.wait(late, timeout=_CALLBACK_GRACE)
+        if late:
+            extra = {"pool": self._engine.config.name, "callbacks": len(late)}
+            say.ON_CRASH_IS_SLOW.log(_LOGGER, extra)
 
     def ended(self, handle: WorkerHandle) -> None:
         """Handle the end of a worker: the one place where its jobs and its slot hear of it."""
@@ -249,9 +266,11 @@ class Deaths:
         # 8. The next worker starts before a log handler, a callback or a future hears of this end:
         # those take half a millisecond and more.
         engine.act()
-        # 9. The callbacks.
+        # 9. The log, and the callback.  Not at once: it may submit, cancel or close, and the
+        # supervisor is in the middle of a decision.  But still before the callbacks of the jobs.
         if crashed:
-            self._reporter.report(crash, handle.late_stacks, handle.take_report())
+            told = crash, handle.late_stacks, handle.take_report()
+            engine.loop.call_soon(self._tell_crash, *told)
         else:
             handle.release_report()
         # 10. The jobs that are not tried again, unless their end came with the effects.
@@ -346,6 +365,40 @@ class Deaths:
 
     # Who is told of it.
 
+    def _tell_crash(self, crash: Crash, stack: str, report: str) -> None:
+        """Log a crash and call the callback.
+
+        Args:
+            crash: The crash.
+            stack: The stacks of a worker that was killed since it had not ended in time.
+            report: What the interpreter has said of its own fatal error.
+        """
+        self._engine.log.crashed(crash, stack, report)
+        callback = self._engine.config.on_crash
+        if callback is None:
+            return
+        with self._its_errors_logged(crash):
+            result = callback(crash)
+            if inspect.isawaitable(result):
+                task = self._engine.loop.create_task(
+                    self._await(result, crash), name="asyncpool on_crash"
+                )
+                self._callbacks.add(task)
+                task.add_done_callback(self._callbacks.discard)
+
+    async def _await(self, result: Awaitable[object], crash: Crash) -> None:
+        with self._its_errors_logged(crash):
+            await result
+
+    @contextlib.contextmanager
+    def _its_errors_logged(self, crash: Crash) -> Generator[None]:
+        try:
+            yield
+        except Exception as error:  # noqa: BLE001 - it is the user's code
+            pool = self._engine.config.name
+            extra = {"pool": pool, "slot": crash.slot, "pid": crash.pid}
+            say.ON_CRASH_FAILED.log(_LOGGER, extra, error=error)
+
     def _take_off(self, loss: Loss, handle: WorkerHandle, slot: Slot) -> None:
         """Note that a job is with no worker any more, since its worker has died."""
         job, registry = loss.job, self._engine.registry
@@ -403,18 +456,14 @@ def _was_killed(handle: WorkerHandle) -> bool:
 
 
 def _note(loss: Loss, crash: Crash) -> None:
-    if loss.error is None:
-        loss.job.crashes += (crash_of_job(loss.job, crash),)
-
-
-def crash_of_job(job: PoolJob[object], crash: Crash) -> Crash:
-    """Return the crash report as *job* shows it, which has lost an attempt by it."""
-    first = crash.job_id
-    if first is None or first == job.id or not crash.concurrent_jobs:
-        return crash
-    all_jobs = (first, *crash.concurrent_jobs)
-    beside = tuple(number for number in all_jobs if number != job.id)
-    return with_job(job, crash, beside)
+    """Note in a job that *crash* has cost it an attempt; it shows the crash as its own."""
+    job, beside = loss.job, crash.concurrent_jobs
+    if loss.error is not None:
+        return
+    if beside and crash.job_id is not None and crash.job_id != job.id:
+        others = tuple(it for it in (crash.job_id, *beside) if it != job.id)
+        crash = with_job(job, crash, others)
+    job.crashes += (crash,)
 
 
 def with_job(job: PoolJob[object], crash: Crash, beside: tuple[int, ...]) -> Crash:

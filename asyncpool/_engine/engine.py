@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from threading import get_ident
 from time import monotonic
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from asyncpool import events
 from asyncpool._core import log_messages as say
@@ -36,7 +36,6 @@ from asyncpool._engine.options import SupervisorConfig
 from asyncpool._engine.output import WorkerLogs, explicit_levels
 from asyncpool._engine.registry import (
     JobRegistry,
-    JobWatch,
     broken_errors,
     closed_error,
     expire,
@@ -49,20 +48,10 @@ from asyncpool._engine.stats import pool_stats
 from asyncpool._engine.timers import Heartbeats, JobTimers, Pings, StallWatch
 from asyncpool._engine.traffic import Traffic
 from asyncpool._engine.worker import WorkerHandle
-from asyncpool._wire.frames import Frame
-from asyncpool._wire.messages import WorkerConfig
-from asyncpool.errors import (
-    PoolBrokenError,
-    PoolClosedError,
-    ProtocolError,
-)
+from asyncpool._wire.frames import Frame, FrameKind
+from asyncpool.errors import PoolBrokenError, PoolClosedError, ProtocolError
 from asyncpool.events import Crash
 from asyncpool.stats import PoolStats
-
-if TYPE_CHECKING:  # few pools have a sandbox
-    from asyncpool._sandbox.confinement import Confinement
-    from asyncpool._sandbox.places import Places
-
 
 # How many jobs fail in one turn of the loop.  Each takes some microseconds, and a queue may have a
 # million of them.
@@ -172,10 +161,9 @@ class PoolStatus:
 
     def worker_ready(self) -> None:
         """Note that a worker is ready."""
-        if self._engine.config.wait_for_all:
-            self.check_all_ready()
-        elif not self.ready.done():
+        if not (self.ready.done() or self._engine.config.wait_for_all):
             self.ready.set_result(None)
+        self.check_all_ready()
 
     def check_all_ready(self) -> None:
         """End the wait for all workers, if they are ready, or if some have failed to start."""
@@ -185,22 +173,17 @@ class PoolStatus:
         if core.minimum_ready:
             self.ready.set_result(None)
         elif core.failure is not None:
-            reason = f"{core.failure}, and not all workers are ready"
-            crashes = tuple(self._engine.crashes)
-            self._fail_waiters(
-                PoolBrokenError(reason=reason, crashes=crashes, retry_after=None)
-            )
+            self._give_up(f"{core.failure}, and not all workers are ready")
 
-    def note_broken(self, error: PoolBrokenError) -> None:
+    def note_broken(self, reason: str) -> None:
         """Note that the pool is broken; for good, if it was never ready."""
-        if error.retry_after is not None and not self.ready.done():
-            error = PoolBrokenError(
-                reason=error.reason, crashes=error.crashes, retry_after=None
-            )
-        self._engine.log.broken(error.reason, error.retry_after)
-        self._engine.hub.publish(events.Broken(error.reason, error.crashes))
-        if error.retry_after is None:
-            self._fail_waiters(error)
+        engine, retry_after = self._engine, None
+        if self.ready.done():
+            retry_after = engine.core.lifecycle.retry_in(engine.loop.time())
+        engine.log.broken(reason, retry_after)
+        engine.hub.publish(events.Broken(reason, tuple(engine.crashes)))
+        if retry_after is None:
+            self._give_up(reason)
 
     def note_recovered(self, slot: int) -> None:
         """Note that starts succeed again, since the worker in *slot* is ready."""
@@ -211,10 +194,7 @@ class PoolStatus:
         """Note that the supervisor has failed; return the error for open jobs."""
         self._engine.log.now(say.SUPERVISOR_FAILED, {"error": error})
         text = f"the supervisor failed: {error!r}"
-        crashes = tuple(self._engine.crashes)
-        self._fail_waiters(
-            PoolBrokenError(reason=text, crashes=crashes, retry_after=None)
-        )
+        self._give_up(text)
         return PoolClosedError(text)
 
     def note_ended(self) -> None:
@@ -223,7 +203,9 @@ class PoolStatus:
             if not future.done():
                 future.set_result(None)
 
-    def _fail_waiters(self, error: PoolBrokenError) -> None:
+    def _give_up(self, reason: str) -> None:
+        crashes = tuple(self._engine.crashes)
+        error = PoolBrokenError(reason=reason, crashes=crashes, retry_after=None)
         for future in (self.ready, self.outcome):
             fail_quietly(future, error)
 
@@ -285,7 +267,11 @@ class Engine:
     is_remote = False
 
     def __init__(self, config: SupervisorConfig, hub: PoolHub) -> None:
-        loop, worker = asyncio.get_running_loop(), _first_config(config)
+        loop = asyncio.get_running_loop()
+        levels, disabled = explicit_levels()
+        worker = config.worker._replace(
+            levels=levels, disabled=disabled, preload=config.preload
+        )
         self.loop, self.thread, self.config, self.hub = loop, get_ident(), config, hub
         self.core = _core_of(config)
         self.concurrency = config.worker.concurrency
@@ -293,7 +279,7 @@ class Engine:
         self.fresh = config.fresh
         self.counts_jobs = config.worker_limits.max_jobs is not None
         self.log = LifeLog(loop, config)
-        self.registry = JobRegistry(JobWatch(hub))
+        self.registry = JobRegistry(hub)
         self.leases, self.figures = self.registry.leases, self.registry.figures
         self.handles: dict[int, WorkerHandle] = {}
         self.crashes: deque[Crash] = deque(maxlen=_CRASHES_KEPT)
@@ -330,7 +316,11 @@ class Engine:
             variables=() if env is None else env.common,
             imports=config.launcher_imports,
         )
-        self.places = None if sandbox is None else _places(sandbox, self.threads)
+        self.places: Places | None = None
+        if sandbox is not None:
+            from asyncpool._sandbox.places import Places  # noqa: PLC0415 - few have one
+
+            self.places = Places(sandbox, self.threads)
         self.worker_logs = WorkerLogs(loop, config.name)
         self.buffer = memoryview(bytearray(READ_SIZE))
         self._deaths = Deaths(self)
@@ -401,13 +391,11 @@ class Engine:
 
     def _stop(self, reason: PoolClosedError) -> None:
         self._alarm.cancel()
-        for part in (self.traffic, self.timers, self.stalls, self.heartbeats):
-            part.stop()
         self.loop_lag.alarm.cancel()
-        self.replacement.stop()
-        self.profiles.stop()
-        if self._pings is not None:
-            self._pings.stop()
+        parts = self.traffic, self.timers, self.stalls, self.heartbeats, self._pings
+        for part in (*parts, self.replacement, self.profiles):
+            if part is not None:
+                part.stop()
         self.core.closing.abandon()
         self.traffic.look()
         self.sessions.refuse()
@@ -446,17 +434,9 @@ class Engine:
 
     # What workers say.
 
-    # Their life.
-
-    def config_for(self, handle: WorkerHandle) -> bytes:
-        """Return what a worker is told that is being started, packed."""
-        if self.serving is not None:
-            return self.serving.config(handle)
-        return self.broadcasts.config()
-
     def on_spawned(self, handle: WorkerHandle) -> None:
         """Count a worker that has a process, and tell the listeners."""
-        self.registry.figures.spawned += 1
+        self.figures.spawned += 1
         self._deaths.look(self.loop.time())
         assert handle.pid is not None
         self.hub.publish(events.Spawned(handle.slot, handle.generation, handle.pid))
@@ -467,7 +447,7 @@ class Engine:
         assert handle.pid is not None
         with self.turn as now:
             took = now - handle.began_at
-            self.registry.figures.starts.note(took)
+            self.figures.starts.note(took)
             handle.since = monotonic()
             self.hub.publish(
                 events.Ready(handle.slot, handle.generation, handle.pid, took)
@@ -551,7 +531,7 @@ class Engine:
             "resized": self.replacement.resized,
             "roll_ended": self.replacement.rolled,
             "left_empty": lambda *_: self.replacement.check_size(),
-            "broken": lambda *_: self.status.note_broken(broken_errors(self)(None)),
+            "broken": self.status.note_broken,
             "recovered": self.status.note_recovered,
             "finished": self._finished.set,
         }
@@ -562,7 +542,7 @@ class Engine:
         """Fail jobs: some at once, and if there are more, some in each turn of the loop."""
         jobs = deque(self.registry.jobs[number] for number in numbers)
         errors: dict[str, Callable[[PoolJob[Any]], Exception]] = {
-            "closed": lambda job: closed_error(job, self._worker_of(job)),
+            "closed": lambda job: closed_error(job, self.handles),
             "broken": broken_errors(self),
             "expired": lambda job: expire(job, self.loop.time()),
         }
@@ -581,13 +561,10 @@ class Engine:
         if jobs:
             self.tasks.create_task(fail_rest(), name="asyncpool: fail queued jobs")
 
-    def _worker_of(self, job: PoolJob[Any]) -> WorkerHandle | None:
-        return None if job.slot is None else self.handles[job.slot]
-
     def _write_stacks(self, slot: int, number: int | None) -> None:
         job = self.registry.jobs.get(number or 0)
         attempt = 0 if job is None else job.attempt
-        self.handles[slot].ask_for_stacks(number or 0, attempt)
+        self.handles[slot].ask(FrameKind.STACKS, b"", number or 0, attempt)
 
     def _parked(self, slot: int, reason: str, probe_in: float | None) -> None:
         if self.status.cannot_start:
@@ -712,14 +689,6 @@ class Engine:
         return self.registry.summary(self.core.lifecycle.kills)
 
 
-def _first_config(config: SupervisorConfig) -> WorkerConfig:
-    """Return the configuration of workers that are started before any broadcast."""
-    levels, disabled = explicit_levels()
-    return config.worker._replace(
-        levels=levels, disabled=disabled, preload=config.preload
-    )
-
-
 def _core_of(config: SupervisorConfig) -> Core:
     """Return the core of a pool with these options."""
     return Core(
@@ -735,9 +704,3 @@ def _core_of(config: SupervisorConfig) -> Core:
         end_grace=config.end_grace,
         serving=config.serving is not None,
     )
-
-
-def _places(confinement: Confinement, threads: Threads) -> Places:
-    from asyncpool._sandbox.places import Places  # noqa: PLC0415 - few have a sandbox
-
-    return Places(confinement, threads)

@@ -50,9 +50,10 @@ class Holder(asyncio.Future[None]):
     Attributes:
         job: The job, once there is one.
         until: When the lease lapses, on the loop's clock, if that is known.
+        slot: The slot of the worker that still has the job, once that is settled.
     """
 
-    __slots__ = ("_tell", "job", "until")
+    __slots__ = ("_tell", "job", "slot", "until")
 
     job: PoolJob[Any] | None
 
@@ -60,6 +61,7 @@ class Holder(asyncio.Future[None]):
         super().__init__(loop=asyncio.get_running_loop())
         self.job = None
         self.until: float | None = None
+        self.slot: int | None = None
         self._tell = tell
 
     def cancel(self, msg: Any | None = None) -> bool:
@@ -150,12 +152,9 @@ class HeartbeatLog:
     __slots__ = ("_number", "at", "attempt", "details", "heard", "news")
 
     def __init__(self, job: asyncio.Future[Any]) -> None:
-        self.attempt: int = 0
-        self.heard: int = 0
-        self._number = 0
-        self.at: float = 0.0
-        self.details: bytes = b""
-        self.news: asyncio.Event = asyncio.Event()
+        self.attempt = self.heard = self._number = 0
+        self.at, self.details = 0.0, b""
+        self.news = asyncio.Event()
         job.add_done_callback(self._tell)
 
     def add(self, beat: Beat, now: float) -> None:
@@ -179,20 +178,10 @@ class Progress:
 
     Args:
         job: The job.
-        heartbeat_log: Its newest heartbeat.
-        load: Loads the details.
     """
 
-    def __init__(
-        self,
-        job: asyncio.Future[Any],
-        heartbeat_log: HeartbeatLog,
-        load: Callable[[bytes], Any],
-    ) -> None:
-        self._job = job
-        self._pulse = heartbeat_log
-        self._load = load
-        self._seen = 0
+    def __init__(self, job: PoolJob[Any]) -> None:
+        self._job, self._log, self._seen = job, job.listen(), 0
 
     def __aiter__(self) -> Self:
         return self
@@ -208,13 +197,13 @@ class Progress:
             Safe: nothing is lost.
         """
         check_home(self._job.get_loop(), "the progress of a job")
-        heartbeat_log = self._pulse
-        while self._seen == heartbeat_log.heard:
+        log = self._log
+        while self._seen == log.heard:
             if self._job.done():
                 raise StopAsyncIteration
-            await heartbeat_log.news.wait()
-        self._seen = heartbeat_log.heard
-        return self._load(heartbeat_log.details)
+            await log.news.wait()
+        self._seen = log.heard
+        return self._job.function.serializer.load_details(log.details)
 
 
 R = TypeVar("R")
@@ -303,8 +292,7 @@ class Job(asyncio.Future[R], Generic[R]):
             RuntimeError: Outside the pool's event loop, here and in the iteration.
         """
         self._check_home()
-        load = self._pooled.function.serializer.load_details
-        return Progress(self, self._pooled.listen(), load)
+        return Progress(self._pooled)
 
     async def stack(self) -> str:
         """Return the Python stack of the running job, the innermost call first.
@@ -532,17 +520,6 @@ class StreamJob(PoolJob[Any]):
     Attributes:
         credit: How many items the worker may send in all, in this attempt.
     """
-
-    __slots__ = (
-        "_first",
-        "_heard_at",
-        "_items",
-        "_news",
-        "_prefetch",
-        "_received",
-        "_taken",
-        "credit",
-    )
 
     def __init__(
         self, number: int, function: Function, options: JobOptions, *args: Any

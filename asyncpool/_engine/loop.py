@@ -1,6 +1,4 @@
-"""The event loop of a pool: one timer, callbacks of the user's, and threads for what would hold it up.
-
-No logger or callback of the user's can hurt the pool.
+"""The event loop of a pool: timers, waits, and threads for what would hold it up.
 
 Copying releases the GIL, so the loop hardly notices it.  Pickling holds the GIL, and takes a
 second for 100 MB of many small objects.  So pickling lets other threads run every millisecond
@@ -13,23 +11,15 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import inspect
-import logging
 import math
 import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from functools import partial
 from queue import SimpleQueue
-from typing import TYPE_CHECKING, Any, NamedTuple, ParamSpec, TypeVar, TypeVarTuple
-
-from asyncpool._core import log_messages as say
-from asyncpool.events import Crash
-
-if TYPE_CHECKING:
-    from asyncpool._engine.life_log import LifeLog
+from typing import Any, NamedTuple, ParamSpec, TypeVar, TypeVarTuple
 
 
 class Alarm:
@@ -93,94 +83,6 @@ class Alarm:
         self._callback(max(self.due, self._loop.time()))
 
 
-CrashCallback = Callable[[Crash], object] | Callable[[Crash], Awaitable[object]]
-
-_LOGGER = logging.getLogger("asyncpool")
-
-# Seconds that async callbacks have to return after the last worker has ended.  After that they
-# are cancelled, and have as long again to end.
-_CALLBACK_GRACE = 1.0
-
-
-class Reporter:
-    """Reports crashes to the log, and to a callback, which may be sync or async.
-
-    Args:
-        loop: The pool's loop.
-        pool: The pool's name.
-        callback: What to call, or ``None``.
-        log: Logs them.
-    """
-
-    def __init__(
-        self,
-        loop: asyncio.AbstractEventLoop,
-        pool: str,
-        callback: CrashCallback | None,
-        log: LifeLog,
-    ) -> None:
-        self._loop = loop
-        self._pool = pool
-        self._callback = callback
-        self._log = log
-        # Not a task group: a callback that never returns would keep the pool from closing.
-        self._tasks: set[asyncio.Task[None]] = set()
-
-    def report(self, crash: Crash, stack: str, report: str) -> None:
-        """Log the crash and call the callback, in the next turn of the loop.
-
-        Args:
-            crash: The crash.
-            stack: The stacks of a worker that was killed since it had not ended in time.
-            report: What the interpreter has said of its own fatal error.
-        """
-        # Not at once: the callback may submit, cancel or close, and the supervisor is in the
-        # middle of a decision.  But still before the callbacks of the jobs.
-        self._loop.call_soon(self._tell, crash, stack, report)
-
-    async def finish(self) -> None:
-        """Wait for async callbacks, and cancel those that do not return.
-
-        Cancellation:
-            Safe: the callbacks go on.
-        """
-        late = self._tasks
-        if late:
-            _, late = await asyncio.wait(late, timeout=_CALLBACK_GRACE)
-        for task in late:
-            task.cancel()
-        if late:
-            _, late = await asyncio.wait(late, timeout=_CALLBACK_GRACE)
-        if late:
-            extra = {"pool": self._pool, "callbacks": len(late)}
-            say.ON_CRASH_IS_SLOW.log(_LOGGER, extra)
-
-    def _tell(self, crash: Crash, stack: str, report: str) -> None:
-        self._log.crashed(crash, stack, report)
-        if self._callback is None:
-            return
-        try:
-            result = self._callback(crash)
-            if inspect.isawaitable(result):
-                task = self._loop.create_task(
-                    self._await(result, crash), name="asyncpool on_crash"
-                )
-                self._tasks.add(task)
-                task.add_done_callback(self._tasks.discard)
-        except Exception as error:  # noqa: BLE001 - it is the user's code
-            self._tell_failed(error, crash)
-
-    async def _await(self, result: Awaitable[object], crash: Crash) -> None:
-        try:
-            await result
-        except Exception as error:  # noqa: BLE001 - it is the user's code
-            self._tell_failed(error, crash)
-
-    def _tell_failed(self, error: Exception, crash: Crash) -> None:
-        extra = {"pool": self._pool, "slot": crash.slot, "pid": crash.pid}
-        say.ON_CRASH_FAILED.log(_LOGGER, extra, error=error)
-
-
 def elsewhere(what: str) -> RuntimeError:
     """Return the error for using *what* in another event loop than its own."""
     return RuntimeError(
@@ -217,14 +119,10 @@ async def shielded(future: asyncio.Future[R]) -> R:
         try:
             await asyncio.wait((future,))
         except asyncio.CancelledError:
-            future.add_done_callback(_ignore)
+            # Marks what may come as retrieved.
+            future.add_done_callback(lambda it: it.cancelled() or it.exception())
             raise
     return future.result()
-
-
-def _ignore(future: asyncio.Future[Any]) -> None:
-    if not future.cancelled():
-        future.exception()  # marks it as retrieved
 
 
 def anyio_shield() -> contextlib.AbstractContextManager[object]:
@@ -337,10 +235,8 @@ class Threads:
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._copiers = _ThreadPool(loop, "asyncpool-copy", most=_COPIERS)
-        self._picklers = _ThreadPool(
-            loop, "asyncpool-pickle", most=_PICKLERS, apart=_LONG
-        )
+        self._copiers = _ThreadPool(loop, "copy", most=_COPIERS, apart=0.0)
+        self._picklers = _ThreadPool(loop, "pickle", most=_PICKLERS, apart=_LONG)
 
     def copy(
         self, function: Callable[P, R], *args: P.args, **kwargs: P.kwargs
@@ -407,7 +303,7 @@ class _ThreadPool:
 
     Args:
         loop: The pool's loop.
-        name: The name of its threads.
+        name: What its threads do.
         most: How many calls may be made at once.
         apart: How many seconds a call must have lasted before the next one begins beside it.
 
@@ -416,12 +312,7 @@ class _ThreadPool:
     """
 
     def __init__(
-        self,
-        loop: asyncio.AbstractEventLoop,
-        name: str,
-        *,
-        most: int,
-        apart: float = 0.0,
+        self, loop: asyncio.AbstractEventLoop, name: str, *, most: int, apart: float
     ) -> None:
         self._loop = loop
         self._name = name
@@ -430,7 +321,7 @@ class _ThreadPool:
         self._waiting: deque[_Call] = deque()
         self._made: list[_Call] = []
         # When the last call has lasted long enough for the next one to begin.
-        self._until = Alarm(loop, self._wait_no_longer)
+        self._until = Alarm(loop, lambda _: self._go_on())
         self._threads: list[threading.Thread] = []
         self._calls: SimpleQueue[_Call | None] = SimpleQueue()
         self.running: set[asyncio.Future[None]] = set()
@@ -465,11 +356,15 @@ class _ThreadPool:
                 self._calls.get()
                 self._settle(call, *_outcome_of(call.function))
 
-    def _wait_no_longer(self, _: float) -> None:
-        self._go_on()
-
     def _settle(self, call: _Call, value: Any, error: BaseException | None) -> None:
-        _answer(call.answer, value, error)
+        if call.answer.done():
+            pass  # the caller has cancelled it
+        elif error is None:
+            call.answer.set_result(value)
+        elif isinstance(error, StopIteration):  # a future does not accept that
+            call.answer.set_exception(RuntimeError(f"it raised {error!r}"))
+        else:
+            call.answer.set_exception(error)
         if not call.ended.done():
             call.ended.set_result(None)
         if call is self._made[-1]:
@@ -499,7 +394,7 @@ class _ThreadPool:
             self._threads.pop().join()  # it only has to wake up
 
     def _start_one(self) -> None:
-        name = f"{self._name}_{len(self._threads)}"
+        name = f"asyncpool-{self._name}_{len(self._threads)}"
         thread = threading.Thread(target=self._work, name=name, daemon=True)
         with contextlib.suppress(RuntimeError):  # the system may allow no more threads
             thread.start()
@@ -518,16 +413,3 @@ def _outcome_of(function: Callable[[], Any]) -> tuple[Any, BaseException | None]
         return function(), None
     except BaseException as error:  # noqa: BLE001 - it is the caller's
         return None, error
-
-
-def _answer(
-    answer: asyncio.Future[Any], value: Any, error: BaseException | None
-) -> None:
-    if answer.done():
-        pass  # the caller has cancelled it
-    elif error is None:
-        answer.set_result(value)
-    elif isinstance(error, StopIteration):  # a future does not accept that
-        answer.set_exception(RuntimeError(f"it raised {error!r}"))
-    else:
-        answer.set_exception(error)

@@ -26,7 +26,6 @@ from asyncpool._core.options import (
 )
 from asyncpool._dataclass import dataclass
 from asyncpool._engine.interpreter import main_script
-from asyncpool._engine.loop import CrashCallback
 from asyncpool._engine.machine import (
     check_limits,
     check_loop,
@@ -44,6 +43,7 @@ if TYPE_CHECKING:
     from asyncpool import sandbox
     from asyncpool._core import data_only
     from asyncpool._engine import handover, propagation
+    from asyncpool._engine.deaths import CrashCallback
     from asyncpool._engine.engine import Engine
     from asyncpool._engine.worker import Serving
     from asyncpool._sandbox import confinement

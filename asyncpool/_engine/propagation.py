@@ -77,8 +77,8 @@ def _resolve(variable: object) -> tuple[str, ContextVar[Any]]:
 def _import(name: str) -> ContextVar[Any]:
     checks.function("propagate", name, named="takes names such as")
     module, _, attribute = name.partition(":")
-    if module == "__main__" and not _is_imported(attribute):
-        raise ValueError(_not_in_main(attribute))
+    if module == "__main__":
+        _check_imported(attribute, attribute)
     try:
         variable = getattr(importlib.import_module(module), attribute)
     except (ImportError, AttributeError) as error:
@@ -108,20 +108,20 @@ def _find_name(variable: ContextVar[Any]) -> str:
     if elsewhere:
         return min(elsewhere)[1]
     name = min(found)[1].partition(":")[2]
-    if not _is_imported(name):
-        raise ValueError(_not_in_main(variable.name))
+    _check_imported(name, variable.name)
     return f"__main__:{name}"
 
 
-def _is_imported(name: str) -> bool:
-    """Return whether workers have a global of this name too, since they import the script."""
+def _check_imported(attribute: str, name: str) -> None:
+    """Check that workers have this global of the script too, since they import it.
+
+    Raises:
+        ValueError: If they do not; it calls the variable by its *name*.
+    """
     script = scripts.script()
-    return script is not None and name in script.importable
-
-
-def _not_in_main(name: str) -> str:
-    return (
-        f"propagate: context variable {name!r} lives in __main__, where workers cannot "
-        "find it: define it in a module that they can import, or give the script an "
-        "`if __name__ == '__main__':` guard"
-    )
+    if script is None or attribute not in script.importable:
+        raise ValueError(
+            f"propagate: context variable {name!r} lives in __main__, where workers cannot "
+            "find it: define it in a module that they can import, or give the script an "
+            "`if __name__ == '__main__':` guard"
+        )

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import pickle
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from functools import partial
 from time import monotonic
 from typing import TYPE_CHECKING, Any
@@ -216,8 +216,6 @@ class PoolFigures:
     Attributes:
         functions: The jobs that have ended, by function.
         refused: Calls that the pool did not take.
-        timeouts: Jobs whose time was over.
-        retries: Attempts after one that raised.
         takeovers: Attempts after one whose worker has died.
         spawned: Processes that were started.
         starts: How long they took until they were ready.
@@ -230,7 +228,7 @@ class PoolFigures:
 
     def __init__(self) -> None:
         self.functions = FunctionTotals()
-        self.refused = self.timeouts = self.retries = self.takeovers = self.spawned = 0
+        self.refused = self.takeovers = self.spawned = 0
         self.lost_clients = self.refused_clients = 0
         self.starts = Durations()
         self.crash_kinds: Counter[CrashKind] = Counter()
@@ -266,17 +264,16 @@ class Leases:
     """The holders of leases in one pool.
 
     Attributes:
-        open: The holders whose jobs are open, by the jobs' numbers.
+        holders: Those whose jobs are open, or still in flight, by the jobs' numbers.
         coming: The holder for the job that is being submitted, if that has a lease.
-        fence: Tells the worker in a slot until when it may run a job.
+        fence: Tells the worker in a slot until when it may run a job; whoever has workers sets it.
     """
 
+    fence: Callable[[PoolJob[Any], int, float], object]
+
     def __init__(self) -> None:
-        self.open: dict[int, Holder] = {}
+        self.holders: dict[int, Holder] = {}
         self.coming: Holder | None = None
-        self.fence: Callable[[PoolJob[Any], int, float], None] = _nothing
-        # Holders whose jobs are settled, each with the slot of the worker that still has the job.
-        self._in_flight: dict[int, tuple[Holder, int]] = {}
 
     def submit(
         self, lease: tuple[Keeper, Hashable], submit: Callable[[], PoolJob[Any]]
@@ -302,54 +299,46 @@ class Leases:
         holder, self.coming = self.coming, None
         assert holder is not None
         holder.job = job
-        self.open[job.id] = holder
+        self.holders[job.id] = holder
 
     def before_sending(self, job: PoolJob[Any], slot: int) -> None:
         """Tell the worker in *slot* until when it may run a job, if that is known."""
-        holder = self.open.get(job.id)
+        holder = self.holders.get(job.id)
         if holder is not None and holder.until is not None:
             self.fence(job, slot, holder.until)
 
     def settle(self, job: PoolJob[Any]) -> None:
         """Note that an open job is settled; a worker may still have it."""
-        holder = self.open.pop(job.id, None)
-        if holder is None:
-            return
-        if job.slot is None:
-            holder.let_go()
-        else:
-            self._in_flight[job.id] = holder, job.slot
+        holder = self.holders.get(job.id)
+        if holder is not None:
+            holder.slot = job.slot
+            if job.slot is None:
+                self.holders.pop(job.id).let_go()
 
     def give_back(self, number: int) -> None:
-        """Note that no worker has this job any more, which was settled before."""
-        if number in self._in_flight:
-            holder, _ = self._in_flight.pop(number)
-            holder.let_go()
+        """Note that no worker has this job any more, if it is settled."""
+        holder = self.holders.get(number)
+        if holder is not None and holder.slot is not None:
+            self.holders.pop(number).let_go()
 
     def worker_gone(self, slot: int) -> None:
         """Note that the worker in *slot* has nothing in flight any more."""
-        for number, (_, where) in list(self._in_flight.items()):
-            if where == slot:
+        for number, holder in list(self.holders.items()):
+            if holder.slot == slot:
                 self.give_back(number)
 
     def close(self) -> None:
         """Note that there are no workers any more."""
-        for number in list(self._in_flight):
+        for number in list(self.holders):
             self.give_back(number)
 
     def _on_extended(self, holder: Holder) -> None:
         job, until = holder.job, holder.until
-        if job is None or until is None:
+        if job is None or until is None or holder.done():
             return
-        slot = job.slot
-        if job.id in self._in_flight:
-            _, slot = self._in_flight[job.id]
+        slot = job.slot if holder.slot is None else holder.slot
         if slot is not None:
             self.fence(job, slot, until)
-
-
-def _nothing(*_: object) -> None:
-    pass
 
 
 # Errors that are made before it is known which job they are for; claim() fills that in.
@@ -360,15 +349,14 @@ class JobRegistry:
     """The jobs that are open, by number, and the counters of all.
 
     Args:
-        watch: What is told of them.
+        hub: Where their events go.
 
     Attributes:
-        watch: As above.
+        watch: What is told of them.
         jobs: The jobs, in the order in which they came.
         figures: The other counters and histograms of the pool.
         submitted: How many jobs got a number.
         failed: How many jobs the pool has failed.
-        cancellations: How many jobs their callers have cancelled.
         deadlines: When the time of each job is over.
         timed: How many open jobs have time limits.
         leases: The holders of their leases.
@@ -376,16 +364,15 @@ class JobRegistry:
             by function.
     """
 
-    def __init__(self, watch: JobWatch) -> None:
-        self.watch = watch
-        self._hub = watch.hub  # asked three times for each job: one look-up less
+    def __init__(self, hub: PoolHub) -> None:
+        self.watch, self._hub = JobWatch(hub), hub
         self.jobs: dict[int, PoolJob[Any]] = {}
         self.leases = Leases()
         self.deadlines = Deadlines()
         self.timed = 0
         self.unheard: Counter[str] = Counter()
         self.figures = PoolFigures()
-        self.submitted = self.failed = self.cancellations = self._raised = 0
+        self.submitted = self.failed = self._raised = 0
         self._at_close: tuple[int, int, int] | None = None
 
     @property
@@ -467,7 +454,7 @@ class JobRegistry:
         """
         jobs = self.jobs
         again: list[PoolJob[Any]] = []
-        careful = large or self.timed or self.leases.open or self._hub.telling
+        careful = large or self.timed or self.leases.holders or self._hub.telling
         # Most of them are of one function, whose parts are looked up once.
         function: Any = None
         run_times = wait_times = function
@@ -531,17 +518,20 @@ class JobRegistry:
             job.set_result(loaded)
             return False
         error = loaded.error
-        if not loaded.may_retry:
-            self._complete(job, error)
-            return False
         raised = error.exception if isinstance(error, JobRaisedError) else error
-        if job.attempt_policy.after_exception(raised, attempt=job.attempt):
-            self.figures.retries += 1
+        policy = job.attempt_policy
+        if loaded.may_retry and policy.after_exception(raised, attempt=job.attempt):
             job.function.figures.retries += 1
             self.lose_attempt(job)
             self.watch.again(job, error)
             return True
-        self._complete(job, error)
+        if isinstance(error, _OF_JOBS):
+            claim(error, job)
+        self._leave(job)
+        self._raised += 1
+        over = job.exceeded is not None
+        self._count(job, JobOutcome.TIMEOUT if over else JobOutcome.RAISED, error)
+        job.set_exception(error)
         return False
 
     def lose_attempt(self, job: PoolJob[Any]) -> None:
@@ -553,7 +543,6 @@ class JobRegistry:
     def unassign(self, job: PoolJob[Any]) -> None:
         """Note that an open job has not begun and is with no worker any more."""
         job.attempt -= 1
-        job.slot = None
         self._end_attempt(job)
         self.watch.given_back(job)
 
@@ -582,7 +571,6 @@ class JobRegistry:
         if job.id not in self.jobs:
             return False
         self._leave(job)
-        self.cancellations += 1
         self._count(job, JobOutcome.CANCELLED)
         return True
 
@@ -602,12 +590,12 @@ class JobRegistry:
 
     def await_attempt(self, job: PoolJob[Any]) -> None:
         """Note that the worker of a job is gone, and that it waits from now on for another one."""
-        job.slot = None
         job.queued_at = monotonic()
         self._end_attempt(job)
 
     def _end_attempt(self, job: PoolJob[Any]) -> None:
-        """Note that no worker runs the job any more."""
+        """Note that the job is with no worker any more."""
+        job.slot = None
         if job.heartbeats is not None:
             job.context = with_parts(job.context, details=job.heartbeats.details)
         if job.began is not None:
@@ -618,21 +606,10 @@ class JobRegistry:
             else:
                 self.deadlines.set(job.id, deadline)
 
-    def _complete(self, job: PoolJob[Any], error: BaseException) -> None:
-        if isinstance(error, _OF_JOBS):
-            claim(error, job)
-        self._leave(job)
-        self._raised += 1
-        over = job.exceeded is not None
-        outcome = JobOutcome.TIMEOUT if over else JobOutcome.RAISED
-        self._count(job, outcome, error)
-        job.set_exception(error)
-
     def _count(
         self, job: PoolJob[Any], outcome: JobOutcome, error: BaseException | None = None
     ) -> None:
         job.function.figures.ended(outcome)
-        self.figures.timeouts += outcome is JobOutcome.TIMEOUT
         self.watch.ended(job, outcome, error)
 
     def _leave(self, job: PoolJob[Any]) -> None:
@@ -640,7 +617,7 @@ class JobRegistry:
         if job.options.timed:
             self.timed -= 1
             self.deadlines.discard(job.id)
-        if self.leases.open:
+        if self.leases.holders:
             self.leases.settle(job)
         job.slot = None
         job.payload = b""
@@ -649,12 +626,15 @@ class JobRegistry:
 # The errors that the pool gives to a job, and what they tell of its worker.
 
 _ERRORS: dict[CrashKind, type[WorkerCrashedError]] = {
-    CrashKind.CRASH: WorkerCrashedError,
-    CrashKind.PROTOCOL: WorkerCrashedError,
     CrashKind.FAILED_START: WorkerStartError,
     CrashKind.OUT_OF_MEMORY: WorkerOutOfMemoryError,
     CrashKind.HUNG: WorkerHungError,
 }
+
+
+def _whose(job: PoolJob[object]) -> dict[str, Any]:
+    """Return what each of them tells of the job itself."""
+    return {"job_id": job.id, "function": job.function.name}
 
 
 def stacks_of(job: PoolJob[object], handle: WorkerHandle) -> str:
@@ -676,13 +656,8 @@ def crash_error(job: PoolJob[object], delivery: Delivery) -> WorkerCrashedError:
     """Return the error of a job whose worker has crashed."""
     if begun_attempts(attempts=job.attempt, times_returned=job.times_returned):
         delivery = Delivery.STARTED  # in an earlier attempt, if not in this one
-    cls = _ERRORS[job.crashes[-1].kind]
-    return cls(
-        job_id=job.id,
-        crashes=job.crashes,
-        delivery=delivery,
-        function=job.function.name,
-    )
+    cls = _ERRORS.get(job.crashes[-1].kind, WorkerCrashedError)
+    return cls(crashes=job.crashes, delivery=delivery, **_whose(job))
 
 
 def timeout_error(job: PoolJob[object], stack: str = "") -> JobTimeoutError:
@@ -697,12 +672,7 @@ def timeout_error(job: PoolJob[object], stack: str = "") -> JobTimeoutError:
     seconds = getattr(job.options, limit)
     attempt = job.attempt if job.began is not None else 0
     return JobTimeoutError(
-        job_id=job.id,
-        attempt=attempt,
-        limit=limit,
-        seconds=seconds,
-        stack=stack,
-        function=job.function.name,
+        attempt=attempt, limit=limit, seconds=seconds, stack=stack, **_whose(job)
     )
 
 
@@ -712,25 +682,24 @@ def expire(job: PoolJob[object], now: float) -> JobTimeoutError:
     return timeout_error(job)
 
 
-def closed_error(job: PoolJob[object], handle: WorkerHandle | None) -> PoolClosedError:
+def closed_error(
+    job: PoolJob[object], handles: Mapping[int, WorkerHandle]
+) -> PoolClosedError:
     """Return the error of a job whose pool closes before the job is done.
 
     Args:
         job: The job.
-        handle: The worker that has it, if one has.
+        handles: The workers by slot, one of which may have it.
     """
-    delivery = Delivery.NEVER_SENT if handle is None else delivery_of(job, handle)
-    earlier_attempts = job.attempt if handle is None else job.attempt - 1
+    delivery, earlier_attempts = Delivery.NEVER_SENT, job.attempt
+    if job.slot is not None:
+        delivery = delivery_of(job, handles[job.slot])
+        earlier_attempts -= 1
     if earlier_attempts > 0:
         # It had begun before.  Or it has ended, and its outcome is being unpickled.
         delivery = Delivery.STARTED
-    name = job.function.name
-    return PoolClosedError(
-        f"the pool was closed before {job_text(job.id, name)} was done",
-        job_id=job.id,
-        function=name,
-        delivery=delivery,
-    )
+    text = f"the pool was closed before {job_text(job.id, job.function.name)} was done"
+    return PoolClosedError(text, delivery=delivery, **_whose(job))
 
 
 def broken_errors(
@@ -747,10 +716,7 @@ def broken_errors(
         error = PoolBrokenError(reason=reason, crashes=crashes, retry_after=retry_after)
         if job is not None and crashes[-1].kind is CrashKind.FAILED_START:
             error.__cause__ = WorkerStartError(
-                job_id=job.id,
-                crashes=crashes[-1:],
-                delivery=Delivery.NEVER_SENT,
-                function=job.function.name,
+                crashes=crashes[-1:], delivery=Delivery.NEVER_SENT, **_whose(job)
             )
         return error
 

@@ -384,9 +384,15 @@ class SessionWorker:
         error.__cause__ = self.cause
         return error
 
-    def options_of_call(self, options: JobOptions) -> JobOptions:
-        """Return *options* as those of a call for this worker."""
-        return replace(options, bound=SessionTraits(self.session), hold=self.hold)
+    def call(
+        self, submit: Callable[..., PoolJob[Any]], *called: Any, options: JobOptions
+    ) -> PoolJob[Any]:
+        """Have it run what is *called*, which *submit* takes, after the session's other calls."""
+        bound = SessionTraits(self.session)
+        job = submit(*called, replace(options, bound=bound, hold=self.hold))
+        self.jobs[job] = None
+        job.add_done_callback(self._done)
+        return job
 
     async def finish(self, *, failed: bool) -> None:
         """Wait for the open calls, unless the session has *failed*; take no more.
@@ -401,11 +407,6 @@ class SessionWorker:
             for job in [*self.jobs]:
                 job.cancel()
             self.gone = self.left = True
-
-    def add(self, job: PoolJob[Any]) -> None:
-        """Add a call to those that are open."""
-        self.jobs[job] = None
-        job.add_done_callback(self._done)
 
     def _done(self, job: PoolJob[Any]) -> None:
         del self.jobs[job]
@@ -509,23 +510,18 @@ class Sessions:
 
     # How sessions go on.
 
-    def call(
-        self,
-        worker: SessionWorker,
-        function: Callable[..., Any],
-        args: tuple[Any, ...],
-        kwargs: Mapping[str, Any],
-        options: JobOptions,
-    ) -> PoolJob[Any]:
-        """Have the worker of a session run a call after the session's other calls."""
+    def check(self, worker: SessionWorker) -> None:
+        """Check that a session still has its worker.
+
+        Raises:
+            WorkerGoneError: If it has not.
+            PoolClosedError: If the pool is closed.
+            PoolBrokenError: If it is broken.
+        """
         if worker.gone:
             # Whatever keeps the pool from taking any call comes first.
             self._engine.admission.check_open(worker.hold)
             raise worker.error()
-        options = worker.options_of_call(options)
-        job = self._engine.traffic.submit(function, args, kwargs, options)
-        worker.add(job)
-        return job
 
     # How sessions end.
 

@@ -145,7 +145,7 @@ class Stacks:
         """Ask the worker in *slot* for its stacks, whose time to end is over at *due*."""
         handle = self._engine.handles[slot]
         handle.page.read_stacks()  # erases an older dump
-        handle.ask_for_stacks()
+        handle.ask(FrameKind.STACKS)
         demand_at = _demand_at(due, self._engine.loop.time())
         self._engine.loop.call_at(demand_at, self._demand_late, handle)
 

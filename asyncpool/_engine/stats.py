@@ -5,17 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import suppress
 from time import monotonic
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from asyncpool._core.slots import ALIVE, Slot
 from asyncpool._engine.machine import cpu_time
 from asyncpool._engine.worker import WorkerHandle
 from asyncpool._wire.posix import memory_at_most
-from asyncpool.enums import RunState, SlotState
+from asyncpool.enums import JobOutcome, RunState, SlotState
 from asyncpool.stats import PoolStats, RunningJob, SlotStats
 
 if TYPE_CHECKING:
     from asyncpool._engine.engine import Engine
+    from asyncpool._engine.job import PoolJob
+    from asyncpool._engine.registry import JobRegistry
 
 
 T = TypeVar("T")
@@ -50,7 +52,11 @@ def read_beside_loop(read: Callable[[], T]) -> T:
 def _read(engine: Engine) -> PoolStats:
     core, registry, now = engine.core, engine.registry, monotonic()
     states = [_state_of(slot) for slot in core.slots]
-    totals = registry.figures
+    totals, unpacking = registry.figures, core.closing.unpacking
+
+    def is_queued(job: PoolJob[Any]) -> bool:
+        return job.slot is None and job.id not in unpacking
+
     functions = totals.functions.stats()
     return PoolStats(
         state=_run_state(engine),
@@ -58,14 +64,14 @@ def _read(engine: Engine) -> PoolStats:
         idle=states.count(SlotState.IDLE),
         busy=states.count(SlotState.BUSY),
         queued=core.waiting,
-        oldest_queued=_oldest_queued(engine, now),
+        oldest_queued=oldest_queued(registry, now, is_queued) if core.waiting else 0.0,
         submitted=registry.submitted,
         completed=registry.completed,
         failed=registry.failed,
-        cancelled=registry.cancellations,
+        cancelled=totals.functions.count(JobOutcome.CANCELLED),
         refused=totals.refused,
-        timeouts=totals.timeouts,
-        retries=totals.retries,
+        timeouts=totals.functions.count(JobOutcome.TIMEOUT),
+        retries=sum(each.retries for each in totals.functions),
         crashes=sum(totals.crash_kinds.values()),
         crash_kinds=dict(totals.crash_kinds),
         exits=dict(totals.exits),
@@ -98,15 +104,14 @@ def _run_state(engine: Engine) -> RunState:
     return RunState.CLOSING if closes else RunState.RUNNING
 
 
-def _oldest_queued(engine: Engine, now: float) -> float:
-    """Return for how long the oldest queued job has waited, in seconds."""
-    if not engine.core.waiting:
-        return 0.0
-    # The registry has them in the order in which they came.  So this loop ends early: only the
-    # few jobs before the oldest queued one are with a worker, or have their outcome unpickled.
-    for job in engine.registry.jobs.values():
-        if job.slot is None and job.id not in engine.core.closing.unpacking:
-            return max(0.0, now - job.queued_at)
+def oldest_queued(
+    registry: JobRegistry, now: float, is_queued: Callable[[PoolJob[Any]], bool]
+) -> float:
+    """Return for how long the oldest queued job has waited, in seconds; 0 if there is none."""
+    # The registry has them in the order in which they came.  So this ends early: only the few
+    # jobs before the oldest queued one are with a worker, or have their outcome unpickled.
+    for job in filter(is_queued, registry.jobs.values()):
+        return max(0.0, now - job.queued_at)
     return 0.0
 
 
@@ -135,9 +140,8 @@ def _slot_stats(
 def _running(
     engine: Engine, slot: Slot, handle: WorkerHandle, now: float
 ) -> tuple[RunningJob, ...]:
-    found = map(engine.registry.jobs.get, slot.in_flight.running)
     # A job whose caller has given it up is in no table any more, and still runs.
-    jobs = [job for job in found if job is not None]
+    jobs = filter(None, map(engine.registry.jobs.get, slot.in_flight.running))
     lanes = slot.in_flight.concurrency > 1
     return tuple(
         RunningJob(

@@ -100,8 +100,10 @@ class Traffic:
         """Queue a call, or send it to a worker at once; return its future."""
         engine = self._engine
         # Before Python 3.12 it takes 140 ns to ask which loop runs, and this takes 50.
-        if get_ident() != engine.thread or not engine.loop.is_running():
-            self._check_home()
+        if (
+            get_ident() != engine.thread or not engine.loop.is_running()
+        ) and asyncio._get_running_loop() is not engine.loop:  # noqa: SLF001 - no exception if there is none
+            raise elsewhere(engine.config.title)
         known = None
         if (
             self.plain
@@ -155,7 +157,11 @@ class Traffic:
                 try:
                     engine.admission.check(options)
                 except AsyncPoolError:
-                    self._count_refusal(function, options)
+                    if options.hold is None:  # a map tries again when there is room
+                        engine.figures.refused += 1
+                        functions = self.functions.of(options)
+                        refused = functions.find(function, options.name, options.via)
+                        refused.figures.ended(JobOutcome.REFUSED)
                     raise
                 functions = self.functions.of(options)
                 make = (functions.job_types or JOB_TYPES)[options.via]
@@ -172,7 +178,13 @@ class Traffic:
                 payload, job.payload = job.payload, b""
                 engine.large.put_off(job, payload)
                 return job
-            slot = self._place(job)
+            core, slot = engine.core, None
+            if options.bound is not None:
+                with engine.turn:
+                    core.sessions.call(job.id, options.bound)
+            else:
+                place = core.submit if options.key is None else core.submit_keyed
+                slot = place(job.id, job.traits, options.priority)
             if slot is not None:
                 self.send(slot, (job,))
             elif self._sizing.watching:
@@ -213,28 +225,6 @@ class Traffic:
         job.payload = payload
         return True
 
-    def _check_home(self) -> None:
-        if asyncio._get_running_loop() is not self._engine.loop:  # noqa: SLF001 - no exception if there is none
-            raise elsewhere(self._engine.config.title)
-
-    def _count_refusal(self, function: Callable[..., Any], options: JobOptions) -> None:
-        if options.hold is not None:
-            return  # a map tries again when there is room
-        self._engine.figures.refused += 1
-        known = self.functions.of(options).find(function, options.name, options.via)
-        known.figures.ended(JobOutcome.REFUSED)
-
-    def _place(self, job: PoolJob[Any]) -> int | None:
-        """Assign a job that needs special treatment; return its slot, or queue it."""
-        core = self._engine.core
-        options = job.options
-        if options.bound is not None:
-            with self._engine.turn:
-                core.sessions.call(job.id, options.bound)
-            return None
-        submit = core.submit if options.key is None else core.submit_keyed
-        return submit(job.id, job.traits, options.priority)
-
     def send_pinned(self, slot: int, call: Broadcast) -> PoolJob[Any]:
         """Have the worker in *slot* run a pickled call before other jobs, without admission."""
         engine = self._engine
@@ -262,7 +252,7 @@ class Traffic:
             for job in jobs:
                 job.sent_at = now
                 large = large or type(job.payload) is OutOfBandPickle
-        if large or hub.traced or self._leases.open:
+        if large or hub.traced or self._leases.holders:
             self._send_specially(slot, jobs)
         else:
             outbox.put_jobs(jobs, slot)
@@ -514,25 +504,22 @@ class Traffic:
             self._alarm.set_in(_ANSWER_GRACE)
 
     def on_revoked(self, handle: WorkerHandle, sequences: tuple[int, ...]) -> None:
-        """Note which jobs a worker will not begin."""
-        try:
-            with self._engine.turn as now:
-                self._engine.core.revoked(handle.slot, sequences, now)
-        except ProtocolError as error:
-            handle.distrust(str(error))
+        """Note which jobs a worker will not begin.
+
+        Raises:
+            ProtocolError: If it was not asked for one of them.
+        """
+        with self._engine.turn as now:
+            self._engine.core.revoked(handle.slot, sequences, now)
 
     # Streams that yield items.
 
-    def on_items(self, handle: WorkerHandle, frames: list[Frame]) -> None:
-        """Hand the items of streams to their jobs."""
-        for frame in frames:
-            try:
-                self._on_item(handle, frame)
-            except ProtocolError as error:
-                handle.distrust(str(error))
-                return
+    def on_item(self, handle: WorkerHandle, frame: Frame) -> None:
+        """Hand an item of a stream to its job.
 
-    def _on_item(self, handle: WorkerHandle, frame: Frame) -> None:
+        Raises:
+            ProtocolError: If the worker may not send it.
+        """
         if frame.job not in self._engine.core.slots[handle.slot].in_flight.jobs:
             raise ProtocolError(
                 f"it sent an item of job {frame.job}, which it does not have"

@@ -21,11 +21,11 @@ import socket
 import sys
 import traceback
 from collections import deque
-from collections.abc import Callable
+from functools import partial
 from time import monotonic
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-from asyncpool._engine.channel import Channel
+from asyncpool._engine.channel import Channel, DescriptorSocket
 from asyncpool._engine.interpreter import LaunchError
 from asyncpool._engine.launcher import Process
 from asyncpool._engine.outbox import Outbox
@@ -99,17 +99,14 @@ class Serving(Protocol):
         ...
 
     def open_link(
-        self,
-        handle: WorkerHandle,
-        sock: socket.socket,
-        make_channel: Callable[[socket.socket], Channel],
+        self, handle: WorkerHandle, sock: DescriptorSocket, channel: Channel
     ) -> ServingLink:
         """Return the link of a worker that is being started.
 
         Args:
             handle: The worker.
-            sock: The pool's end of the job channel; the link may wrap it in another socket.
-            make_channel: Makes a channel of a socket; the handle closes it.
+            sock: The pool's end of the job channel.
+            channel: The job channel; the handle closes it.
 
         Raises:
             OSError: If this process lacks the means.
@@ -179,9 +176,7 @@ class WorkerHandle:
     def __init__(
         self, supervisor: Engine, slot: int, generation: int, rank: int
     ) -> None:
-        self.slot = slot
-        self.generation = generation
-        self.rank = rank
+        self.slot, self.generation, self.rank = slot, generation, rank
         self.process: Process | None = None
         self.pid: int | None = None
         self.status: int | None = None
@@ -200,14 +195,11 @@ class WorkerHandle:
         self.link: ServingLink | None = None
         self.stdout: Output | None = None
         self.stderr: Output | None = None
-        self.lacked_memory = self.said_hello = False
+        self.said_hello = self.ignored = self.killed = self.lacked_memory = False
         self._place: Place | None = None
         self._lent = False
-        self._trouble = asyncio.Event()
-        self._exited = asyncio.Event()
-        self.killed = False
+        self._trouble, self._exited = asyncio.Event(), asyncio.Event()
         self.pressed_at: float | None = None
-        self.ignored = False
         self.cancelled: deque[CancelledJob] = deque(maxlen=_CANCELLED_KEPT)
         self._wanted: signal.Signals | None = None
         self._launching: asyncio.Timeout | None = None
@@ -273,10 +265,6 @@ class WorkerHandle:
     def interrupt(self, sequence: int) -> None:
         """Ask it to end the running job with this sequence number."""
         self.ask(FrameKind.INTERRUPT, pack_numbers((sequence,)))
-
-    def ask_for_stacks(self, job: int = 0, attempt: int = 0) -> None:
-        """Ask the worker to write the stacks of its threads, and of *job*, on its page."""
-        self.ask(FrameKind.STACKS, b"", job, attempt)
 
     def demand_stacks(self) -> None:
         """Have a signal handler write its stacks, since no thread of Python's may run there."""
@@ -440,21 +428,19 @@ class WorkerHandle:
             OSError: If this process lacks the means.
         """
         ours, job_end = _pair(theirs)
-        size, serving = self._config.worker.max_payload, self._pool.serving
-        if serving is None:
-            self.jobs = self._channel(ours, size, self._on_job_frames, bare=True)
+        pool, size = self._pool, self._config.worker.max_payload
+        opened = partial(Channel, self._loop, buffer=pool.buffer, on_end=self.on_end)
+        if pool.serving is None:
+            on_frames = self._on_job_frames
+            self.jobs = opened(ours, max_payload=size, bare=True, on_frames=on_frames)
         else:
-
-            def make_channel(sock: socket.socket) -> Channel:
-                self.jobs = self._channel(sock, size, self._on_link_frames)
-                return self.jobs
-
-            self.link = serving.open_link(self, ours, make_channel)
+            ours, on_frames = DescriptorSocket(ours), self._on_link_frames
+            self.jobs = opened(ours, max_payload=size, on_frames=on_frames)
+            self.link = pool.serving.open_link(self, ours, self.jobs)
         ours, control_end = _pair(theirs)
-        control = self.control = self._channel(
-            ours, _MAX_CONTROL, self._on_control_frames
-        )
-        assert self.jobs is not None
+        on_frames = self._on_control_frames
+        control = opened(ours, max_payload=_MAX_CONTROL, on_frames=on_frames)
+        self.control = control
         self.outbox.connect(self.jobs, control)
         page = self.page.open()
         theirs.callback(os.close, page)
@@ -466,11 +452,13 @@ class WorkerHandle:
         if self._config.handover is not None:
             for fd in self._config.handover.fds:
                 control.put_descriptor(header(FrameKind.HANDED, 0), fd, keep=True)
-        if self._pool.places is not None:
-            self._place = self._pool.places.open()
+        if pool.places is not None:
+            self._place = pool.places.open()
         packed = pickle.dumps(self._identity(variables))
         control.put(header(FrameKind.IDENTITY, len(packed)), packed)
-        self.ask(FrameKind.CONFIG, self._pool.config_for(self))
+        serving, broadcasts = pool.serving, pool.broadcasts
+        config = broadcasts.config() if serving is None else serving.config(self)
+        self.ask(FrameKind.CONFIG, config)
         return [job_end, control_end, page, out_end, err_end]
 
     def _lend_tracker(self) -> None:
@@ -497,24 +485,6 @@ class WorkerHandle:
                 self.ask(FrameKind.TRACKER)
 
         self._pool.threads.copy(_descriptor_of_tracker).add_done_callback(lend)
-
-    def _channel(
-        self,
-        sock: socket.socket,
-        max_payload: int,
-        on_frames: Callable[[list[Frame]], None],
-        *,
-        bare: bool = False,
-    ) -> Channel:
-        return Channel(
-            self._loop,
-            sock,
-            buffer=self._pool.buffer,
-            max_payload=max_payload,
-            bare=bare,
-            on_frames=on_frames,
-            on_end=self.on_end,
-        )
 
     def _label_output(self) -> None:
         """Have the log say of each line which worker has written it."""
@@ -583,7 +553,6 @@ class WorkerHandle:
                 return
         frames = [Frame(*frame) for frame in frames]
         outcomes: list[Frame] = []
-        items: list[Frame] = []
         try:
             for frame in frames:
                 if frame.kind is FrameKind.LAST_HEARTBEAT:
@@ -591,16 +560,14 @@ class WorkerHandle:
                 elif frame.kind is _VALUE or frame.kind is _ERROR:
                     outcomes.append(outbox.complete(frame))
                 elif frame.kind is FrameKind.ITEM:
-                    items.append(outbox.complete(frame))
+                    # At once, before all outcomes: that of its stream comes behind it, and those
+                    # of other jobs have nothing to do with it.
+                    self._pool.traffic.on_item(self, outbox.complete(frame))
                 else:
                     outbox.take(frame)
         except ProtocolError as error:
             trouble = str(error)
-        # Items before outcomes: a stream's outcome comes after its items, and the outcomes of
-        # other jobs have nothing to do with these items.
-        if items:
-            self._pool.traffic.on_items(self, items)
-        if outcomes and not self.broke_protocol:
+        if outcomes:
             self._pool.traffic.on_outcomes(self, outcomes)
         if trouble:
             self.distrust(trouble)

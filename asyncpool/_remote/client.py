@@ -15,7 +15,7 @@ from asyncpool._engine.hub import PoolHub
 from asyncpool._engine.job import PoolJob, StreamJob, unreadable
 from asyncpool._engine.large import load_item
 from asyncpool._engine.loop import Threads, check_home
-from asyncpool._engine.registry import JobRegistry, JobWatch, crash_error, expire
+from asyncpool._engine.registry import JobRegistry, crash_error, expire
 from asyncpool._engine.traffic import FunctionTables
 from asyncpool._remote.client_broadcasts import ClientBroadcasts
 from asyncpool._remote.client_jobs import ClientJobs, RemoteFunctionTable
@@ -182,7 +182,7 @@ class Client:
         self._loop = asyncio.get_running_loop()
         self.hub = hub
         self.left = False
-        self.registry = JobRegistry(JobWatch(hub))
+        self.registry = JobRegistry(hub)
         totals = self.registry.figures.functions
         self._functions = FunctionTables(totals, data, RemoteFunctionTable)
         self.threads = Threads(self._loop)

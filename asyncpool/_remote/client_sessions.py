@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from asyncpool._core.options import JobOptions
 from asyncpool._engine.admission import SessionHold
 from asyncpool._engine.job import PoolJob
 from asyncpool._engine.sessions import SessionWorker
@@ -94,22 +92,14 @@ class ClientSessions:
 
         return min(self._owner.usual_nodes(), key=taken)
 
-    def call(
-        self,
-        session_worker: SessionWorker,
-        function: Callable[..., Any],
-        args: tuple[Any, ...],
-        kwargs: Mapping[str, Any],
-        options: JobOptions,
-    ) -> PoolJob[Any]:
-        """Have the worker of a session run a call after the session's other calls."""
+    def check(self, session_worker: SessionWorker) -> None:
+        """Check that a session still has its worker.
+
+        Raises:
+            WorkerGoneError: If it has not.
+        """
         if session_worker.gone:
             raise (self._lent.get(session_worker.session) or session_worker).error()
-        options = session_worker.options_of_call(options)
-        job = self._owner.traffic.submit(function, args, kwargs, options)
-        if not job.done():
-            session_worker.add(job)
-        return job
 
     def enqueue(self, job: PoolJob[Any], session: int) -> None:
         """Let a call wait for its turn."""

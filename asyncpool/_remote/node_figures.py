@@ -14,9 +14,9 @@ from dataclasses import fields, replace
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from asyncpool._engine.loop import Alarm
-from asyncpool._engine.stats import read_beside_loop
+from asyncpool._engine.stats import oldest_queued, read_beside_loop
 from asyncpool._remote.node import Node
-from asyncpool.enums import RunState
+from asyncpool.enums import JobOutcome, RunState
 from asyncpool.errors import AsyncPoolError
 from asyncpool.events import RollResult
 from asyncpool.profile import Profile, StackSamples
@@ -238,6 +238,7 @@ class NodeFigures:
     def _read(self) -> PoolStats:
         client, now = self._client, self._loop.time()
         registry, told = client.registry, dict(self._told)
+        functions = registry.figures.functions
         found = [
             (node.first_slot, self._as_of_now(each, now)) for node, each in told.items()
         ]
@@ -252,10 +253,10 @@ class NodeFigures:
             submitted=registry.submitted,
             completed=registry.completed,
             failed=registry.failed,
-            cancelled=registry.cancellations,
+            cancelled=functions.count(JobOutcome.CANCELLED),
             refused=registry.figures.refused,
-            timeouts=registry.figures.timeouts,
-            retries=registry.figures.retries,
+            timeouts=functions.count(JobOutcome.TIMEOUT),
+            retries=sum(each.retries for each in functions),
             takeovers=registry.figures.takeovers,
             dropped_events=client.hub.dropped,
             lost_nodes=client.nodes.lost,
@@ -263,14 +264,10 @@ class NodeFigures:
         )
 
     def _oldest_queued(self, now: float) -> float:
-        client = self._client
-        if not client.jobs.waiting:
+        jobs, registry = self._client.jobs, self._client.registry
+        if not jobs.waiting:
             return 0.0
-        # In the order in which they came.
-        for job in client.registry.jobs.values():
-            if client.jobs.agent_of(job.id) is None:
-                return max(0.0, now - job.queued_at)
-        return 0.0
+        return oldest_queued(registry, now, lambda job: jobs.agent_of(job.id) is None)
 
     def _as_of_now(self, told: _Told, now: float) -> PoolStats:
         """Return figures whose jobs have run on meanwhile, or have ended."""

@@ -535,7 +535,7 @@ class Nodes:
         traced = bool(hub.tracers)
         node.put_job(job, payload, now, wait, followed=followed, traced=traced)
         leases = self._registry.leases
-        if leases.open and job.id in leases.open:
+        if leases.holders:
             leases.before_sending(job, node.number)
         if type(job.payload) is not bytes:
             self._client.traffic.go_on()

@@ -305,8 +305,9 @@ class Relay:
             return self._traffic.submit(function, (payload,), _NO_KWARGS, options)
         if options.bound is not None:
             worker = client.workers[options.bound.session]
-            return self._supervisor.sessions.call(
-                worker, function, (payload,), {}, replace(options, bound=None)
+            self._supervisor.sessions.check(worker)
+            return worker.call(
+                self._traffic.submit, function, (payload,), {}, options=options
             )
         submit: Callable[[], PoolJob[Any]] = partial(
             self._traffic.submit, function, (payload,), {}, options

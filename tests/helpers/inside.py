@@ -503,9 +503,9 @@ def break_threads_of_executors(
 
 def shorten_grace_of_callbacks(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
     """Give callbacks of ``on_crash`` so much time at the end of a pool."""
-    from asyncpool._engine import loop
+    from asyncpool._engine import deaths
 
-    monkeypatch.setattr(loop, "_CALLBACK_GRACE", seconds)
+    monkeypatch.setattr(deaths, "_CALLBACK_GRACE", seconds)
 
 
 def resident_pool() -> Pool:
