@@ -180,7 +180,7 @@ class Progress:
         job: The job.
     """
 
-    def __init__(self, job: PoolJob[Any]) -> None:
+    def __init__(self, job: Any) -> None:  # its types are no public matter
         self._job, self._log, self._seen = job, job.listen(), 0
 
     def __aiter__(self) -> Self:

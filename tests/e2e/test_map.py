@@ -24,6 +24,7 @@ from asyncpool import (
     Outcome,
     Pool,
     PoolClosedError,
+    PoolFullError,
     WorkerCrashedError,
 )
 from tests.helpers import faults, jobs, scribbles
@@ -245,6 +246,19 @@ async def test_who_leaves_early_leaves_nothing_behind(
     await at_rest(pair)
     assert pair.stats().cancelled > before
     await assert_serves(pair)
+
+
+async def test_an_item_whose_own_code_says_that_a_pool_is_full_fails(
+    pool: Pool,
+) -> None:
+    class Item:
+        def __iter__(self) -> Iterator[int]:
+            raise PoolFullError(waiting=1, max_queued=1)
+
+    async with patience():
+        items: list[Any] = [Item(), (3,)]
+        found = await pool.starmap(jobs.square, items).outcomes()
+    assert [type(found[0].error), found[1].result()] == [PoolFullError, 9]
 
 
 async def test_items_that_travel_together_share_nothing(pool: Pool) -> None:

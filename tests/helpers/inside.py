@@ -185,7 +185,11 @@ def sessions_of(pool: Pool) -> list[int]:
 def listeners_of(pool: Pool) -> list[object]:
     """Return what is told of the events of *pool*, or of its jobs."""
     hub = pool._life.hub
-    told = [one for each in hub._hubs for one in (*each._listeners, *each._streams)]
+    told = [
+        one
+        for each in hub._hubs
+        for one in (*each._listeners, *filter(None, (it() for it in each._streams)))
+    ]
     return [*told, *hub.tracers]
 
 
