@@ -255,10 +255,10 @@ async def test_an_item_whose_own_code_says_that_a_pool_is_full_fails(
         def __iter__(self) -> Iterator[int]:
             raise PoolFullError(waiting=1, max_queued=1)
 
+    items: list[Any] = [Item(), (3,)]
     async with patience():
-        items: list[Any] = [Item(), (3,)]
-        found = await pool.starmap(jobs.square, items).outcomes()
-    assert [type(found[0].error), found[1].result()] == [PoolFullError, 9]
+        one, other = await pool.starmap(jobs.square, items).outcomes()
+    assert [type(one.error), other.result()] == [PoolFullError, 9]
 
 
 async def test_items_that_travel_together_share_nothing(pool: Pool) -> None:

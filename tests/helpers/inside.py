@@ -185,12 +185,9 @@ def sessions_of(pool: Pool) -> list[int]:
 def listeners_of(pool: Pool) -> list[object]:
     """Return what is told of the events of *pool*, or of its jobs."""
     hub = pool._life.hub
-    told = [
-        one
-        for each in hub._hubs
-        for one in (*each._listeners, *filter(None, (it() for it in each._streams)))
-    ]
-    return [*told, *hub.tracers]
+    streams = [ref() for each in hub._hubs for ref in each._streams]
+    told = [listener for each in hub._hubs for listener in each._listeners]
+    return [*told, *filter(None, streams), *hub.tracers]
 
 
 class _Changing(dict[int, "PoolJob[Any]"]):
