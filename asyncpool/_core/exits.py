@@ -309,8 +309,8 @@ class Exits:
             return
         self.leave(slot, why, now)
         # The worker may not have begun the first one either.
-        begun = [job for job in slot.in_flight.jobs if job != unsent]
-        self._core.ask_back(slot, begun)
+        sent = [job for job in slot.in_flight.jobs if job != unsent]
+        self._core.ask_back(slot, sent)
         self.step(now)
 
     def fail_after_drain(self, slot: Slot, why: str, now: float) -> None:

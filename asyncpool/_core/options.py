@@ -721,7 +721,7 @@ def _codec(name: str, codec: object) -> Format:
     return format_of(codec)
 
 
-_PERIOD = checks.SECONDS.or_none().within("> 0 seconds", lambda seconds: seconds > 0)
+_PERIOD = checks.SECONDS.or_none().within("> 0 seconds", checks.is_positive)
 
 # The check of each option, which returns what the record has of it.
 CHECKS: dict[str, checks.Check] = {

@@ -67,9 +67,10 @@ class Admission:
         """
         if self._core.closing.finish is not None:
             raise PoolClosedError
-        error = broken_errors(self._engine)(None)
-        if self._core.broken is not None and error.retry_after is None:
-            raise error
+        if self._core.broken is not None:
+            error = broken_errors(self._engine)(None)
+            if error.retry_after is None:
+                raise error
 
     def check(self, options: JobOptions) -> None:
         """Check that the pool takes a job with these options.

@@ -226,15 +226,12 @@ class LogEntry(Record):
 
     def pack(self) -> bytes:
         """Return the payload of a ``RECORD`` frame."""
-        texts = self.message, *(getattr(self, name) for name in TEXTS)
-        texts = *texts, *self.fields.values()
-        small = sum(len(text) for text in texts if isinstance(text, str)) <= _SMALL
-        if (
-            small
-            and 0 <= self.levelno <= MAX_LEVEL
-            and len(data := _dump(self)) <= _SMALL
-        ):
-            return data  # nearly always
+        parts = *self, *self.fields.values()
+        least = sum(len(part) for part in parts if isinstance(part, str))
+        if least <= _SMALL and 0 <= self.levelno <= MAX_LEVEL:
+            data = _dump(self)
+            if len(data) <= _SMALL:
+                return data  # nearly always
         share = 1.0
         while len(data := _dump(self._within(share))) > MAX_ENTRY:
             # Somewhat less than the part that fits, since not all of an entry shrinks.
