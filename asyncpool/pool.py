@@ -52,7 +52,6 @@ from asyncpool._engine.machine import (
 from asyncpool._engine.options import OutputMode, SupervisorConfig, pool_config
 from asyncpool._wire.records import Later
 from asyncpool._wire.text import function_name
-from asyncpool._worker.api import CurrentJob
 from asyncpool.enums import RunState
 from asyncpool.events import CloseSummary, Event, JobEvent, RollResult
 from asyncpool.stats import PoolStats
@@ -60,6 +59,7 @@ from asyncpool.stats import PoolStats
 if TYPE_CHECKING:
     from asyncpool import mapping, session, stream
     from asyncpool._wire.formats import Codec
+    from asyncpool._worker.api import CurrentJob
     from asyncpool.mapping import Map
     from asyncpool.profile import Profile
     from asyncpool.sandbox import Sandbox

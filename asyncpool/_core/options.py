@@ -831,19 +831,8 @@ class JobOptions:
         put(self, "context", context)
         put(self, "plain", plain and special == (None,) * 4)
 
-    def after_crash(
-        self, *, kind: CrashKind, delivery: Delivery, attempt: int, times_returned: int
-    ) -> bool:
-        """Tell whether the job goes back to the queue after its worker crashed.
-
-        Args:
-            kind: What happened to the worker.
-            delivery: How far the job had got.
-            attempt: Which attempt this was.
-            times_returned: How often the job has already come back without having begun.
-        """
-        if not costs_attempt(delivery=delivery, times_returned=times_returned):
-            return True
+    def after_crash(self, kind: CrashKind, *, attempt: int) -> bool:
+        """Tell whether the job is tried again after a crash of that *kind* has cost it an attempt."""
         return attempt < self.max_attempts and kind in self.retry_on
 
     def after_exception(self, error: BaseException, *, attempt: int) -> bool:

@@ -36,7 +36,6 @@ from asyncpool._wire.page import CHUNK_SIZE, LOST, Failure, run_chunk
 from asyncpool._wire.pickling import unpicklable
 from asyncpool._wire.scripts import Abroad
 from asyncpool._wire.text import function_name
-from asyncpool.enums import Delivery
 from asyncpool.errors import (
     AsyncPoolError,
     JobNotPicklableError,
@@ -518,10 +517,7 @@ class MapRun:
         """Return whether an item gets another attempt after its first."""
         policy = self._each
         if isinstance(error, WorkerCrashedError):
-            kind = error.crashes[-1].kind
-            return policy.after_crash(
-                kind=kind, delivery=Delivery.STARTED, attempt=1, times_returned=0
-            )
+            return policy.after_crash(error.crashes[-1].kind, attempt=1)
         return policy.after_exception(error, attempt=1)
 
     def _fail(self, part: Part, error: BaseException) -> None:

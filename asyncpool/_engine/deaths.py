@@ -125,9 +125,9 @@ def judge(
 ) -> list[Loss]:
     """Return what the death of a worker means for *jobs*, which it had in flight."""
     losses: list[Loss] = []
-    # The job that it would have begun next, if it had room for that, may be the cause as well;
-    # but it cannot have begun a large call that was still on its way.
-    suspects = not slot.exit_planned and not handle.outbox.loading
+    # The first job that has not begun may be the cause as well, if nothing else ran in its lane;
+    # but the worker cannot have begun a large call that was still on its way.
+    suspect_next = not slot.exit_planned and not handle.outbox.loading
     for job in jobs:
         delivery = delivery_of(job, handle)
         # A worker that broke the protocol may have erased its page, so that its jobs run twice.
@@ -137,24 +137,18 @@ def judge(
             delivery = Delivery.STARTED
         policy, returned = job.attempt_policy, job.times_returned
         blamed = delivery is Delivery.STARTED
-        if not blamed and suspects:
-            blamed, suspects = slot.in_flight.runs(job.id), False
+        if not blamed and suspect_next:
+            blamed, suspect_next = slot.in_flight.runs(job.id), False
         over = job.exceeded is not None
         blamed = blamed or over  # its time is over, whether it had begun or not
         costs = blamed and costs_attempt(delivery=delivery, times_returned=returned)
         error: BaseException | None = None
-        again = True
         if over:
             costs = costs or job.exceeded is TimeLimit.TIMEOUT
             error, may_retry, _ = overdue(job, handle)
             again = may_retry and policy.after_exception(error, attempt=job.attempt)
-        elif blamed:
-            again = policy.after_crash(
-                kind=kind,
-                delivery=delivery,
-                attempt=job.attempt,
-                times_returned=returned,
-            )
+        else:
+            again = not costs or policy.after_crash(kind, attempt=job.attempt)
         losses.append(Loss(job, delivery, blamed, costs, again, error))
     return losses
 
@@ -286,7 +280,10 @@ class Deaths:
     # What it died of.
 
     def kind_of(self, handle: WorkerHandle, slot: Slot, now: float) -> CrashKind:
-        """Return the kind of an end that nobody asked for."""
+        """Return what a worker died of, if nobody had asked for its end.
+
+        A kill that the kernel has counted is used up by it.
+        """
         lacked_memory = False
         if _was_killed(handle):
             # Whatever the kind is, this may be the death that the kernel counted.
@@ -410,7 +407,7 @@ class Deaths:
             job.begin_again()
         if loss.begun:
             registry.watch.lost(job, slot, handle.since)
-            registry.await_attempt(job)
+            registry.attempt_lost(job)
             return
         job.times_returned += loss.blamed
         job.attempt += loss.costs  # else a worker that dies so would get it for ever

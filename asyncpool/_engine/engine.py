@@ -44,7 +44,6 @@ from asyncpool._engine.replacement import WorkerReplacement
 from asyncpool._engine.segments import Segments
 from asyncpool._engine.sessions import Broadcaster, Sessions
 from asyncpool._engine.stacks import Profiles, Stacks
-from asyncpool._engine.stats import pool_stats
 from asyncpool._engine.timers import Heartbeats, JobTimers, Pings, StallWatch
 from asyncpool._engine.traffic import Traffic
 from asyncpool._engine.worker import WorkerHandle
@@ -483,7 +482,7 @@ class Engine:
         A job that is queued, sent or settled changes no deadline: who decides only that takes no
         turn, and has no timer set.
         """
-        todo, lifecycle = self.core.todo, turn_ends
+        todo, set_timer = self.core.todo, turn_ends
         if todo:
             # What is decided meanwhile is carried out by whoever has asked for it.
             effects = todo.copy()
@@ -494,12 +493,12 @@ class Engine:
                     jobs = self.registry.jobs
                     self.traffic.send(effect[1], [jobs[n] for n in effect[2]])
                     continue
-                lifecycle = True
+                set_timer = True
                 if name in _OF_WORKERS:
                     getattr(self.handles[effect[1]], name)(*effect[2:])
                 else:
                     self._effects[name](*effect[1:])
-        if lifecycle:
+        if set_timer:
             self.traffic.look()
             due = earliest(self.core.next_deadline(), self.core.next_overdue())
             self._alarm.set_at(due)
@@ -682,6 +681,8 @@ class Engine:
 
     def stats(self) -> PoolStats:
         """Return the pool as it stands."""
+        from asyncpool._engine.stats import pool_stats  # noqa: PLC0415 - not for a first job
+
         return pool_stats(self)
 
     def summary(self) -> events.CloseSummary:

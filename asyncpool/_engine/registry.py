@@ -536,7 +536,7 @@ class JobRegistry:
 
     def lose_attempt(self, job: PoolJob[Any]) -> None:
         """Note that an attempt of an open job is lost, and that it waits for the next one."""
-        self.await_attempt(job)
+        self.attempt_lost(job)
         if isinstance(job, StreamJob):
             job.begin_again()
 
@@ -588,8 +588,8 @@ class JobRegistry:
             killed=kills - kills_before,
         )
 
-    def await_attempt(self, job: PoolJob[Any]) -> None:
-        """Note that the worker of a job is gone, and that it waits from now on for another one."""
+    def attempt_lost(self, job: PoolJob[Any]) -> None:
+        """Note that an attempt of a job is over, and that it waits from now on, if it is tried again."""
         job.queued_at = monotonic()
         self._end_attempt(job)
 

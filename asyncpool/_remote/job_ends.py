@@ -194,7 +194,7 @@ class JobEnds:
     @staticmethod
     def _may_go_on(job: PoolJob[Any], kind: CrashKind) -> bool:
         return job.options.bound is None and job.attempt_policy.after_crash(
-            kind=kind, delivery=Delivery.STARTED, attempt=job.attempt, times_returned=0
+            kind, attempt=job.attempt
         )
 
 
