@@ -143,7 +143,7 @@ class SlotState(StrEnum):
     UNUSED = "unused"
     """It has no worker, and needs none now."""
 
-    RETIRED = "retired"
+    REMOVED = "removed"
     """It has no worker, and never gets one again."""
 
 

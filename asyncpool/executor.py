@@ -440,7 +440,7 @@ class _Engine:
 
     def _press(self) -> None:
         assert self._grace is not None
-        self._pool._running_supervisor().close(Finish.NONE, self._grace)  # noqa: SLF001
+        self._pool._running_supervisor().close(Finish.NOTHING, self._grace)  # noqa: SLF001
 
     def _break(self, error: Callable[[], Exception]) -> None:
         self.refuse(error)

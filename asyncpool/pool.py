@@ -643,7 +643,7 @@ class Supervised(Listened):
             RuntimeError: If the pool or cluster was started in another event loop.
         """
         checks.at_least(0)("slot", slot)
-        self._life.open().replacement.retire_from(slot)
+        self._life.open().replacement.retire(slot)
 
     def kill(self, slot: int) -> None:
         """Kill the worker in *slot* by SIGKILL, with all processes that it has started.
@@ -688,7 +688,7 @@ class BoundPool(Caller):
         return self._pool._life  # noqa: SLF001
 
 
-_FINISH = {"all": Finish.ALL, "running": Finish.RUNNING, "none": Finish.NONE}
+_FINISH = {"all": Finish.ALL, "running": Finish.RUNNING, "none": Finish.NOTHING}
 
 
 class Pool(Caller, Supervised, JobsListened):
@@ -1173,7 +1173,7 @@ class Pool(Caller, Supervised, JobsListened):
         Cancellation:
             Kills the workers that are left, and returns when they have ended.
         """
-        await self._life.leave(
+        await self._life.exit_context(
             error, functools.partial(self.close, timeout=self._config.close_timeout)
         )
 

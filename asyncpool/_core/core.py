@@ -132,7 +132,7 @@ class Core:
         """Have something done."""
         self.todo.append(effect)
 
-    def give_up(self, jobs: Collection[int], *effect: Any) -> None:
+    def end_jobs(self, jobs: Collection[int], *effect: Any) -> None:
         """Have *jobs* ended by an effect."""
         if self._given_up is not None:
             self._given_up.update(jobs)
@@ -143,10 +143,12 @@ class Core:
     ) -> None:
         """Have *jobs* fail, if there are any."""
         if jobs:
-            self.give_up(jobs, "fail_jobs", tuple(jobs), why)
+            self.end_jobs(jobs, "fail_jobs", tuple(jobs), why)
 
-    def ask_back(self, slot: Slot, jobs: Iterable[int], *, wanted: bool = True) -> bool:
-        """Ask the worker of *slot* not to begin *jobs*; *wanted* ones are to run elsewhere.
+    def ask_back(
+        self, slot: Slot, jobs: Iterable[int], *, requeue: bool = True
+    ) -> bool:
+        """Ask the worker of *slot* not to begin *jobs*; with *requeue* they run elsewhere.
 
         It is not asked again for those that it was asked for already.  Return whether it is for
         others.
@@ -154,7 +156,7 @@ class Core:
         in_flight = slot.in_flight
         jobs = [job for job in jobs if not in_flight.is_revoking(job)]
         if jobs:
-            sequences = in_flight.begin_revoke(jobs, wanted=wanted)
+            sequences = in_flight.begin_revoke(jobs, requeue=requeue)
             self.do("revoke", slot.index, sequences)
         return bool(jobs)
 
@@ -211,17 +213,17 @@ class Core:
             if exhausted and not in_flight.jobs and slot.session is None:
                 # It may run no more jobs, so it goes even before its replacement is
                 # ready.
-                self.exits.retire(slot, "max_jobs", now, unsent=None)
+                self.exits.drain_now(slot, "max_jobs", now, unsent=None)
             elif exhausted:
                 self.exits.replace(slot, "max_jobs", now)
         if self.closing.finish is not None:
-            self.closing.settle(now)
+            self.closing.advance(now)
 
     def _feed(self, slot: Slot, now: float) -> None:
         """Give the worker of *slot* what it should run next."""
         if slot.session is not None or slot.pinned:
             self.sessions.go_on(slot)
-        elif self.dispatcher.wanted and self.sessions.take(slot):
+        elif self.dispatcher.session_waiters and self.sessions.take(slot):
             self.sessions.update_buckets()
             self._feed_spare(now)
         else:
@@ -257,7 +259,7 @@ class Core:
             index = submit(job, traits, priority)
             if index is not None:
                 self.do("assign", index, (job,))
-        self.closing.settle(now)
+        self.closing.advance(now)
 
     def arguments_loaded(self, index: int, now: float) -> None:
         """Record that the last job of slot *index* has been sent, with its large arguments."""
@@ -271,7 +273,7 @@ class Core:
     def requeue(self, jobs: dict[int, JobTraits], now: float) -> None:
         """Put *jobs* at the head of the queue, or assign them to workers with room."""
         self._put_back(jobs)
-        self.closing.settle(now)
+        self.closing.advance(now)
 
     def drop(self, job: int, now: float) -> None:
         """Give up *job*, which may be in the queue, or is about to be queued."""
@@ -279,7 +281,7 @@ class Core:
             slot = self.sessions.discard(job)
             if slot is not None:
                 self.refill(slot.index, now)  # the worker may have a free lane now
-        self.closing.settle(now)
+        self.closing.advance(now)
 
     def cancel(
         self, job: int, now: float, *, index: int, begun: bool, mode: CancelMode = KILL
@@ -306,7 +308,7 @@ class Core:
         self.endings.clear(slot, job)
         self.do("unassign", (job,))
         self.refill(index, now)
-        self.closing.settle(now)
+        self.closing.advance(now)
 
     def revoked(self, index: int, sequences: Iterable[int], now: float) -> None:
         """Handle a worker's answer to a question for jobs: those that it will not begin.
@@ -320,12 +322,12 @@ class Core:
         else:
             self._put_back(wanted)
         self.refill(index, now)
-        self.closing.settle(now)
+        self.closing.advance(now)
 
     def outcome_unpacked(self, job: int, now: float) -> None:
         """Record that the outcome of *job*, a large one, is unpickled."""
         self.closing.unpacking.pop(job, None)
-        self.closing.settle(now)
+        self.closing.advance(now)
 
     def _put_back(self, jobs: dict[int, JobTraits]) -> None:
         """Put *jobs*, which have left their worker, where they wait for another one."""
@@ -335,7 +337,7 @@ class Core:
         pinned_jobs = tuple(job for job in jobs if jobs[job] is PINNED)
         if pinned_jobs:
             jobs = {job: jobs[job] for job in jobs if job not in pinned_jobs}
-            self.give_up(pinned_jobs, "drop_pinned", pinned_jobs)
+            self.end_jobs(pinned_jobs, "drop_pinned", pinned_jobs)
         calls = {job: of for job, of in jobs.items() if isinstance(of, SessionTraits)}
         if calls:
             jobs = {job: jobs[job] for job in jobs if job not in calls}
@@ -360,7 +362,7 @@ class Core:
         if slot.state is not SlotState.STARTING:
             return
         slot.apply(SlotEvent.READY)
-        slot.is_overdue = False  # it may have been asked just before
+        slot.stacks_requested = False  # it may have been asked just before
         slot.ready_at, slot.idle_since, slot.due = now, now, None
         was_broken = self.lifecycle.broken is not None
         self.lifecycle.on_ready(slot, now)
@@ -378,14 +380,14 @@ class Core:
         self.exits.ready(slot, now)
         if not slot.draining:
             self._feed(slot, now)
-        self._go_on(now)
+        self._after_change(now)
 
     def ended(
         self,
         index: int,
         now: float,
         *,
-        started: bool,
+        blamed: bool,
         requeue: Sequence[int],
         jitter: float,
         final: bool = False,
@@ -395,7 +397,7 @@ class Core:
         Args:
             index: The slot.
             now: The time.
-            started: Whether the worker had begun one of its jobs, or had served a
+            blamed: Whether the worker had begun one of its jobs, or had served a
                 connection.
             requeue: Which of its jobs are tried again, oldest first.
             jitter: A random number in ``[0, 1)``, which shortens the delay.
@@ -426,7 +428,7 @@ class Core:
             aftermath = self.exits.failed(slot, old, now, jitter)
         else:
             by_jobs = slot.faulty and in_flight.ended > 0 and not self.serving
-            blamed = started or by_jobs
+            blamed = blamed or by_jobs
             aftermath = self.lifecycle.follow_death(
                 slot, now, blamed=blamed, jitter=jitter, final=final
             )
@@ -436,17 +438,17 @@ class Core:
                 self.sessions.break_off()
         self.sessions.gone(slot)
         self.sessions.hand_out()
-        self._go_on(now)
+        self._after_change(now)
         self._given_up = None
         return aftermath, given_up
 
-    def _go_on(self, now: float) -> None:
+    def _after_change(self, now: float) -> None:
         """Do what follows when a worker has come or gone."""
         self.exits.step(now)
         # Some jobs may have no worker now.
         if self.exits.sizing.watching and self.dispatcher.unserved > self.exits.coming:
             self.exits.sizing.job_waits(now)
-        self.closing.settle(now)
+        self.closing.advance(now)
 
     def served(self, index: int, served: int, now: float) -> None:
         """Record how many connections the worker in slot *index* has served in all."""
@@ -492,13 +494,13 @@ class Core:
 
     def want_worker(self) -> None:
         """Offer the next idle worker to a caller that waits for a session."""
-        self.dispatcher.wanted += 1
+        self.dispatcher.session_waiters += 1
         self.sessions.hand_out()
         self.sessions.update_buckets()
 
     def leave_queue(self, now: float) -> None:
         """Record that a caller that waited wants no session any more."""
-        self.dispatcher.wanted -= 1
+        self.dispatcher.session_waiters -= 1
         self._feed_spare(now)
 
     def end_session(self, session: int, now: float, *, fresh: bool) -> None:
@@ -510,15 +512,15 @@ class Core:
         if slot is None:
             return
         if fresh and slot.ready_at is not None:
-            self.exits.leave(slot, "session", now)
+            self.exits.drain(slot, "session", now)
         elif slot.in_flight.exhausted and slot.state is SlotState.IDLE:
-            self.exits.retire(slot, "max_jobs", now, unsent=None)
+            self.exits.drain_now(slot, "max_jobs", now, unsent=None)
         elif slot.state in UP:
             self.sessions.assign_bucket(slot)
             if slot.state is SlotState.IDLE and not slot.hung:
                 slot.idle_since = now
                 self._feed(slot, now)
-        self._go_on(now)
+        self._after_change(now)
 
     def refuse_sessions(self, now: float) -> None:
         """Refuse all callers that wait for a session.
@@ -531,7 +533,7 @@ class Core:
     def release(self, now: float) -> None:
         """Record that a source has no more jobs, which held the pool open."""
         self.closing.holds -= 1
-        self.closing.settle(now)
+        self.closing.advance(now)
 
     # Time.
 
@@ -546,41 +548,41 @@ class Core:
     def on_timer(self, now: float) -> None:
         """Do what is due."""
         self.closing.on_timer(now)
-        if self.closing.finish is Finish.NONE:
+        if self.closing.finish is Finish.NOTHING:
             self.refuse_sessions(now)
         self.endings.on_timer(now)
         self.lifecycle.on_timer(now)
         self.exits.on_timer(now)
-        self.closing.settle(now)
+        self.closing.advance(now)
 
     # Workers that the pool is about to kill, since they have not ended in time.
     #
     # The pool asks each of them for its stacks shortly before its time is over.  So the
     # answer takes no extra time, and a worker that ends in time after all has lost nothing.
 
-    def next_overdue(self) -> float | None:
-        """When to call :meth:`take_overdue`; ``None`` if no worker's time is limited."""
+    def next_stack_request(self) -> float | None:
+        """When to call :meth:`take_stack_requests`; ``None`` if no worker's time is limited."""
         due = earliest(*map(self._due_to_end, self.slots))
         return None if due is None else due - STACK_GRACE
 
-    def take_overdue(self, now: float) -> list[tuple[int, float]]:
+    def take_stack_requests(self, now: float) -> list[tuple[int, float]]:
         """Return the slots of the workers to ask now, each with the end of the worker's time."""
         found: list[tuple[int, float]] = []
         for slot in self.slots:
             due = self._due_to_end(slot)
             if due is not None and due - STACK_GRACE <= now:
-                slot.is_overdue = True
+                slot.stacks_requested = True
                 found.append((slot.index, due))
         return found
 
     def _due_to_end(self, slot: Slot) -> float | None:
         """Return when the pool kills the worker of *slot*, unless it was asked already."""
-        if slot.is_overdue:
+        if slot.stacks_requested:
             return None
         if slot.state is SlotState.BUSY:
             jobs = slot.in_flight.jobs
             # A cancelled job has had time to end.  Nobody needs to know why it did not.
-            if jobs and not any(map(slot.job_endings.is_wanted, jobs)):
+            if jobs and not any(map(slot.job_endings.not_cancelled, jobs)):
                 return None
             return earliest(slot.drain_deadline, self.closing.due)
         if slot.state is SlotState.STARTING:

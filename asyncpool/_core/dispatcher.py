@@ -226,7 +226,7 @@ class Dispatcher:
 
     Attributes:
         queue: The jobs without a key that wait.
-        wanted: How many workers callers want for sessions; see ``sessions.py``.
+        session_waiters: How many workers callers want for sessions; see ``sessions.py``.
     """
 
     def __init__(self, *, oldest_every: int = OLDEST_EVERY) -> None:
@@ -242,7 +242,7 @@ class Dispatcher:
         self._affinity_queues = AffinityQueues(oldest_every)
         # Kept here, since the hot path reads it.
         self._open_queues = self._affinity_queues.open
-        self.wanted = 0
+        self.session_waiters = 0
 
     @property
     def waiting(self) -> int:
@@ -259,7 +259,7 @@ class Dispatcher:
         """
         room = self._idle or self._with_free_lane
         jobs = self.waiting - len(self._affinity_queues) if room else self.waiting
-        return jobs + self.wanted
+        return jobs + self.session_waiters
 
     @property
     def idle(self) -> int:
@@ -312,7 +312,7 @@ class Dispatcher:
             and self.queue.would_be_first(priority)
         ):
             in_flight = self._with_time_left.pop(slot)
-            self.queue.note_turn(job)
+            self.queue.note_dequeued(job)
         else:
             self._affinity_queues.add(job, traits, priority)
             if slot is not None:
@@ -420,7 +420,7 @@ class Dispatcher:
         if queue.would_be_first(priority):
             slot = self._place(job, traits)
             if slot is not None:
-                queue.note_turn(job)
+                queue.note_dequeued(job)
                 return slot
         queue.add(job, traits, priority)
         return None

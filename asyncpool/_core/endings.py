@@ -49,7 +49,7 @@ class Finish(enum.IntEnum):
 
     ALL = 0
     RUNNING = 1
-    NONE = 2
+    NOTHING = 2
 
 
 class Closing:
@@ -112,7 +112,7 @@ class Closing:
             self.on_timer(now)
         elif self.finish is not Finish.ALL:
             core.fail(core.dispatcher.take_all(), "closed")
-            if self.finish is Finish.NONE:
+            if self.finish is Finish.NOTHING:
                 core.fail(self._take_begun(), "closed")
                 for slot in core.slots:
                     if slot.state is SlotState.BUSY:
@@ -122,14 +122,14 @@ class Closing:
             core.refuse_sessions(now)
         for index in {slot.index: None for slot in dropped.values()}:
             core.refill(index, now)  # the worker may have free lanes
-        self.settle(now)
+        self.advance(now)
 
     def on_timer(self, now: float) -> None:
         """Kill all workers that are left, if the time is over."""
         if self.due is None or self.due > now:
             return
         self.due = None
-        self.finish = Finish.NONE
+        self.finish = Finish.NOTHING
         core = self._core
         core.lifecycle.retry_at = None  # a start may be due now, too
         jobs = [*self._take_begun(), *core.dispatcher.take_all()]
@@ -137,10 +137,10 @@ class Closing:
         for slot in core.slots:
             if slot.state in EMPTY:
                 slot.due = None
-            elif slot.state is not SlotState.RETIRED:
+            elif slot.state is not SlotState.REMOVED:
                 core.lifecycle.stop(slot, StopStage.KILLED, now, planned=True)
 
-    def settle(self, now: float) -> None:
+    def advance(self, now: float) -> None:
         """If the pool closes, let workers go that no job needs any more."""
         if self.over or not self.needs_nobody:
             return
@@ -149,20 +149,20 @@ class Closing:
         for slot in self._core.slots:
             if slot.state in EMPTY:
                 slot.due = None
-                slot.apply(SlotEvent.RETIRE)
+                slot.apply(SlotEvent.REMOVE)
             elif slot.state is SlotState.STARTING:
                 lifecycle.stop(slot, StopStage.TERMINATED, now, planned=True)
             elif slot.state is SlotState.IDLE:
                 how = StopStage.STOPPED
                 lifecycle.stop(slot, how, now, planned=True, grace=self._grace)
-        if all(slot.state is SlotState.RETIRED for slot in self._core.slots):
+        if all(slot.state is SlotState.REMOVED for slot in self._core.slots):
             self.over = True
             self.due = lifecycle.retry_at = None
             self._core.do("finished")
 
     def abandon(self) -> None:
         """Mark the close as over, whatever is left: nobody decides any more."""
-        self.finish, self.over = Finish.NONE, True
+        self.finish, self.over = Finish.NOTHING, True
 
     def _take_begun(self) -> list[int]:
         """Take every job from the workers, and return those that are still wanted.
@@ -172,7 +172,7 @@ class Closing:
         jobs: list[int] = []
         for slot in self._core.slots:
             if slot.in_flight.jobs:
-                jobs += filter(slot.job_endings.is_wanted, slot.in_flight.jobs)
+                jobs += filter(slot.job_endings.not_cancelled, slot.in_flight.jobs)
                 slot.in_flight = InFlight(self._core.concurrency)
                 for job in [*slot.job_endings]:
                     slot.job_endings.apply(job, EndingEvent.CLOSE)
@@ -225,12 +225,12 @@ class Endings:
         """
         slot = self._slots[index]
         if slot.state is SlotState.BUSY and job in slot.in_flight.jobs:
-            slot.job_endings.of(job).expired = True
+            slot.job_endings.of(job).too_late = True
             self._ask_back(slot, job)
 
-    def is_revoked(self, job: int, index: int) -> bool:
+    def is_too_late(self, job: int, index: int) -> bool:
         """Tell whether the pool has asked for *job* in this way, and has no answer yet."""
-        return self._slots[index].job_endings.is_expired(job)
+        return self._slots[index].job_endings.is_too_late(job)
 
     def unanswered(self, job: int, index: int) -> bool:
         """Tell whether the worker in slot *index* has *job*, and still has to give it back."""
@@ -263,8 +263,8 @@ class Endings:
         """
         back, kept = slot.in_flight.end_revoke(sequences)
         endings = slot.job_endings
-        wanted = {job: back[job] for job in back if endings.is_wanted(job)}
-        expired = [job for job in wanted if endings.is_expired(job)]
+        wanted = {job: back[job] for job in back if endings.not_cancelled(job)}
+        expired = [job for job in wanted if endings.is_too_late(job)]
         for job in expired:
             del wanted[job]
         for job in back:
@@ -275,7 +275,7 @@ class Endings:
         self._core.fail(expired, "expired")
         return wanted
 
-    def expire(self, job: int, now: float, *, index: int, mode: CancelMode) -> None:
+    def time_out(self, job: int, now: float, *, index: int, mode: CancelMode) -> None:
         """End *job*, which the worker in slot *index* runs.
 
         Its caller waits for that: whatever the job then returns or raises is its
@@ -291,7 +291,7 @@ class Endings:
         self._core.do("write_stacks", slot.index, job)
         self._make_end(slot, job, mode, now)
 
-    def hang(self, index: int, now: float, job: int | None = None) -> None:
+    def kill_hung(self, index: int, now: float, job: int | None = None) -> None:
         """Kill the worker in slot *index* because it, or its *job*, has been silent for too long.
 
         This is a crash of the worker.  Before the kill, the worker is asked for its
@@ -401,7 +401,7 @@ class Endings:
         """Ask for *job*, which nobody wants, unless its worker was asked for it already."""
         slot.job_endings.apply(job, EndingEvent.REVOKE)
         # If it was, that answer will tell whether the worker has begun the job.
-        self._core.ask_back(slot, [job], wanted=False)
+        self._core.ask_back(slot, [job], requeue=False)
 
     def _ask_back_waiting(self, slot: Slot) -> bool:
         """Ask for all jobs that wait in a worker, unless it still has to answer."""
@@ -413,7 +413,7 @@ class Endings:
         endings = slot.job_endings
         for job in endings.keys() & kept:
             endings.keep(job)
-        cancelled = [job for job in kept if not endings.is_wanted(job)]
+        cancelled = [job for job in kept if not endings.not_cancelled(job)]
         if not cancelled or slot.state is not SlotState.BUSY:
             return
         # The worker has begun the last of them, so those before it are done, and their

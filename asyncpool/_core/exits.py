@@ -25,7 +25,15 @@ from typing import TYPE_CHECKING
 
 from asyncpool._core.deadlines import earliest
 from asyncpool._core.lifecycle import EMPTY, NOT_NEEDED, Aftermath
-from asyncpool._core.slots import ALIVE, COMING, UP, Sizing, Slot, SlotEvent, StopStage
+from asyncpool._core.slots import (
+    ALIVE,
+    STARTING_OR_UP,
+    UP,
+    Sizing,
+    Slot,
+    SlotEvent,
+    StopStage,
+)
 from asyncpool.enums import NextStep, SlotState
 
 if TYPE_CHECKING:
@@ -260,13 +268,13 @@ class Exits:
 
     # Workers leave: they get no more jobs, finish what they have begun, and end.
 
-    def leave(self, slot: Slot, why: str, now: float) -> None:
+    def drain(self, slot: Slot, why: str, now: float) -> None:
         """Let the worker of *slot* leave, unless it already does; a faulty one's end is a crash.
 
         The pool asks it for the jobs that it has not begun, and drops its pinned jobs.  A
         worker that takes longer than *drain_timeout* is killed.
         """
-        if slot.draining or slot.state not in COMING:
+        if slot.draining or slot.state not in STARTING_OR_UP:
             return
         slot.draining, slot.exit_reason = True, why
         self._core.dispatcher.exclude(slot.index)
@@ -300,14 +308,16 @@ class Exits:
             slot.replace_reason = why
             self.step(now)
 
-    def retire(self, slot: Slot, why: str, now: float, *, unsent: int | None) -> None:
+    def drain_now(
+        self, slot: Slot, why: str, now: float, *, unsent: int | None
+    ) -> None:
         """Let the worker of *slot* begin no other job, even if no replacement is ready.
 
         *unsent* is the job that was assigned to it but not sent yet.
         """
         if slot.state not in UP:
             return
-        self.leave(slot, why, now)
+        self.drain(slot, why, now)
         # The worker may not have begun the first one either.
         sent = [job for job in slot.in_flight.jobs if job != unsent]
         self._core.ask_back(slot, sent)
@@ -320,11 +330,11 @@ class Exits:
         many workers have failed and not finished yet, it starts only when this worker has
         gone, which keeps its slot until then.
         """
-        delay = self._lifecycle.start_successor(slot, now)
+        delay = self._lifecycle.decide_early(slot, now)
         if delay is None or self._failing >= self.sizing.size + self._surge:
             self._lifecycle.stop(slot, StopStage.STOPPED, now)
             return
-        self.leave(slot, why, now)
+        self.drain(slot, why, now)
         if not self._let_stay(slot) and self.needs(slot):
             self._lifecycle.add(now, delay=delay)
         self.step(now)
@@ -349,7 +359,7 @@ class Exits:
             old, slot.replaces = self._slots[slot.replaces], None
             self._roll.inherit(slot, old)
             self._failed = 0
-            self.leave(old, old.replace_reason or "", now)
+            self.drain(old, old.replace_reason or "", now)
         self._exchange(now)
         self._core.sessions.update_buckets()
 
@@ -468,7 +478,7 @@ class Exits:
         self.close_surplus()
         while (slot := self._surplus) is not None:
             # Its replacement, if one is on its way, is surplus from now on, too.
-            self.leave(slot, "resize", now)
+            self.drain(slot, "resize", now)
 
     def _let_idle_go(self, now: float) -> None:
         idle = [
@@ -484,7 +494,7 @@ class Exits:
         self._tell_size()
         self.close_surplus()
         if self.missing < 0:
-            self.leave(self._slots[index], "idle", now)
+            self.drain(self._slots[index], "idle", now)
             self._thin_out(now)  # its replacement is surplus, too
 
     @property
@@ -552,7 +562,7 @@ class Exits:
             if self._free > 0 and self._surge > 0:
                 self._lifecycle.add(now, replaces=slot.index)
             elif self._can_miss:
-                self.leave(slot, slot.replace_reason or "", now)
+                self.drain(slot, slot.replace_reason or "", now)
 
     def _let_stay(self, slot: Slot) -> bool:
         """Let the replacement of *slot*'s worker, if there is one, stay in its own right."""

@@ -46,7 +46,7 @@ class InFlight:
 
     __slots__ = (
         "_asked",
-        "_wanted",
+        "_requeued",
         "backlog",
         "closed",
         "concurrency",
@@ -66,7 +66,7 @@ class InFlight:
         self.sent = self.ended = 0
         self._asked: deque[tuple[int, ...]] = deque()
         # Those of them that somebody still wants, and that may come back to the queue.
-        self._wanted: set[int] = set()
+        self._requeued: set[int] = set()
 
     @property
     def head(self) -> int | None:
@@ -105,7 +105,7 @@ class InFlight:
 
         Not while one may come back from it, which is older than those that wait.
         """
-        if self._wanted and not self._wanted.isdisjoint(
+        if self._requeued and not self._requeued.isdisjoint(
             sequence for sequence, _, _ in self.jobs.values()
         ):
             return False
@@ -208,16 +208,16 @@ class InFlight:
         return list(islice(self.jobs, self.concurrency, None))
 
     def begin_revoke(
-        self, jobs: Iterable[int], *, wanted: bool = True
+        self, jobs: Iterable[int], *, requeue: bool = True
     ) -> tuple[int, ...]:
         """Record that the worker is asked for *jobs*; return their sequence numbers.
 
-        *wanted* tells whether those that come back are to run elsewhere.
+        *requeue* tells whether those that come back are to run elsewhere.
         """
         sequences = tuple(self.jobs[job][0] for job in jobs)
         self._asked.append(sequences)
-        if wanted:
-            self._wanted.update(sequences)
+        if requeue:
+            self._requeued.update(sequences)
         return sequences
 
     def sequence_of(self, job: int) -> int:
@@ -250,7 +250,7 @@ class InFlight:
                 outcome already.
         """
         asked = self._asked.popleft() if self._asked else ()
-        self._wanted.difference_update(asked)
+        self._requeued.difference_update(asked)
         by_sequence = {sequence: job for job, (sequence, _, _) in self.jobs.items()}
         numbers = sorted(set(given_back))
         for number in numbers:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from asyncpool._core.deadlines import earliest
 from asyncpool._core.in_flight import InFlight
 from asyncpool._core.options import RestartLedger
-from asyncpool._core.slots import COMING, UP, Slot, SlotEvent, StopStage
+from asyncpool._core.slots import STARTING_OR_UP, UP, Slot, SlotEvent, StopStage
 from asyncpool.enums import NextStep, SlotState
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ WANTED_AGAIN = 1.0
 EMPTY = frozenset({SlotState.VACANT, SlotState.PARKED, SlotState.UNUSED})
 
 # The states of a slot that no worker is for.
-NOT_NEEDED = frozenset({SlotState.UNUSED, SlotState.RETIRED})
+NOT_NEEDED = frozenset({SlotState.UNUSED, SlotState.REMOVED})
 
 
 class Aftermath(NamedTuple):
@@ -87,8 +87,8 @@ class Lifecycle:
         self._tried_at = float("-inf")
         # The slot whose start is to show, for all parked ones, whether starts succeed again.
         self._probe: Slot | None = None
-        # What follows a death that is still to come: see start_successor().
-        self._announced: dict[int, float | None] = {}
+        # What follows a death that is still to come: see decide_early().
+        self._decided: dict[int, float | None] = {}
 
     def ensure_slots(self, count: int, state: SlotState = SlotState.UNUSED) -> None:
         """Have at least *count* slots; new ones begin in *state*."""
@@ -114,7 +114,7 @@ class Lifecycle:
         slot.renew()
         slot.replaces = replaces
         slot.rank = rank_of(slot, self._slots, self._core.exits.sizing.most)
-        self._announced.pop(slot.index, None)
+        self._decided.pop(slot.index, None)
         slot.recycle_limits = self._core.limits.recycle_limits(
             slot.index, slot.generation
         )
@@ -236,13 +236,13 @@ class Lifecycle:
         self._core.do("parked", slot.index, reason, self.retry_in(now))
         return Aftermath(NextStep.PARK, self.retry_in(now), reason)
 
-    def start_successor(self, slot: Slot, now: float) -> float | None:
+    def decide_early(self, slot: Slot, now: float) -> float | None:
         """Decide what follows a death while the dying worker still has something to finish.
 
         Returns:
             In how many seconds its successor may start; ``None`` for not before it is gone.
         """
-        delay = self._announced[slot.index] = self.ledger.died(now, blamed=False)
+        delay = self._decided[slot.index] = self.ledger.died(now, blamed=False)
         return delay
 
     def follow_death(
@@ -251,8 +251,8 @@ class Lifecycle:
         """Decide what follows a death; see :meth:`RestartLedger.died` and ``start_failed``."""
         ledger, start_failed = self.ledger, slot.ready_at is None
         trying = self.retry_at is not None or self._is_trying()
-        if slot.index in self._announced:
-            delay = self._announced.pop(slot.index)
+        if slot.index in self._decided:
+            delay = self._decided.pop(slot.index)
         elif not start_failed:
             delay = ledger.died(now, blamed=blamed)
         else:
@@ -340,7 +340,7 @@ class Lifecycle:
         return all(
             slot.draining
             or (
-                slot.state not in COMING
+                slot.state not in STARTING_OR_UP
                 and (slot.state is not SlotState.VACANT or slot.due is None)
             )
             for slot in self._slots

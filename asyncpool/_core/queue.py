@@ -173,7 +173,7 @@ class JobQueue:
     def pop(self, job: int) -> None:
         """Remove *job*, which is the head."""
         if job not in self._returned:
-            self.note_turn(job)
+            self.note_dequeued(job)
         self.remove(job)
 
     def remove(self, job: int) -> bool:
@@ -197,7 +197,7 @@ class JobQueue:
             return False
         return not len(self) or priority < self._most_urgent()
 
-    def note_turn(self, job: int) -> None:
+    def note_dequeued(self, job: int) -> None:
         """Record that *job* has its turn now; it may have come just now.
 
         If an older job waits, *job* passes it.
@@ -213,7 +213,7 @@ class JobQueue:
         """Record that *job*, of another queue, has a turn that this queue shares with that one."""
         oldest = self._oldest()
         if oldest is not None and oldest < job:
-            self.note_turn(job)
+            self.note_dequeued(job)
 
     def restore(self, entry: QueuedJob) -> None:
         """Record how often the oldest job was passed in the queue that it comes from."""

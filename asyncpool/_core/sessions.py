@@ -82,7 +82,7 @@ class Sessions:
         pinned_jobs = tuple(slot.pinned)
         slot.pinned.clear()
         if pinned_jobs:
-            self._core.give_up(pinned_jobs, "drop_pinned", pinned_jobs)
+            self._core.end_jobs(pinned_jobs, "drop_pinned", pinned_jobs)
 
     def discard(self, job: int) -> Slot | None:
         """Forget *job* if it is a pinned job or a session's call, and return its slot."""
@@ -110,9 +110,11 @@ class Sessions:
         A worker is offered when it becomes idle.  But a worker that was to be replaced,
         and stays because its replacement has failed, is idle already.
         """
-        if self._dispatcher.wanted:
+        if self._dispatcher.session_waiters:
             for index in self._dispatcher.idle_slots():
-                if self._dispatcher.wanted and self._may_have(self._slots[index]):
+                if self._dispatcher.session_waiters and self._may_have(
+                    self._slots[index]
+                ):
                     self._offer(self._slots[index])
 
     def take(self, slot: Slot) -> bool:
@@ -129,7 +131,7 @@ class Sessions:
         elif slot.index not in self._held:
             # Workers that have begun to end meanwhile are of no use.
             self._held = {n for n in self._held if self._may_come(self._slots[n])}
-            if len(self._held) >= self._dispatcher.wanted:
+            if len(self._held) >= self._dispatcher.session_waiters:
                 return False
             self._held.add(slot.index)
             self._dispatcher.exclude(slot.index)
@@ -137,18 +139,18 @@ class Sessions:
 
     def release_spare(self) -> list[Slot]:
         """Return the slots that are held back in vain, so that they get jobs again."""
-        spare = sorted(self._held)[self._dispatcher.wanted :]
+        spare = sorted(self._held)[self._dispatcher.session_waiters :]
         self._held.difference_update(spare)
         return [self._slots[index] for index in spare]
 
     def refuse(self) -> None:
         """Refuse all callers that wait; the slots held back for them are for :meth:`release_spare`."""
-        wanted, self._dispatcher.wanted = self._dispatcher.wanted, 0
+        wanted, self._dispatcher.session_waiters = self._dispatcher.session_waiters, 0
         if wanted:
             self._core.do("refuse_sessions")
 
     def _offer(self, slot: Slot) -> None:
-        self._dispatcher.wanted -= 1
+        self._dispatcher.session_waiters -= 1
         self._dispatcher.exclude(slot.index)
         self._held.discard(slot.index)
         slot.session = next(self._numbers)
@@ -186,7 +188,7 @@ class Sessions:
         """Return the slot of the worker that is to run *job*; without one the job ends."""
         slot = self._slot_of.get(traits.session)
         if slot is None:
-            self._core.give_up((job,), "end_session", traits.session, (job,))
+            self._core.end_jobs((job,), "end_session", traits.session, (job,))
         return slot
 
     def go_on(self, slot: Slot) -> None:
@@ -215,7 +217,7 @@ class Sessions:
         session, calls = slot.session, tuple(slot.calls)
         if session is not None:
             self.end(session)
-            self._core.give_up(calls, "end_session", session, calls)
+            self._core.end_jobs(calls, "end_session", session, calls)
 
     def break_off(self) -> None:
         """Record that the pool is broken: refuse all callers that wait."""

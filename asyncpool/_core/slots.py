@@ -59,7 +59,7 @@ The states in the order in which a healthy worker visits them::
 a worker would look idle while a job is on its way to it, and the pool could stop it.
 
 A ``PARKED`` slot is empty, and waits for a probe.  An ``UNUSED`` slot is not needed
-now.  A ``RETIRED`` slot never gets a worker again.
+now.  A ``REMOVED`` slot never gets a worker again.
 
 *Why a worker ended.*  The reason may name a job, or be a text of the user's.  So may its detail.
 The cause names neither: there are only a few, by which ends are counted.
@@ -273,7 +273,7 @@ class JobEnding:
             deadline.
         mode: How the pool ends the job, if its caller has cancelled it and nobody
             wants it.
-        expired: It has not begun within its ``queue_timeout``.  It fails if its worker gives it back, and
+        too_late: It has not begun within its ``queue_timeout``.  It fails if its worker gives it back, and
             goes on if the worker has begun it.
         silent: The pool kills the worker because this job is silent.
         written: Whether its worker has written its stacks; ``None`` if the pool has
@@ -283,7 +283,7 @@ class JobEnding:
     stage: EndingStage = EndingStage.NONE
     due: float | None = None
     mode: CancelMode | None = None
-    expired: bool = False
+    too_late: bool = False
     silent: bool = False
     written: bool | None = None
 
@@ -322,16 +322,16 @@ class JobEndings(dict[int, JobEnding]):
         """Record that its worker has begun *job*, and so does not give it back."""
         self.apply(job, EndingEvent.KEEP)
         ending = self[job]
-        ending.expired = False
+        ending.too_late = False
         if ending.stage is EndingStage.NONE and ending.mode is None:
             del self[job]  # it goes on like any other job
 
-    def is_expired(self, job: int) -> bool:
+    def is_too_late(self, job: int) -> bool:
         """Tell whether the pool asks *job* back because it has not begun in time."""
         ending = self.get(job)
-        return ending is not None and ending.expired
+        return ending is not None and ending.too_late
 
-    def is_wanted(self, job: int) -> bool:
+    def not_cancelled(self, job: int) -> bool:
         """Tell whether somebody still wants *job*: its caller has not cancelled it."""
         ending = self.get(job)
         return ending is None or ending.mode is None
@@ -371,7 +371,7 @@ class SlotEvent(enum.Enum):
     PARK = enum.auto()
     CLOSE = enum.auto()
     REOPEN = enum.auto()
-    RETIRE = enum.auto()
+    REMOVE = enum.auto()
 
 
 class StopStage(enum.IntEnum):
@@ -388,7 +388,7 @@ TRANSITIONS: dict[SlotState, dict[SlotEvent, SlotState]] = {
         SlotEvent.SPAWN: SlotState.STARTING,
         SlotEvent.PARK: SlotState.PARKED,
         SlotEvent.CLOSE: SlotState.UNUSED,
-        SlotEvent.RETIRE: SlotState.RETIRED,
+        SlotEvent.REMOVE: SlotState.REMOVED,
     },
     SlotState.STARTING: {
         SlotEvent.READY: SlotState.IDLE,
@@ -407,14 +407,14 @@ TRANSITIONS: dict[SlotState, dict[SlotEvent, SlotState]] = {
     SlotState.PARKED: {
         SlotEvent.SPAWN: SlotState.STARTING,
         SlotEvent.CLOSE: SlotState.UNUSED,
-        SlotEvent.RETIRE: SlotState.RETIRED,
+        SlotEvent.REMOVE: SlotState.REMOVED,
     },
     SlotState.UNUSED: {
         SlotEvent.SPAWN: SlotState.STARTING,
         SlotEvent.REOPEN: SlotState.VACANT,
-        SlotEvent.RETIRE: SlotState.RETIRED,
+        SlotEvent.REMOVE: SlotState.REMOVED,
     },
-    SlotState.RETIRED: {},
+    SlotState.REMOVED: {},
 }
 
 
@@ -422,10 +422,10 @@ TRANSITIONS: dict[SlotState, dict[SlotEvent, SlotState]] = {
 UP = frozenset({SlotState.IDLE, SlotState.BUSY})
 
 # Those, and the one of a slot whose worker is being started.
-COMING = UP | {SlotState.STARTING}
+STARTING_OR_UP = UP | {SlotState.STARTING}
 
 # The states of a slot that has a process.
-ALIVE = COMING | {SlotState.STOPPING}
+ALIVE = STARTING_OR_UP | {SlotState.STOPPING}
 
 
 @dataclass(slots=True)
@@ -472,7 +472,7 @@ class Slot:
         faulty: The worker must not get another job, since something in it is
             broken.
         stop_stage: How far the pool has got in ending the process.
-        is_overdue: The pool has asked the worker for its stacks, since its time to end
+        stacks_requested: The pool has asked the worker for its stacks, since its time to end
             is nearly over.
     """
 
@@ -502,7 +502,7 @@ class Slot:
     exit_planned: bool = False
     faulty: bool = False
     stop_stage: StopStage = StopStage.NO
-    is_overdue: bool = False
+    stacks_requested: bool = False
 
     def apply(self, event: SlotEvent) -> None:
         """Change to the state that the table says.
@@ -529,7 +529,7 @@ class Slot:
         self.seen = ()
         self.exit_planned = self.faulty = self.hung = False
         self.replace_reason = self.replaces = self.drain_deadline = None
-        self.draining = self.oversized = self.is_overdue = False
+        self.draining = self.oversized = self.stacks_requested = False
         self.exit_reason = ""
         self.stop_stage = StopStage.NO
 

@@ -105,7 +105,7 @@ class Admission:
     @property
     def _waiting(self) -> int:
         """How many jobs wait, and callers for a worker of their own."""
-        return self._core.waiting + self._core.dispatcher.wanted
+        return self._core.waiting + self._core.dispatcher.session_waiters
 
     def check_session(self) -> None:
         """Check that one more caller may wait for a worker of its own.

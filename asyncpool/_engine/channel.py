@@ -170,7 +170,7 @@ class Channel:
         # What takes a system call each, ahead of the small frames: some of those are joined.
         self._queue: deque[Any] = deque()
         self.small: list[bytes | memoryview] = []
-        self.put_bytes = self.taken = 0
+        self.put_bytes = self.sent_bytes = 0
         self._flush_is_due = self._blocked = self._sending = False
         self._half_closed = False
         self._retry = Alarm(loop, lambda _: self.flush())
@@ -188,7 +188,7 @@ class Channel:
     @property
     def unsent(self) -> int:
         """How many bytes the peer has not taken, including those that it never will."""
-        return self.put_bytes - self.taken
+        return self.put_bytes - self.sent_bytes
 
     @property
     def unsent_descriptors(self) -> int:
@@ -269,7 +269,7 @@ class Channel:
                 if not self._is_blocked_by(error):
                     return
             else:
-                self.taken = taken = self.taken + sent
+                self.sent_bytes = taken = self.sent_bytes + sent
                 if taken == self.put_bytes and not self._half_closed:
                     return  # nearly always
                 if sent < len(piece):
@@ -290,7 +290,7 @@ class Channel:
             if not self._retry.is_set:
                 self._retry.set_in(_TOO_MANY_PAUSE)
             return False
-        self._give_up_sending()
+        self._discard_unsent()
         if error.errno not in _PEER_IS_GONE:
             trouble = ProtocolError(f"nothing can be sent to it: {error}")
             self._loop.call_soon(self._end, trouble)
@@ -309,7 +309,7 @@ class Channel:
             with contextlib.suppress(OSError):
                 self._socket.shutdown(socket.SHUT_WR)
 
-    def _give_up_sending(self) -> None:
+    def _discard_unsent(self) -> None:
         for piece in self._queue:
             if isinstance(piece, _WithDescriptor) and piece.owned:
                 os.close(piece.fd)
@@ -445,7 +445,7 @@ class Channel:
     def close(self) -> None:
         """Close the socket; no callback comes after this."""
         self.ignore()
-        self._give_up_sending()
+        self._discard_unsent()
         self._retry.cancel()
         self._socket.close()
 

@@ -28,7 +28,12 @@ from asyncpool._core.slots import (
 from asyncpool._dataclass import replace
 from asyncpool._engine.job import Chunk, PoolJob, StreamJob
 from asyncpool._engine.machine import OomKills
-from asyncpool._engine.registry import crash_error, delivery_of, overdue, stacks_of
+from asyncpool._engine.registry import (
+    crash_error,
+    delivery_of,
+    limit_exceeded,
+    stacks_of,
+)
 from asyncpool._engine.worker import WorkerHandle
 from asyncpool._wire.posix import signal_name
 from asyncpool.enums import CrashKind, Delivery, NextStep, TimeLimit
@@ -103,7 +108,7 @@ class Loss(NamedTuple):
         delivery: How far it had got on its way.
         blamed: Whether it may be the cause, or its time was over.
         costs: Whether it has lost an attempt.
-        again: Whether it goes back to the queue.
+        requeued: Whether it goes back to the queue.
         error: What its caller gets if its time was over before the death.
     """
 
@@ -111,7 +116,7 @@ class Loss(NamedTuple):
     delivery: Delivery
     blamed: bool
     costs: bool
-    again: bool
+    requeued: bool
     error: BaseException | None
 
     @property
@@ -132,7 +137,7 @@ def judge(
         delivery = delivery_of(job, handle)
         # A worker that broke the protocol may have erased its page, so that its jobs run twice.
         # If it had the job before that, and it was the job's turn, then the job has begun.
-        had_before = job.frame_end <= handle.taken_in_trust
+        had_before = job.frame_end <= handle.sent_in_trust
         if delivery is Delivery.SENT and had_before and slot.in_flight.runs(job.id):
             delivery = Delivery.STARTED
         policy, returned = job.attempt_policy, job.times_returned
@@ -145,7 +150,7 @@ def judge(
         error: BaseException | None = None
         if over:
             costs = costs or job.exceeded is TimeLimit.TIMEOUT
-            error, may_retry, _ = overdue(job, handle)
+            error, may_retry, _ = limit_exceeded(job, handle)
             again = may_retry and policy.after_exception(error, attempt=job.attempt)
         else:
             again = not costs or policy.after_crash(kind, attempt=job.attempt)
@@ -206,17 +211,17 @@ class Deaths:
         found = (registry.jobs.get(number) for number in slot.in_flight.jobs)
         losses = judge([job for job in found if job is not None], handle, slot, kind)
         for loss in losses:
-            self._take_off(loss, handle, slot)
+            self._detach(loss, handle, slot)
         begun = [loss.job for loss in losses if loss.begun]
-        if slot.is_overdue:
+        if slot.stacks_requested:
             handle.read_requested_stacks()
         # 4. What follows in its slot.
         blamed = bool(begun) if serving is None else serving.ended(handle)
         after, given_up = engine.core.ended(
             handle.slot,
             now,
-            started=blamed,
-            requeue=[loss.job.id for loss in losses if loss.again],
+            blamed=blamed,
+            requeue=[loss.job.id for loss in losses if loss.requeued],
             jitter=random.random(),  # noqa: S311 - jitter
             final=handle.final,
         )
@@ -256,7 +261,7 @@ class Deaths:
                 engine.log.exited(handle, crash, reason, error, killed_for)
         # 7. Which jobs go to another worker.  Told before the effects, since with them an idle
         # worker gets such a job at once, and that is its next attempt.
-        self._take_over(losses, given_up, crash)
+        self._publish_takeovers(losses, given_up, crash)
         # 8. The next worker starts before a log handler, a callback or a future hears of this end:
         # those take half a millisecond and more.
         engine.act()
@@ -269,7 +274,7 @@ class Deaths:
             handle.release_report()
         # 10. The jobs that are not tried again, unless their end came with the effects.
         for loss in losses:
-            if not loss.again and not loss.job.done():
+            if not loss.requeued and not loss.job.done():
                 _note(loss, crash)
                 error = loss.error or crash_error(loss.job, loss.delivery)
                 registry.fail(loss.job, error)
@@ -287,7 +292,7 @@ class Deaths:
         lacked_memory = False
         if _was_killed(handle):
             # Whatever the kind is, this may be the death that the kernel counted.
-            self.look(now)
+            self.poll_oom_kills(now)
             claimed = self._ledger is not None and self._ledger.claim()
             lacked_memory = claimed or handle.lacked_memory
         if handle.broke_protocol:
@@ -300,7 +305,7 @@ class Deaths:
             return CrashKind.HUNG
         return CrashKind.CRASH
 
-    def look(self, now: float) -> None:
+    def poll_oom_kills(self, now: float) -> None:
         """Note the kernel's count of kills, so that old kills are not taken for new ones."""
         count = self._kills.count()
         if self._ledger is not None and count is not None:
@@ -396,14 +401,14 @@ class Deaths:
             extra = {"pool": pool, "slot": crash.slot, "pid": crash.pid}
             say.ON_CRASH_FAILED.log(_LOGGER, extra, error=error)
 
-    def _take_off(self, loss: Loss, handle: WorkerHandle, slot: Slot) -> None:
+    def _detach(self, loss: Loss, handle: WorkerHandle, slot: Slot) -> None:
         """Note that a job is with no worker any more, since its worker has died."""
         job, registry = loss.job, self._engine.registry
         if loss.begun and isinstance(job, Chunk):
-            has_begun = job.find_in_log(handle.page)
+            has_begun = job.salvage(handle.page)
             if not has_begun and handle.broke_protocol:
-                job.find_nothing()
-        if loss.again and isinstance(job, StreamJob):
+                job.assume_lost()
+        if loss.requeued and isinstance(job, StreamJob):
             job.begin_again()
         if loss.begun:
             registry.watch.lost(job, slot, handle.since)
@@ -427,12 +432,14 @@ class Deaths:
             )
         )
 
-    def _take_over(self, losses: list[Loss], given_up: set[int], crash: Crash) -> None:
+    def _publish_takeovers(
+        self, losses: list[Loss], given_up: set[int], crash: Crash
+    ) -> None:
         """Count and tell which jobs wait for another worker, or are about to get one."""
         registry, hub = self._engine.registry, self._engine.hub
         for loss in losses:
             job = loss.job
-            if not loss.again or job.done():
+            if not loss.requeued or job.done():
                 continue
             if not loss.begun:
                 self._engine.timers.wait_again(job)

@@ -38,7 +38,7 @@ from asyncpool._engine.registry import (
     JobRegistry,
     broken_errors,
     closed_error,
-    expire,
+    limit_error,
 )
 from asyncpool._engine.replacement import WorkerReplacement
 from asyncpool._engine.segments import Segments
@@ -74,14 +74,14 @@ class Turn:
         self._engine = engine
 
     def __enter__(self) -> float:
-        self._engine.deciding += 1
+        self._engine.turn_depth += 1
         return self._engine.loop.time()
 
     def __exit__(self, *_: object) -> None:
         try:
             self._engine.act(turn_ends=True)
         finally:
-            self._engine.deciding -= 1
+            self._engine.turn_depth -= 1
 
 
 # How late the event loop of the service runs what is due.
@@ -234,7 +234,7 @@ class Engine:
         handles: The worker handles, by slot.
         crashes: The last crashes, oldest first.
         turn: In its context the core may be asked to decide.
-        deciding: How many turns there are just now, one inside another.
+        turn_depth: How many turns there are just now, one inside another.
         loop_lag: Measures how late the loop runs what is due.
         log: Logs the steps of its life.
         threads: Pickle and copy large objects.
@@ -282,7 +282,7 @@ class Engine:
         self.leases, self.figures = self.registry.leases, self.registry.figures
         self.handles: dict[int, WorkerHandle] = {}
         self.crashes: deque[Crash] = deque(maxlen=_CRASHES_KEPT)
-        self.turn, self.deciding = Turn(self), 0
+        self.turn, self.turn_depth = Turn(self), 0
         serves = config.serving is not None
         self.loop_lag = LoopLag(loop, lambda: serves or bool(self.registry.jobs))
         self.threads = Threads(loop)
@@ -351,7 +351,7 @@ class Engine:
                     # At once: the session of another task that is cancelled now would else have
                     # its worker replaced, by a task that this group takes no more.
                     self.core.closing.abandon()
-                    self.traffic.look()
+                    self.traffic.refresh_fast_path()
                     raise
             await self._deaths.finish()
             await self.worker_logs.finish()
@@ -396,7 +396,7 @@ class Engine:
             if part is not None:
                 part.stop()
         self.core.closing.abandon()
-        self.traffic.look()
+        self.traffic.refresh_fast_path()
         self.sessions.refuse()
         self.registry.fail_all(reason)
         self.draining.stop()
@@ -436,7 +436,7 @@ class Engine:
     def on_spawned(self, handle: WorkerHandle) -> None:
         """Count a worker that has a process, and tell the listeners."""
         self.figures.spawned += 1
-        self._deaths.look(self.loop.time())
+        self._deaths.poll_oom_kills(self.loop.time())
         assert handle.pid is not None
         self.hub.publish(events.Spawned(handle.slot, handle.generation, handle.pid))
         self.log.of_worker(say.WORKER_STARTED, handle)
@@ -499,8 +499,8 @@ class Engine:
                 else:
                     self._effects[name](*effect[1:])
         if set_timer:
-            self.traffic.look()
-            due = earliest(self.core.next_deadline(), self.core.next_overdue())
+            self.traffic.refresh_fast_path()
+            due = earliest(self.core.next_deadline(), self.core.next_stack_request())
             self._alarm.set_at(due)
         # Checked here, since only effects take jobs out of the queue.
         if self.admission.saturated:
@@ -508,7 +508,7 @@ class Engine:
 
     def _on_alarm(self, now: float) -> None:
         with self.turn:
-            for slot, due in self.core.take_overdue(now):
+            for slot, due in self.core.take_stack_requests(now):
                 self.stacks.ask_late(slot, due)
             self.core.on_timer(now)
 
@@ -543,7 +543,7 @@ class Engine:
         errors: dict[str, Callable[[PoolJob[Any]], Exception]] = {
             "closed": lambda job: closed_error(job, self.handles),
             "broken": broken_errors(self),
-            "expired": lambda job: expire(job, self.loop.time()),
+            "expired": lambda job: limit_error(job, self.loop.time()),
         }
 
         def fail_some() -> None:
@@ -644,14 +644,14 @@ class Engine:
             self.log.now(say.POOL_DROPPED)
             self.close(Finish.ALL, None)
 
-    def give_up(self) -> None:
+    def abort(self) -> None:
         """Fail all jobs, and have those that run end as if they were cancelled.
 
         A job is killed if it still runs after the longest *cancel_grace*, or must not be
         interrupted.
         """
         if self.serving is not None:
-            self.close(Finish.NONE, 0.0)
+            self.close(Finish.NOTHING, 0.0)
             return
         self.close(Finish.RUNNING, None)
         with self.turn:

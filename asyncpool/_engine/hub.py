@@ -230,12 +230,12 @@ class PoolHub:
         add_end_listener: Has a listener called with the end of each job, and with nothing else.
         publish_job: Hands an event of a job that has not ended to everybody who listens to jobs.
         publish_end: Hands the end of a job to them, and to those who listen to ends.
-        listened: Whether anybody may listen to jobs.  Nothing is done for their events while
+        ends_heard: Whether anybody may listen to jobs.  Nothing is done for their events while
             nobody does.
-        followed: Whether to more than their ends.
+        steps_heard: Whether to more than their ends.
         tracers: What traces them.
         traced: The numbers of the open jobs that tracers follow.
-        telling: Whether there are jobs of which each step is told, and not only a failure: all
+        telling_steps: Whether there are jobs of which each step is told, and not only a failure: all
             if somebody listens, else the traced ones.
         on_new: What hears of each new job, if anything does.
         companions: Close what lives beside the pool, before anybody hears of its end.
@@ -245,8 +245,8 @@ class PoolHub:
 
     def __init__(self) -> None:
         self._events: EventHub[Event] = EventHub()
-        self._jobs: EventHub[Event | JobEvent] = EventHub(self._look)
-        self._job_ends: EventHub[JobEnded] = EventHub(self._look)
+        self._jobs: EventHub[Event | JobEvent] = EventHub(self._update)
+        self._job_ends: EventHub[JobEnded] = EventHub(self._update)
         self._hubs = self._events, self._jobs, self._job_ends
         self.listen, self.add_listener = self._events.listen, self._events.add_listener
         self.listen_to_jobs = self._jobs.listen
@@ -255,8 +255,8 @@ class PoolHub:
         # No methods: a call that forwards takes 60 ns, for each event of each job.
         self.publish_job = self._jobs.publish
         self.publish_end: Callable[[JobEnded], object] = _nothing
-        self.telling = False
-        self.listened = self.followed = False
+        self.telling_steps = False
+        self.ends_heard = self.steps_heard = False
         self.on_new: Callable[[Any], object] | None = None
         self.on_look: Callable[[], object] = _nothing
         self.tracers: tuple[JobTracer, ...] = ()
@@ -297,27 +297,27 @@ class PoolHub:
         And *unwatched* when nobody listens to jobs any more.
         """
         self._on_queued, self._on_unwatched = queued, unwatched
-        self._look()
+        self._update()
 
     def add_tracer(self, tracer: JobTracer) -> None:
         """Have *tracer* told of the jobs that come from now on."""
         self.tracers = (*self.tracers, tracer)
-        self._look()
+        self._update()
 
     def remove_tracer(self, tracer: JobTracer) -> None:
         """Tell *tracer* nothing any more."""
         self.tracers = tuple(each for each in self.tracers if each is not tracer)
-        self._look()
+        self._update()
 
-    def follow(self, number: int) -> None:
+    def trace(self, number: int) -> None:
         """Take note that a tracer follows a job, up to its end."""
         self.traced.add(number)
-        self.telling = True
+        self.telling_steps = True
 
     def forget(self, number: int) -> None:
         """Take note that a job has ended."""
         self.traced.discard(number)
-        self.telling = self.listened or bool(self.traced)
+        self.telling_steps = self.ends_heard or bool(self.traced)
 
     def remove_listener(self, listener: object) -> int:
         """Call *listener* no more, and return how often it was there."""
@@ -339,20 +339,20 @@ class PoolHub:
             except Exception as error:  # noqa: BLE001 - nobody else's concern
                 say.READER_FAILED.log(_LOGGER, {}, error=error, reader=callback)
 
-    def _look(self) -> None:
-        before = self.listened
-        self.followed = self._jobs.is_heard
-        self.listened = self.followed or self._job_ends.is_heard
+    def _update(self) -> None:
+        before = self.ends_heard
+        self.steps_heard = self._jobs.is_heard
+        self.ends_heard = self.steps_heard or self._job_ends.is_heard
         if not self.tracers:
             self.traced.clear()
-        self.telling = self.listened or bool(self.traced)
+        self.telling_steps = self.ends_heard or bool(self.traced)
         hubs = self._jobs, self._job_ends
         self.publish_end = _in_turn([hub.publish for hub in hubs if hub.is_heard])
         new: list[Callable[[Any], object]] = [each.queued for each in self.tracers]
-        if self.followed:
+        if self.steps_heard:
             new.append(self._on_queued)
         self.on_new = _in_turn(new) if new else None
-        if before and not self.listened:
+        if before and not self.ends_heard:
             self._on_unwatched()
         self.on_look()
 

@@ -135,7 +135,7 @@ def unreadable(why: ProtocolError) -> JobNotPicklableError:
 # What a running job reports, for any number of readers.
 
 
-class HeartbeatLog:
+class LastHeartbeat:
     """The newest heartbeat of a job.
 
     Args:
@@ -377,7 +377,7 @@ class PoolJob(Job[R]):
     credit: int = 0
     crashes: tuple[Crash, ...] = ()
     times_returned: int = 0
-    heartbeats: HeartbeatLog | None = None
+    heartbeats: LastHeartbeat | None = None
 
     def __init__(
         self,
@@ -428,10 +428,10 @@ class PoolJob(Job[R]):
         """Whether its caller waits for its end, or has a callback."""
         return bool(self._callbacks)
 
-    def listen(self) -> HeartbeatLog:
+    def listen(self) -> LastHeartbeat:
         """Return what hears of its beats."""
         if self.heartbeats is None:
-            self.heartbeats = HeartbeatLog(self)
+            self.heartbeats = LastHeartbeat(self)
         return self.heartbeats
 
 
@@ -465,7 +465,7 @@ class Chunk:
 
     # No abstract base class: each time a job is sent isinstance() is asked, which takes longer there.
 
-    def find_in_log(self, page: WorkerPage) -> bool:
+    def salvage(self, page: WorkerPage) -> bool:
         """Find what its worker, which is dead, has noted; return whether it has begun with its first item."""
         raise NotImplementedError
 
@@ -473,7 +473,7 @@ class Chunk:
         """Find it in a result that came after the time was over."""
         raise NotImplementedError
 
-    def find_nothing(self) -> None:
+    def assume_lost(self) -> None:
         """Take it that each item may have begun."""
         raise NotImplementedError
 
@@ -493,7 +493,7 @@ class ChunkJob(Chunk, PoolJob[R]):
         self.rounds = 0
         self.found: list[Any] | None = None
 
-    def find_in_log(self, page: WorkerPage) -> bool:
+    def salvage(self, page: WorkerPage) -> bool:
         """Find what its worker has noted; return whether it has begun with its first item."""
         self.found = page.log(self.id, self.attempt)
         return self.found is not None
@@ -502,7 +502,7 @@ class ChunkJob(Chunk, PoolJob[R]):
         """Find all but the last item, which was running when the time was over."""
         self.found = result.load()[:-1]
 
-    def find_nothing(self) -> None:
+    def assume_lost(self) -> None:
         """Take it that each item may have begun."""
         self.found = [LOST] * CHUNK_SIZE
 

@@ -683,7 +683,7 @@ class Process:
         self._end: asyncio.Future[int | None] = loop.create_future()
         self._alarm = Alarm(loop, lambda _: self._ended_unreported())
         if pidfd is not None:
-            loop.add_reader(pidfd, self._is_gone)
+            loop.add_reader(pidfd, self._on_pidfd)
 
     async def wait(self) -> int | None:
         """Wait until the process has ended; return its exit status, or ``None`` if unknown.
@@ -748,7 +748,7 @@ class Process:
                 return
         os.kill(self.pid, number)
 
-    def _is_gone(self) -> None:
+    def _on_pidfd(self) -> None:
         # The launcher reports the exit status and more, but it may be stopped, or dead.
         assert self._pidfd is not None
         self._loop.remove_reader(self._pidfd)

@@ -130,7 +130,7 @@ class SupervisorRunner:
     def _closed(self) -> PoolClosedError:
         return PoolClosedError(f"the {self._what} is closed")
 
-    async def leave(
+    async def exit_context(
         self,
         error: BaseException | None,
         close: Callable[[], Awaitable[object]],
@@ -148,7 +148,7 @@ class SupervisorRunner:
             if error is None:
                 await close()
             elif self.supervisor is not None:
-                self.supervisor.give_up()
+                self.supervisor.abort()
                 # Running jobs have time to clean up.  A cancellation by a scope of anyio's, which
                 # may be the reason for this call, has no effect here.
                 with anyio_shield():
@@ -162,7 +162,7 @@ class SupervisorRunner:
         supervisor = self.supervisor
         if supervisor is None:
             return
-        supervisor.close(Finish.NONE, 0.0)
+        supervisor.close(Finish.NOTHING, 0.0)
         await outlast(supervisor.status.ended)
 
     def dropped(

@@ -78,15 +78,15 @@ class Outbox(SegmentOwner):
 
     def connect(self, jobs: Channel, control: Channel) -> None:
         """Send on these channels from now on."""
-        self._jobs, self.channel = jobs, control
+        self._jobs, self.control_channel = jobs, control
         self.flush, self.flush_soon = jobs.flush, jobs.flush_soon
 
     # Jobs.
 
     @property
-    def taken(self) -> int:
-        """How many bytes the worker has taken, counted as :meth:`put_job` does."""
-        return self._jobs.taken if self.channel is not None else 0
+    def sent_bytes(self) -> int:
+        """How many bytes the kernel has taken for the worker, counted as :meth:`put_job` does."""
+        return self._jobs.sent_bytes if self.control_channel is not None else 0
 
     def put_jobs(self, jobs: Iterable[PoolJob[Any]], slot: int) -> None:
         """Put jobs that get an attempt in *slot*; the next flush sends them."""
@@ -272,9 +272,9 @@ class Outbox(SegmentOwner):
             self._segments.free(segment)
 
     def _grant(self, segment: Segment | None) -> None:
-        assert self.channel is not None
+        assert self.control_channel is not None
         number = 0
         if segment is not None:
             number, segment.use = segment.number, Use.GRANTED
-        self.channel.put(header(FrameKind.GRANT, 0, tag=number))
-        self.channel.flush()
+        self.control_channel.put(header(FrameKind.GRANT, 0, tag=number))
+        self.control_channel.flush()

@@ -54,7 +54,7 @@ if TYPE_CHECKING:
 _VALUE = FrameKind.VALUE
 
 
-def overdue(job: PoolJob[Any], handle: WorkerHandle) -> Failed:
+def limit_exceeded(job: PoolJob[Any], handle: WorkerHandle) -> Failed:
     """Return the error of a job that has exceeded a time limit, whatever has ended it since."""
     error = timeout_error(job, stacks_of(job, handle))
     return Failed(error, may_retry=job.exceeded is not TimeLimit.DEADLINE)
@@ -105,7 +105,7 @@ _attempt = partial(tuple.__new__, Attempt)  # pyright: ignore[reportUnknownMembe
 class JobWatch:
     """Publishes the events of jobs, and tells tracers.
 
-    A caller on the way of every job calls a method only while ``hub.telling`` is true,
+    A caller on the way of every job calls a method only while ``hub.telling_steps`` is true,
     since a call costs as much as a tenth of a short job.  The methods for failures look
     themselves.  Listeners and tracers hear of what goes well with a job only if somebody
     listens, or if the job is traced.
@@ -128,7 +128,7 @@ class JobWatch:
         attempt = self._attempts.pop(job.id, None)
         for tracer in self.hub.tracers:
             tracer.again(job, error, attempt)
-        if self.hub.followed:
+        if self.hub.steps_heard:
             self._queued(job)
 
     def sending(self, job: PoolJob[Any], slot: int) -> None:
@@ -142,20 +142,20 @@ class JobWatch:
         for job in jobs:
             if job.id not in attempts:
                 attempts[job.id] = _attempt((slot, job.queued_at, at, None))
-                if self.hub.followed:
+                if self.hub.steps_heard:
                     self._began(job, slot, at)
 
     def attempted(self, job: PoolJob[Any], attempt: Attempt) -> None:
         """Take note of an attempt that has ended elsewhere."""
         known = self._attempts.get(job.id)
         self._attempts[job.id] = attempt
-        if known is None and self.hub.followed:
+        if known is None and self.hub.steps_heard:
             self._began(job, attempt.slot, attempt.began)
 
     def ran(self, job: PoolJob[Any], slot: int, frame: Frame, at: float) -> None:
         """Take note of an attempt whose outcome, *frame*, came at *at* from *slot*."""
         hub, number, run = self.hub, job.id, frame.number / 1e6
-        if hub.followed and number not in self._attempts:
+        if hub.steps_heard and number not in self._attempts:
             self._began(job, slot, at - run)
         self._attempts[number] = _attempt((slot, job.queued_at, at - run, run))
 
@@ -184,7 +184,7 @@ class JobWatch:
             for tracer in self.hub.tracers:
                 tracer.given_back(job)
         known = self._attempts.pop(job.id, None)
-        if known is not None and self.hub.followed:
+        if known is not None and self.hub.steps_heard:
             self._queued(job)
 
     def ended(
@@ -196,7 +196,7 @@ class JobWatch:
             for tracer in hub.tracers:
                 tracer.ended(job, outcome, error, attempt)
             hub.forget(job.id)
-        if hub.listened:
+        if hub.ends_heard:
             hub.publish_end(job_ended(job, outcome, attempt))
 
     def _queued(self, job: PoolJob[Any]) -> None:
@@ -429,10 +429,10 @@ class JobRegistry:
         if isinstance(job, Chunk):
             result = load_outcome(serializer, frame)
             if isinstance(result, Failed):  # the outcome cannot be read
-                job.find_nothing()
+                job.assume_lost()
             else:
                 job.find_in_result(result)
-        return overdue(job, handle)
+        return limit_exceeded(job, handle)
 
     def settle_all(
         self,
@@ -454,7 +454,7 @@ class JobRegistry:
         """
         jobs = self.jobs
         again: list[PoolJob[Any]] = []
-        careful = large or self.timed or self.leases.holders or self._hub.telling
+        careful = large or self.timed or self.leases.holders or self._hub.telling_steps
         # Most of them are of one function, whose parts are looked up once.
         function: Any = None
         run_times = wait_times = function
@@ -511,9 +511,11 @@ class JobRegistry:
             self.cancelled(job)
             return False
         if type(loaded) is not Failed:
-            self._leave(job)
+            self._remove(job)
             job.function.figures.ok += 1
-            if self._hub.telling and (self._hub.listened or job.id in self._hub.traced):
+            if self._hub.telling_steps and (
+                self._hub.ends_heard or job.id in self._hub.traced
+            ):
                 self.watch.ended(job, JobOutcome.OK)
             job.set_result(loaded)
             return False
@@ -527,7 +529,7 @@ class JobRegistry:
             return True
         if isinstance(error, _OF_JOBS):
             claim(error, job)
-        self._leave(job)
+        self._remove(job)
         self._raised += 1
         over = job.exceeded is not None
         self._count(job, JobOutcome.TIMEOUT if over else JobOutcome.RAISED, error)
@@ -551,7 +553,7 @@ class JobRegistry:
         if job.done():
             self.cancelled(job)
             return
-        self._leave(job)
+        self._remove(job)
         self.failed += 1
         self._count(job, outcome_of_error(error), error)
         closed = isinstance(error, PoolClosedError)
@@ -570,7 +572,7 @@ class JobRegistry:
         """Remove *job*, and return whether it was still open."""
         if job.id not in self.jobs:
             return False
-        self._leave(job)
+        self._remove(job)
         self._count(job, JobOutcome.CANCELLED)
         return True
 
@@ -612,7 +614,7 @@ class JobRegistry:
         job.function.figures.ended(outcome)
         self.watch.ended(job, outcome, error)
 
-    def _leave(self, job: PoolJob[Any]) -> None:
+    def _remove(self, job: PoolJob[Any]) -> None:
         del self.jobs[job.id]
         if job.options.timed:
             self.timed -= 1
@@ -648,7 +650,7 @@ def delivery_of(job: PoolJob[object], handle: WorkerHandle) -> Delivery:
     if handle.page.begun(job.id, job.attempt):
         return Delivery.STARTED
     # A worker that has a part of the frame cannot begin the job.
-    taken = job.frame_end <= handle.outbox.taken
+    taken = job.frame_end <= handle.outbox.sent_bytes
     return Delivery.SENT if taken else Delivery.NEVER_SENT
 
 
@@ -676,7 +678,7 @@ def timeout_error(job: PoolJob[object], stack: str = "") -> JobTimeoutError:
     )
 
 
-def expire(job: PoolJob[object], now: float) -> JobTimeoutError:
+def limit_error(job: PoolJob[object], now: float) -> JobTimeoutError:
     """Note which of its limits a job has exceeded *now*, and return its error."""
     job.exceeded = job.options.exceeded(now, running=job.began is not None)
     return timeout_error(job)

@@ -62,14 +62,14 @@ class WorkerReplacement:
 
     # Requests.
 
-    def retire(self, handle: WorkerHandle, reason: str = "") -> None:
+    def retire_now(self, handle: WorkerHandle, reason: str = "") -> None:
         """Have a worker begin no other job, since its job has asked for that."""
         engine, slot = self._engine, self._engine.core.slots[handle.slot]
         with engine.turn as now:
             unsent = slot.in_flight.last if handle.outbox.withdraw() else None
             jobs = engine.config.serving is None
             why = _why("retire_worker()" if jobs else "retire()", reason)
-            self._exits.retire(slot, why, now, unsent=unsent)
+            self._exits.drain_now(slot, why, now, unsent=unsent)
             if unsent is not None:
                 engine.act()
                 engine.core.withdraw(slot.index, unsent, now)
@@ -82,7 +82,7 @@ class WorkerReplacement:
             self._engine.core.slots[handle.slot], _why("request_replacement()", reason)
         )
 
-    def retire_from(self, index: int) -> None:
+    def retire(self, index: int) -> None:
         """Retire the worker in a slot.
 
         Raises:

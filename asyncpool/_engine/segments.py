@@ -66,25 +66,25 @@ class SegmentOwner:
     """The worker that a segment belongs to, or another process that maps it.
 
     Attributes:
-        channel: Where it hears of its segments.
+        control_channel: Where it hears of its segments.
         closed: Whether it is gone.
     """
 
-    channel: Channel | None = None
+    control_channel: Channel | None = None
     closed = False
 
     def announce(self, segment: Segment, fd: int) -> None:
         """Tell it about a new segment, and send the descriptor, which belongs to the channel then."""
-        assert self.channel is not None
+        assert self.control_channel is not None
         head = header(FrameKind.SEGMENT, 0, segment.memory.size, tag=segment.number)
-        self.channel.put_descriptor(head, fd)
-        self.channel.flush()
+        self.control_channel.put_descriptor(head, fd)
+        self.control_channel.flush()
 
     def drop(self, number: int) -> None:
         """Tell it to forget a segment."""
-        if self.channel is not None and not self.closed:
-            self.channel.put(header(FrameKind.DROP, 0, tag=number))
-            self.channel.flush_soon()
+        if self.control_channel is not None and not self.closed:
+            self.control_channel.put(header(FrameKind.DROP, 0, tag=number))
+            self.control_channel.flush_soon()
 
 
 class Segment:

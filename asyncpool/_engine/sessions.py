@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from asyncpool._core.functions import SessionTraits
 from asyncpool._core.options import JobOptions
-from asyncpool._core.slots import COMING
+from asyncpool._core.slots import STARTING_OR_UP
 from asyncpool._dataclass import dataclass, replace
 from asyncpool._engine.admission import SessionHold
 from asyncpool._engine.job import Job, PoolJob
@@ -289,7 +289,7 @@ class Broadcaster:
         run = _Run(broadcast, self._engine.loop.create_future())
         self._runs.append(run)
         for slot in self._engine.core.slots:
-            if slot.state in COMING and not slot.draining:
+            if slot.state in STARTING_OR_UP and not slot.draining:
                 self._run_in(slot.index, run)
         self._engine.loop.call_soon(self._look, run)
         return run
@@ -482,7 +482,7 @@ class Sessions:
         core = self._engine.core
         with self._engine.turn:
             core.want_worker()
-        if core.dispatcher.wanted and core.exits.sizing.watching:
+        if core.dispatcher.session_waiters and core.exits.sizing.watching:
             self._engine.admission.note_queued()
 
     def _leave_queue(self) -> None:

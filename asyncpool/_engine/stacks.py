@@ -154,7 +154,9 @@ class Stacks:
         if is_there and not handle.page.written_stacks:
             handle.demand_stacks()
 
-    def hang(self, handle: WorkerHandle, silence: str, job: int | None = None) -> None:
+    def kill_hung(
+        self, handle: WorkerHandle, silence: str, job: int | None = None
+    ) -> None:
         """Have a worker killed because it, or its *job*, was silent for too long.
 
         *silence* says how long, for the crash report.
@@ -164,7 +166,7 @@ class Stacks:
         handle.silence = silence
         handle.page.read_stacks()  # erases an older dump
         with self._engine.turn as now:
-            self._engine.core.endings.hang(handle.slot, now, job)
+            self._engine.core.endings.kill_hung(handle.slot, now, job)
         self.signal_before_end(
             handle, now, job or self._engine.core.slots[handle.slot].in_flight.head
         )

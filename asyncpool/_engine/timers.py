@@ -18,7 +18,7 @@ from asyncpool._core.deadlines import LATE, PingLedger
 from asyncpool._core.slots import UP
 from asyncpool._engine.job import Chunk, PoolJob, StreamJob
 from asyncpool._engine.loop import Alarm
-from asyncpool._engine.registry import expire
+from asyncpool._engine.registry import limit_error
 from asyncpool._engine.worker import WorkerHandle
 from asyncpool._wire.frames import Frame, FrameKind
 from asyncpool._wire.page import BEAT_INTERVAL, Beat, unpack_beat
@@ -138,7 +138,7 @@ class JobTimers:
         now = self._time()
         until = options.queue_end(now)
         if until is not None and until <= now:
-            self._engine.registry.fail(job, expire(job, now))
+            self._engine.registry.fail(job, limit_error(job, now))
             return False
         self._watch(job.id, until)
         return True
@@ -217,12 +217,12 @@ class JobTimers:
         if job.done():
             return  # it is ending already
         engine, slot, began = self._engine, job.slot, job.began
-        if slot is not None and began is None and not self._is_given_up(job, slot):
+        if slot is not None and began is None and not self._may_drop(job, slot):
             self._watch(job.id, now + _AGAIN)
         elif began is None or slot is None:
             # Its outcome may have come, and take long to load.
             with engine.turn:
-                engine.registry.fail(job, expire(job, now))
+                engine.registry.fail(job, limit_error(job, now))
                 self._engine.traffic.take_out(job, slot)
         elif engine.core.slots[slot].in_flight.runs(job.id):
             end = job.options.run_end(began)
@@ -232,17 +232,17 @@ class JobTimers:
             job.exceeded = job.options.exceeded(now, running=True)
             mode = job.options.cancel_mode
             with engine.turn:
-                engine.core.endings.expire(job.id, now, index=slot, mode=mode)
+                engine.core.endings.time_out(job.id, now, index=slot, mode=mode)
             self._engine.stacks.signal_before_end(engine.handles[slot], now, job.id)
 
-    def _is_given_up(self, job: PoolJob[Any], slot: int) -> bool:
-        """Return whether a job that its worker has not begun is given up now.
+    def _may_drop(self, job: PoolJob[Any], slot: int) -> bool:
+        """Return whether a job that its worker has not begun may be dropped now.
 
         If not, ask the worker to give the job back.  The worker may be beginning it just now,
         and then the job is in time.
         """
         core, handle = self._engine.core, self._engine.handles[slot]
-        if handle.outbox.loading or core.endings.is_revoked(job.id, slot):
+        if handle.outbox.loading or core.endings.is_too_late(job.id, slot):
             return True
         if not handle.page.begun(job.id, job.attempt):
             with self._engine.turn:
@@ -261,7 +261,7 @@ class JobTimers:
             several = self._engine.config.worker.concurrency > 1
             whose = f" of job {job.id}" if several else ""
             silence = f"no heartbeat{whose} for {seconds:g} s"
-            self._engine.stacks.hang(handle, silence, job.id)
+            self._engine.stacks.kill_hung(handle, silence, job.id)
 
     def _next_look(self, job: PoolJob[Any]) -> float | None:
         """Return until when a job may run on, by what is known now."""
@@ -398,4 +398,4 @@ class Pings:
             handle.ask(FrameKind.PING)
         for handle in silent:
             text = f"no answer to pings for {self._timeout:g} s"
-            self._engine.stacks.hang(handle, text)
+            self._engine.stacks.kill_hung(handle, text)

@@ -75,14 +75,14 @@ class Traffic:
         bounded = config.max_queued is not None
         self._special = bool(bounded or self._propagation or config.data or tight)
         self.plain = False
-        engine.hub.on_look = self.look
-        self.look()
+        engine.hub.on_look = self.refresh_fast_path
+        self.refresh_fast_path()
         self._alarm = Alarm(engine.loop, self._look_again)
         # Jobs that were cancelled, and that their workers may have begun, with those workers.
         self._asked_back: list[tuple[WorkerHandle, PoolJob[Any]]] = []
         engine.leases.fence = self._fence
 
-    def look(self) -> None:
+    def refresh_fast_path(self) -> None:
         """Note what the pool does for each call: it closes, is broken, or has new listeners."""
         core, hub = self._engine.core, self._engine.hub
         takes_all = core.closing.finish is None and core.broken is None
@@ -108,14 +108,14 @@ class Traffic:
         if (
             self.plain
             and options.plain
-            and not engine.deciding
+            and not engine.turn_depth
             and type(function) is FunctionType
         ):
             known = self._functions.known.get(function)
         if known is None or kwargs or not is_flat(args):
             return self._submit_specially(function, args, kwargs, options, known)
         # As a turn does, which would take 1 us more: a job in the queue changes no deadline.
-        engine.deciding = 1
+        engine.turn_depth = 1
         try:
             registry = engine.registry
             registry.submitted = number = registry.submitted + 1
@@ -138,7 +138,7 @@ class Traffic:
                 engine.admission.note_queued()
             return job
         finally:
-            engine.deciding = 0
+            engine.turn_depth = 0
 
     def _submit_specially(
         self,
@@ -150,7 +150,7 @@ class Traffic:
     ) -> PoolJob[Any]:
         """Submit a call that needs more than most; a *known* one only in how it is packed."""
         engine, registry = self._engine, self._engine.registry
-        engine.deciding += 1
+        engine.turn_depth += 1
         try:
             make: Callable[..., PoolJob[Any]] = PoolJob
             if known is None:
@@ -172,7 +172,7 @@ class Traffic:
             registry.enter(job)
             if options.timed and not engine.timers.wait(job):
                 return job
-            if engine.deciding > 1:
+            if engine.turn_depth > 1:
                 # A listener has called this, say, while a decision is carried out: a worker
                 # would get this job before one that it was assigned sooner.
                 payload, job.payload = job.payload, b""
@@ -191,7 +191,7 @@ class Traffic:
                 engine.admission.note_queued()
             return job
         finally:
-            engine.deciding -= 1
+            engine.turn_depth -= 1
 
     def _pack(
         self,
@@ -265,7 +265,7 @@ class Traffic:
                 self._lag.go()
         else:
             outbox.flush_soon()  # more jobs may come in this turn
-        if hub.listened:
+        if hub.ends_heard:
             self._tell_begun(slot, now)
         long = in_flight > self._concurrency or isinstance(jobs[-1], Chunk)
         if long and not self._stalls.alarm.is_set:
@@ -306,12 +306,12 @@ class Traffic:
         engine, slot = self._engine, handle.slot
         core, registry, hub = engine.core, engine.registry, engine.hub
         handle.since = at = monotonic()
-        engine.deciding += 1  # as in submit()
+        engine.turn_depth += 1  # as in submit()
         try:
             taken, large = self._take_outcomes(handle, frames)
-            if hub.telling:
+            if hub.telling_steps:
                 for job, frame in zip(taken, frames, strict=False):
-                    if job is not None and (hub.listened or job.id in hub.traced):
+                    if job is not None and (hub.ends_heard or job.id in hub.traced):
                         registry.watch.ran(job, slot, Frame(*frame), at)
             if large:
                 self._unpack_large(handle, taken, frames, at)
@@ -325,13 +325,13 @@ class Traffic:
                 self._stalls.look_soon()
             if registry.timed:
                 engine.timers.begin_first(slot)
-            if hub.listened:
+            if hub.ends_heard:
                 self._tell_begun(slot, at)
             for job in registry.settle_all(taken, frames, handle, at, large=large):
                 core.requeue({job.id: job.traits}, now)
                 engine.act()
         finally:
-            engine.deciding -= 1
+            engine.turn_depth -= 1
 
     def _unpack_large(
         self,
@@ -443,7 +443,7 @@ class Traffic:
     def on_cancel(self, job: PoolJob[Any]) -> None:
         """Take a job, which its caller has cancelled, out of the queue or off its worker."""
         engine, slot = self._engine, job.slot
-        if engine.deciding:
+        if engine.turn_depth:
             engine.loop.call_soon(self.on_cancel, job)
             return
         if job.id in engine.hub.traced and slot is not None and self.is_running(job):

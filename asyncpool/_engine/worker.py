@@ -164,7 +164,7 @@ class WorkerHandle:
         silence: What has been missing for how long, if it counts as hung.
         late_stacks: Its stacks, if it was killed since it had not ended in time.
         broke_protocol: Whether it has sent something that the protocol does not allow.
-        taken_in_trust: How many bytes of jobs it had taken before it did that; -1 if it has not.
+        sent_in_trust: How many bytes of jobs it had been sent before it did that; -1 if it has not.
         ignored: Whether it is to end, so that its requests and answers no longer count.
         killed: Whether the pool has sent it SIGKILL.
         started_at: When its start began, by :func:`time.monotonic`.
@@ -182,7 +182,7 @@ class WorkerHandle:
         self.status: int | None = None
         self.detail = self.traceback = self.silence = self.late_stacks = ""
         self.broke_protocol = self.final = False
-        self.taken_in_trust = -1
+        self.sent_in_trust = -1
         self._pool = supervisor
         self._config = supervisor.config
         loop = self._loop = supervisor.loop
@@ -201,7 +201,7 @@ class WorkerHandle:
         self._trouble, self._exited = asyncio.Event(), asyncio.Event()
         self.pressed_at: float | None = None
         self.cancelled: deque[CancelledJob] = deque(maxlen=_CANCELLED_KEPT)
-        self._wanted: signal.Signals | None = None
+        self._pending_signal: signal.Signals | None = None
         self._launching: asyncio.Timeout | None = None
 
     async def run(self) -> None:
@@ -237,7 +237,7 @@ class WorkerHandle:
         """Whether its exit status shows an error, and not a signal that the pool has sent."""
         if not self.status:
             return False
-        if self._wanted is None:
+        if self._pending_signal is None:
             return True
         ours = {-signal.SIGTERM, -signal.SIGKILL if self.killed else -signal.SIGTERM}
         return self.status < 0 and self.status not in ours
@@ -338,7 +338,7 @@ class WorkerHandle:
             self.link.shut()
 
     def _signal(self, number: signal.Signals) -> None:
-        self._wanted = number
+        self._pending_signal = number
         if self.pressed_at is None:
             self.pressed_at = self._loop.time()
         if self.process is not None:
@@ -363,8 +363,10 @@ class WorkerHandle:
                 self._launching = None
         self.pid = self.process.pid
         self._label_output()
-        if self._wanted is not None:  # the signal was asked for while it was starting
-            self.process.signal(self._wanted)
+        if (
+            self._pending_signal is not None
+        ):  # the signal was asked for while it was starting
+            self.process.signal(self._pending_signal)
         self._pool.on_spawned(self)
         if self.said_hello:
             self._pool.on_ready(self)
@@ -624,8 +626,8 @@ class WorkerHandle:
             case FrameKind.RETIRE:
                 reason = bytes(frame.payload[:MAX_REASON]).decode(errors="replace")
                 asked = pool.replacement
-                retire = asked.replace if frame.number else asked.retire
-                retire(self, printable(reason))
+                leave = asked.replace if frame.number else asked.retire_now
+                leave(self, printable(reason))
             case FrameKind.PONG:
                 pool.on_pong(self)
             case FrameKind.SAMPLES:
@@ -668,7 +670,7 @@ class WorkerHandle:
         """Trust the worker no more, since it has done what *detail* says: it will be killed."""
         self.detail = detail
         if not self.broke_protocol:
-            self.taken_in_trust = self.outbox.taken
+            self.sent_in_trust = self.outbox.sent_bytes
         self.broke_protocol = True
         self._ignore()
         for channel in (self.jobs, self.control):

@@ -16,7 +16,7 @@ Values = tuple[str | int, ...]
 Figures = Iterable[tuple[Values, float | Histogram]]
 
 # In these states a slot has no worker, and needs none.
-_UNUSED = frozenset((SlotState.UNUSED, SlotState.RETIRED))
+_UNUSED = frozenset((SlotState.UNUSED, SlotState.REMOVED))
 
 _STATE = {"state": "asyncpool.pool.state"}
 _FUNCTION = {"function": "code.function.name"}

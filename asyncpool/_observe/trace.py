@@ -208,7 +208,7 @@ class TracedJobs:
         limit.take(at)
         number = job.id
         self._open.add(number)
-        self._hub.follow(number)
+        self._hub.trace(number)
         self._book.queued(job_queued(job, at))
 
     def sending(self, job: PoolJob[Any], slot: int, /) -> None:
@@ -273,7 +273,7 @@ class TracedJobs:
     def _follow(self, number: int) -> None:
         self.limit.refused -= 1
         self._open.add(number)
-        self._hub.follow(number)
+        self._hub.trace(number)
 
 
 # Seconds between two looks at the figures, and how long a line waits at most.

@@ -15,7 +15,7 @@ from asyncpool._engine.hub import PoolHub
 from asyncpool._engine.job import PoolJob, StreamJob, unreadable
 from asyncpool._engine.large import load_item
 from asyncpool._engine.loop import Threads, check_home
-from asyncpool._engine.registry import JobRegistry, crash_error, expire
+from asyncpool._engine.registry import JobRegistry, crash_error, limit_error
 from asyncpool._engine.traffic import FunctionTables
 from asyncpool._remote.client_broadcasts import ClientBroadcasts
 from asyncpool._remote.client_jobs import ClientJobs, RemoteFunctionTable
@@ -79,7 +79,7 @@ class JobWaits:
         self._client.drop(job)
         if job.slot is not None:  # an agent has it, and has not begun it
             self._client.registry.unassign(job)
-        self._client.registry.fail(job, expire(job, self._loop.time()))
+        self._client.registry.fail(job, limit_error(job, self._loop.time()))
         self._look()
 
 
@@ -405,7 +405,9 @@ class Client:
         """Let agents have only jobs that they can begin soon, so that others can be cancelled here."""
         self.nodes.limit_ahead()
 
-    def close(self, finish: Finish = Finish.NONE, timeout: float | None = 0.0) -> None:
+    def close(
+        self, finish: Finish = Finish.NOTHING, timeout: float | None = 0.0
+    ) -> None:
         """Give up every job and leave the agents; called as that of a local pool's supervisor."""
         del finish, timeout
         if self.left:

@@ -176,7 +176,7 @@ class JobEnds:
     ) -> None:
         """Fail a job whose agent is lost."""
         if delivery is Delivery.STARTED and isinstance(job, ChunkJob):
-            job.find_nothing()  # no item is begun twice, and nobody knows which have begun
+            job.assume_lost()  # no item is begun twice, and nobody knows which have begun
         error = NodeLostError(
             job_id=job.id,
             crashes=job.crashes or (_crash(job, node, silence),),

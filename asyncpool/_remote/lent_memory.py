@@ -30,7 +30,7 @@ class LentMemory(SegmentOwner):
     Args:
         loop: The loop of the connection.
         threads: Make and fill large segments.
-        channel: Where the other end hears of them.
+        control_channel: Where the other end hears of them.
 
     Attributes:
         closed: Whether the other end is gone.
@@ -39,7 +39,7 @@ class LentMemory(SegmentOwner):
     def __init__(
         self, loop: asyncio.AbstractEventLoop, threads: Threads, channel: Channel
     ) -> None:
-        self._threads, self.channel = threads, channel
+        self._threads, self.control_channel = threads, channel
         self._segments = Segments(loop, MOST_LENT, threads)
 
     def lend_at_once(self, pickled: OutOfBandPickle) -> bytes | None:

@@ -106,9 +106,9 @@ class NodeNews:
 
     def _note_attempt(self, node: Node, job: PoolJob[Any], message: Message) -> None:
         watch, now = self._registry.watch, self._loop.time()
-        if message.place and (self._client.hub.listened or self._client.hub.tracers):
+        if message.place and (self._client.hub.ends_heard or self._client.hub.tracers):
             watch.attempted(job, node.attempt_of(job, message, now))
-        elif self._client.hub.listened and message.kind in _RAN:
+        elif self._client.hub.ends_heard and message.kind in _RAN:
             # It was on its way before anybody listened.
             watch.running([job], node.first_slot, now)
 
@@ -118,7 +118,7 @@ class NodeNews:
         for number in self._jobs.began(node.number, unpack_numbers(message.payload)):
             self._client.waits.forget(number)
             job = self._registry.jobs.get(number)
-            if job is not None and self._client.hub.listened:
+            if job is not None and self._client.hub.ends_heard:
                 # Its end tells which slot of the node it is in.
                 self._registry.watch.running([job], node.first_slot, now)
 
@@ -526,7 +526,7 @@ class Nodes:
 
     def _put(self, node: Node, job: PoolJob[Any], payload: bytes, now: float) -> None:
         hub = self._client.hub
-        followed = hub.listened or job.id in hub.traced
+        followed = hub.ends_heard or job.id in hub.traced
         wait = self._client.waits.left(job)
         job.attempt += 1  # it may begin from now on
         job.slot = node.number

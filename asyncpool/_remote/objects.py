@@ -60,7 +60,7 @@ def find(job: ChunkJob[Any], told: bytes) -> None:
         _find(job, told)
     except Exception as error:  # noqa: BLE001 - see above
         say.NOTES_UNREADABLE.log(_LOGGER, {}, error=error)
-        job.find_nothing()
+        job.assume_lost()
 
 
 def _find(job: ChunkJob[Any], told: bytes) -> None:
@@ -74,7 +74,7 @@ def _find(job: ChunkJob[Any], told: bytes) -> None:
         if not isinstance(result, Failed):
             job.find_in_result(result)
             return
-    job.find_nothing()
+    job.assume_lost()
 
 
 _SIZE = struct.Struct(">I")

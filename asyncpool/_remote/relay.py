@@ -100,7 +100,7 @@ class RelayedChunk(Chunk, RelayedJob):
         self.found: bytes | None = None
         self.rounds = 0
 
-    def find_in_log(self, page: WorkerPage) -> bool:
+    def salvage(self, page: WorkerPage) -> bool:
         """Find what its worker has noted; return whether it has begun with its first item."""
         log = page.copy_log(self.id, self.attempt)
         self.found = None if log is None else pack_log(log)
@@ -110,7 +110,7 @@ class RelayedChunk(Chunk, RelayedJob):
         """Find it in a result that came after the time was over."""
         self.found = pack_result(result)
 
-    def find_nothing(self) -> None:
+    def assume_lost(self) -> None:
         """Take it that each item may have begun."""
         self.found = b""
 
@@ -138,7 +138,7 @@ class FollowedJobs:
         if job.done():
             return
         self._begin()
-        self._hub.follow(job.id)
+        self._hub.trace(job.id)
 
     def hand_on(self, trace: bytes) -> None:
         """Have the job that the pool takes next get a trace context."""

@@ -51,29 +51,29 @@ class JobClaims:
     """The sequence numbers that were claimed, and those that were revoked before.
 
     Attributes:
-        taken: The last number that was claimed.
+        last_claimed: The last number that was claimed.
         closed: Whether no further number will be claimed.
     """
 
     def __init__(self) -> None:
         self._lock = allocate_lock()
-        self.taken = 0
+        self.last_claimed = 0
         self.closed = False
         self._revoked: set[int] = set()
 
     def claim(self) -> bool:
         """Claim the next number, and tell whether its job may begin."""
         with self._lock:
-            self.taken += 1
-            if self.taken not in self._revoked:
+            self.last_claimed += 1
+            if self.last_claimed not in self._revoked:
                 return True
-            self._revoked.remove(self.taken)
+            self._revoked.remove(self.last_claimed)
             return False
 
     def revoke(self, sequences: Iterable[int]) -> list[int]:
         """Revoke jobs that have not begun; return those of *sequences* that never will."""
         with self._lock:
-            won = [sequence for sequence in sequences if sequence > self.taken]
+            won = [sequence for sequence in sequences if sequence > self.last_claimed]
             self._revoked.update(won)
         return won
 
@@ -85,7 +85,7 @@ class Interrupts:
         main: The thread that jobs run in.
         running: The sequence number of the job that the main thread runs, which may be ended
             at any bytecode; ``None`` between two jobs, and in the event loop.
-        wanted: The sequence numbers of the jobs that are to end.
+        requested: The sequence numbers of the jobs that are to end.
         error: The exception that ends the job.
         held: Whether exceptions are held back.  What was held back is raised within 20 ms after
             that, when the other thread asks again, or when the job itself looks.
@@ -94,7 +94,7 @@ class Interrupts:
 
     def __init__(self) -> None:
         self.running: int | None = None
-        self.wanted: set[int] = set()
+        self.requested: set[int] = set()
         self.error: type[BaseException] = JobCancelled
         self.fences: LeaseFences | None = None
         self.held = False
@@ -110,8 +110,8 @@ class Interrupts:
         self.running = sequence
         if self.fences is not None:
             self.fences.check(sequence)
-        if self.wanted:
-            self._raise_if_wanted()
+        if self.requested:
+            self._raise_if_requested()
 
     def check(self, sequence: int) -> None:
         """Raise now, in case the signal of :meth:`ask` was blocked, or the loop is.
@@ -119,9 +119,9 @@ class Interrupts:
         Raises:
             JobCancelled: If the calling thread runs that job, which is to end.
         """
-        if self.wanted and get_ident() == self.main:
+        if self.requested and get_ident() == self.main:
             if self.running is not None:
-                self._raise_if_wanted()
+                self._raise_if_requested()
             elif self.forget(sequence):
                 raise JobCancelled
 
@@ -131,7 +131,7 @@ class Interrupts:
         Returns:
             Whether the main thread is in its code.  If not, it may be in the event loop.
         """
-        self.wanted.add(sequence)
+        self.requested.add(sequence)
         if self.running != sequence:
             return False
         _signal.pthread_kill(self.main, INTERRUPT)
@@ -139,7 +139,7 @@ class Interrupts:
 
     def pending(self) -> bool:
         """Whether the running job is to end by an exception that was not raised yet."""
-        return self.running in self.wanted
+        return self.running in self.requested
 
     def ask_again(self) -> None:
         """End that job, if it may be ended now; called by another thread."""
@@ -148,22 +148,22 @@ class Interrupts:
 
     def forget(self, sequence: int) -> bool:
         """Tell whether that job is to end, and forget that it is."""
-        if sequence not in self.wanted:
+        if sequence not in self.requested:
             return False
-        self.wanted.remove(sequence)
+        self.requested.remove(sequence)
         return True
 
     def forget_over(self, taken: int, runs: Callable[[int], bool]) -> None:
         """Forget the jobs that are over, up to the sequence number *taken*."""
-        for sequence in list(self.wanted):
+        for sequence in list(self.requested):
             if sequence <= taken and not runs(sequence):
-                self.wanted.discard(sequence)
+                self.requested.discard(sequence)
 
     def _on_signal(self, *_: object) -> None:
-        self._raise_if_wanted()
+        self._raise_if_requested()
 
-    def _raise_if_wanted(self) -> None:
-        if self.held or self.running not in self.wanted:
+    def _raise_if_requested(self) -> None:
+        if self.held or self.running not in self.requested:
             return
         if not _imports(sys._getframe()) and self.forget(self.running):  # noqa: SLF001 - public
             raise self.error
@@ -225,7 +225,11 @@ class LeaseFences:
         wait = TIMEOUT_MAX
         for sequence, until in list(self._until.items()):
             # In this order: all jobs before the last claimed one had begun by then.
-            now, taken, runs = monotonic(), self._claims.taken, self._runs(sequence)
+            now, taken, runs = (
+                monotonic(),
+                self._claims.last_claimed,
+                self._runs(sequence),
+            )
             if until <= now and runs:
                 self._end()
             elif until > now:

@@ -470,7 +470,7 @@ class JobRunner:
         # Noted before any code of the job's own can run, even that of its arguments.
         lane.whose = whose = job, attempt = frame.job, frame.attempt
         BEGUN.pack_into(self.page, lane.begun, job, attempt)
-        lane.sequence, lane.began = self._claims.taken, perf_counter_ns()
+        lane.sequence, lane.began = self._claims.last_claimed, perf_counter_ns()
         self.by_job[whose] = lane
         # Each job has its own context: the next job does not see what it sets.  A sampler
         # finds the context by this name, see profile.py.
@@ -717,8 +717,8 @@ class JobRunner:
             os._exit(0)
         job, attempt = whose = lane.whose
         del self.by_job[whose]
-        if self._interrupts.wanted:
-            self._interrupts.forget_over(self._claims.taken, self.runs)
+        if self._interrupts.requested:
+            self._interrupts.forget_over(self._claims.last_claimed, self.runs)
         ahead = b""
         if lane.last_beat is not None:
             # A thread of an earlier job may have been late.

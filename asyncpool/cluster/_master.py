@@ -501,7 +501,7 @@ class Cluster(Supervised):
         Cancellation:
             Kills the workers that are left, and returns when they have ended.
         """
-        await self._life.leave(error, self.close)
+        await self._life.exit_context(error, self.close)
 
     def __repr__(self) -> str:
         s = self.stats()

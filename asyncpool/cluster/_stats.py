@@ -194,7 +194,7 @@ def _read(
         slots=tuple(
             _worker_stats(slot, service)
             for slot in stats.slots
-            if slot.state is not SlotState.RETIRED
+            if slot.state is not SlotState.REMOVED
         ),
     )
 

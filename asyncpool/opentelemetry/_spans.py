@@ -363,7 +363,7 @@ class JobSpans:
             parent = set_span_in_context(span, context)
             self.traced[job.id] = _Trace(span, parent, {**attributes, JOB: job.id})
             self.limit.spend(job.queued_at, 1 - _ASKED)
-            self._hub.follow(job.id)
+            self._hub.trace(job.id)
         else:
             self._contexts.drop(job, context, span)
 

@@ -130,12 +130,12 @@ class Core:
         self.cancel = self._told(core.cancel)
         self.revoke = self._told(core.endings.revoke)
         self.revoked = self._told(core.revoked)
-        self.expire = self._told(core.endings.expire)
-        self.hang = self._told(core.endings.hang)
+        self.expire = self._told(core.endings.time_out)
+        self.hang = self._told(core.endings.kill_hung)
         self.stacks_demanded = core.endings.stacks_demanded
         self.stacks_written = self._told(core.endings.stacks_written)
         self.check_for_stalls = self._told(core.endings.check_for_stalls)
-        self.is_revoked = core.endings.is_revoked
+        self.is_revoked = core.endings.is_too_late
         self.unanswered = core.endings.unanswered
         # Sessions.
         self.want_worker = self._told(core.want_worker)
@@ -151,8 +151,8 @@ class Core:
         self.abandon = core.closing.abandon
         self.next_deadline = core.next_deadline
         self.on_timer = self._told(core.on_timer)
-        self.next_overdue = core.next_overdue
-        self.overdue = core.take_overdue
+        self.next_stack_request = core.next_stack_request
+        self.overdue = core.take_stack_requests
 
     def _told(self, call: Callable[..., object]) -> Callable[..., Commands]:
         """Have *call* return what the core wants done because of it."""
@@ -195,12 +195,12 @@ class Core:
         self, slot: int, why: str, now: float, *, unsent: int | None = None
     ) -> Commands:
         """Let a worker begin no other job."""
-        retire = self._told(self._core.exits.retire)
-        return retire(self.slots[slot], why, now, unsent=unsent)
+        drain_now = self._told(self._core.exits.drain_now)
+        return drain_now(self.slots[slot], why, now, unsent=unsent)
 
     def let_go(self, slot: int, why: str, now: float) -> Commands:
         """Let a worker go, even if no replacement is ready."""
-        self._core.exits.leave(self.slots[slot], why, now)
+        self._core.exits.drain(self.slots[slot], why, now)
         return self._told(self._core.exits.step)(now)
 
     def job_waits(self, now: float) -> None:

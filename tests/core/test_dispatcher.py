@@ -534,7 +534,7 @@ def test_who_waits_for_its_own_worker_is_not_served_by_another() -> None:
     dispatcher.assign_buckets({0: 0})
     for job in (1, 2):
         dispatcher.submit_keyed(job, KeyedTraits(JobTraits(), 7), 0)
-    dispatcher.wanted = 5
+    dispatcher.session_waiters = 5
     assert (dispatcher.waiting, dispatcher.unserved) == (1, 5), "worker 1 is idle"
     assert dispatcher.submit(3, JobTraits()) == 1
     assert dispatcher.unserved == 6, "a new worker might be theirs"

@@ -29,7 +29,7 @@ SLOT_ARROWS = """
     VACANT   SPAWN   STARTING
     VACANT   PARK    PARKED
     VACANT   CLOSE   UNUSED
-    VACANT   RETIRE  RETIRED
+    VACANT   REMOVE  REMOVED
     STARTING READY   IDLE
     STARTING STOP    STOPPING
     STARTING EXITED  VACANT
@@ -40,10 +40,10 @@ SLOT_ARROWS = """
     STOPPING EXITED  VACANT
     PARKED   SPAWN   STARTING
     PARKED   CLOSE   UNUSED
-    PARKED   RETIRE  RETIRED
+    PARKED   REMOVE  REMOVED
     UNUSED   SPAWN   STARTING
     UNUSED   REOPEN  VACANT
-    UNUSED   RETIRE  RETIRED
+    UNUSED   REMOVE  REMOVED
 """
 ENDING_ARROWS = """
     NONE         REVOKE    REVOKING
@@ -128,7 +128,7 @@ def test_a_new_generation_inherits_nothing_from_the_last_one() -> None:
         drain_deadline=3.0,
         draining=True,
         oversized=True,
-        is_overdue=True,
+        stacks_requested=True,
         exit_reason="roll",
         stop_stage=StopStage.KILLED,
     )

@@ -151,7 +151,7 @@ def close_whatever_happens(shell: ImaginaryShell, manners: str) -> None:
 
 
 # Slots that nobody comes into.
-UNUSED = {SlotState.UNUSED, SlotState.RETIRED}
+UNUSED = {SlotState.UNUSED, SlotState.REMOVED}
 
 
 class SupervisionMachine(SupervisionRules):
@@ -219,7 +219,7 @@ class SupervisionMachine(SupervisionRules):
         filled = {
             slot.index
             for slot in core.slots
-            if slot.state not in EMPTY and slot.state is not SlotState.RETIRED
+            if slot.state not in EMPTY and slot.state is not SlotState.REMOVED
         }
         assert filled == set(shell.processes)
         in_hand = {
@@ -249,7 +249,7 @@ class SupervisionMachine(SupervisionRules):
             session = shell.owners.get(slot.index)
             assert slot.session == session
             assert list(slot.calls) == shell.calls_of(session)
-        assert core.dispatcher.wanted == shell.wanted
+        assert core.dispatcher.session_waiters == shell.wanted
         assert len(core.held_back) <= len(core.slots)
         assert core.dispatcher.waiting == len(shell.waiting)
         ahead = sum(max(0, len(jobs) - shell.width) for jobs in flights.values())
@@ -325,8 +325,8 @@ class SupervisionMachine(SupervisionRules):
             assert not shell.slots("starting", "idle")
         if not shell.core.grants_no_exit:
             states = [slot.state for slot in shell.core.slots]
-            assert SlotState.RETIRED not in states, "it drains as an open pool works"
-        assert not (shell.closing is Finish.NONE and shell.open)
+            assert SlotState.REMOVED not in states, "it drains as an open pool works"
+        assert not (shell.closing is Finish.NOTHING and shell.open)
         assert not (shell.closing >= Finish.RUNNING and shell.preparing)
 
     @invariant()

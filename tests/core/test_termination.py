@@ -180,7 +180,7 @@ def test_a_worker_that_is_asked_in_time_has_no_less() -> None:
 def test_a_worker_that_ends_already_has_the_time_of_its_end() -> None:
     core = busy(1)
     core.expire(1, 1.0, index=0, mode=INTERRUPT)
-    core.close(Finish.NONE, 5.0, 1.01)
+    core.close(Finish.NOTHING, 5.0, 1.01)
     due = core.next_deadline()
     assert core.slots[0].state is SlotState.STOPPING
     core.stacks_demanded(0, 9.5)
@@ -202,7 +202,7 @@ def test_the_longest_time_of_the_jobs_that_are_interrupted_counts() -> None:
     for job, mode in ((1, INTERRUPT), (2, CancelMode("interrupt", 1.0)), (3, KILL)):
         core.cancel(job, 1.0, index=0, begun=True, mode=mode)
     assert core.longest_grace == INTERRUPT.grace
-    core.close(Finish.NONE, 5.0, 1.01)
+    core.close(Finish.NOTHING, 5.0, 1.01)
     assert core.longest_grace == INTERRUPT.grace, "it is known when the pool has closed"
 
 
@@ -212,10 +212,10 @@ def test_the_longest_time_of_the_jobs_that_are_interrupted_counts() -> None:
 @pytest.mark.parametrize("jobs", [(), (1,)])
 def test_nobody_who_need_not_end_is_asked(jobs: tuple[int, ...]) -> None:
     core = busy(*jobs)
-    assert core.next_overdue() is None
+    assert core.next_stack_request() is None
     core.close(Finish.ALL, None, 1.0)
     core.ended(0, 1.5, started=False, requeue=(), jitter=0.0)
-    assert core.next_overdue() is None
+    assert core.next_stack_request() is None
     assert core.overdue(1e9) == []
 
 
@@ -223,36 +223,36 @@ def test_who_was_stopped_is_asked_once_before_it_gets_a_signal() -> None:
     core = busy()
     core.close(Finish.ALL, None, 1.0)
     due = 1.0 + STOP_GRACE
-    look_at = core.next_overdue()
+    look_at = core.next_stack_request()
     assert look_at == due - STACK_GRACE
     assert core.overdue(look_at - 0.01) == []
     assert core.overdue(look_at) == [(0, due)]
-    assert core.next_overdue() is None
+    assert core.next_stack_request() is None
     assert core.overdue(look_at) == []
     assert core.on_timer(due) == [cmd.Terminate(0)]
-    assert core.next_overdue() is None
+    assert core.next_stack_request() is None
     assert core.on_timer(due + TERM_GRACE) == [cmd.Kill(0)]
 
 
 def test_who_was_sent_sigterm_is_asked_before_sigkill() -> None:
     core = busy(1)
-    core.close(Finish.NONE, None, 1.0)
+    core.close(Finish.NOTHING, None, 1.0)
     assert core.overdue(1.0 + TERM_GRACE) == [(0, 1.0 + TERM_GRACE)]
 
 
 def test_whose_job_is_long_is_asked_before_the_time_of_the_close_is_over() -> None:
     core = busy(1)
     core.close(Finish.ALL, 50.0, 1.0)
-    assert core.next_overdue() == 50.0 - STACK_GRACE
+    assert core.next_stack_request() == 50.0 - STACK_GRACE
     assert core.overdue(50.0 - STACK_GRACE) == [(0, 50.0)]
     assert cmd.Kill(0) in core.on_timer(50.0)
-    assert core.next_overdue() is None
+    assert core.next_stack_request() is None
 
 
 def test_who_leaves_is_asked_before_its_time_is_over() -> None:
     core = busy(1, drain_timeout=10.0)
     core.roll(1.0)
-    assert core.next_overdue() == 21.0 - STACK_GRACE  # the new one
+    assert core.next_stack_request() == 21.0 - STACK_GRACE  # the new one
     core.ready(1, 2.0)
     assert core.overdue(12.0) == [(0, 12.0)]
 
@@ -261,9 +261,9 @@ def test_who_works_for_somebody_beside_a_cancelled_job_is_asked() -> None:
     core, mode = busy(1, 2, width=2), CancelMode("interrupt", 3600.0)
     core.cancel(1, 1.0, index=0, begun=True, mode=mode)
     core.close(Finish.ALL, 60.0, 2.0)
-    assert core.next_overdue() == 60.0 - STACK_GRACE
+    assert core.next_stack_request() == 60.0 - STACK_GRACE
     core.cancel(2, 3.0, index=0, begun=True, mode=mode)
-    assert core.next_overdue() is None
+    assert core.next_stack_request() is None
 
 
 # The end of a pool.
@@ -317,7 +317,7 @@ def test_no_worker_is_started_when_the_time_to_close_is_over_too() -> None:
 def test_when_nobody_decides_any_more_it_is_over() -> None:
     core = pool_with(1)
     core.abandon()
-    assert (core.over, core.finish) == (True, Finish.NONE)
+    assert (core.over, core.finish) == (True, Finish.NOTHING)
 
 
 def done(core: Core, index: int, job: int, now: float) -> list[cmd.Command]:

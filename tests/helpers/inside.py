@@ -223,7 +223,7 @@ def segments_by_number(pool: Pool) -> dict[int, Segment]:
 
 def deciding(pool: Pool) -> bool:
     """Return whether *pool* makes a decision and carries it out just now."""
-    return bool(supervisor_of(pool).deciding)
+    return bool(supervisor_of(pool).turn_depth)
 
 
 def break_core(pool: Pool | Cluster, error: Exception) -> None:

@@ -81,19 +81,19 @@ async def test_jobs_are_only_for_those_who_ask_for_them() -> None:
 
 async def test_jobs_are_watched_as_long_as_somebody_listens() -> None:
     hub = PoolHub()
-    watched = [hub.listened]
+    watched = [hub.ends_heard]
     stream = hub.listen_to_jobs(10)
     hub.publish_job(OF_A_JOB)
-    watched.append(hub.listened)
+    watched.append(hub.ends_heard)
     del stream
     gc.collect()
     hub.publish_job(OF_A_JOB)
-    watched.append(hub.listened)
+    watched.append(hub.ends_heard)
     hub.add_job_listener(repr)
-    watched.append(hub.listened)
+    watched.append(hub.ends_heard)
     assert hub.remove_listener(repr) == 1
     hub.publish(SOME)
-    watched.append(hub.listened)
+    watched.append(hub.ends_heard)
     assert watched == [False, True, False, True, False]
 
 
@@ -124,11 +124,11 @@ async def test_who_listens_to_ends_hears_of_nothing_else() -> None:
     unwatched = list[None]()
     hub.set_watch(repr, lambda: unwatched.append(None))
     hub.add_end_listener(ends.append)
-    assert (hub.listened, hub.followed) == (True, False)
+    assert (hub.ends_heard, hub.steps_heard) == (True, False)
     hub.publish(SOME)
     hub.publish_end(END)
     hub.add_job_listener(all_of_it.append)
-    assert hub.followed
+    assert hub.steps_heard
     hub.publish_end(END)
     assert hub.remove_listener(ends.append) == 1
     assert unwatched == []
@@ -180,7 +180,7 @@ def run_jobs(hub: PoolHub, first: int, count: int) -> None:
         job: Any = QuickJob(number)
         if hub.on_new is not None:
             hub.on_new(job)
-        if hub.listened or hub.tracers:
+        if hub.ends_heard or hub.tracers:
             end_job(hub, job, 500_000, 2.5)
 
 

@@ -189,7 +189,7 @@ async def test_whom_the_kernel_has_killed_lacked_memory(
     # Several may lack memory together, and one that the pool has killed is none of them.
     counted[0] = 6
     assert kind(7.1) == "out of memory"
-    reporter.look(7.1)  # its successor is there
+    reporter.poll_oom_kills(7.1)  # its successor is there
     assert kind(7.2, slot=Slot(1)) == "failed start"
     assert kind(7.2, killed=True) == kind(7.2, status=3) == "crash"
     assert [kind(7.3), kind(7.3)] == ["out of memory", "crash"]

@@ -114,7 +114,7 @@ class LocalOrders:
 
     async def retire(self, slot: int) -> None:
         """Replace a worker."""
-        self._life.open().replacement.retire_from(slot)
+        self._life.open().replacement.retire(slot)
 
     async def roll(self) -> RollResult:
         """Replace all workers."""

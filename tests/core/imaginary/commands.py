@@ -247,7 +247,7 @@ class Commands(Books):
                 self._unqueue(job)
                 assert why == "broken" or self.closing or self.time_is_over
             else:
-                assert self.closing is Finish.NONE or self.time_is_over
+                assert self.closing is Finish.NOTHING or self.time_is_over
                 if job in self.unpacking:
                     self.unpacking.remove(job)
                     self.seen["closed while it was unpacked"] += 1
@@ -341,7 +341,7 @@ class Commands(Books):
         assert told < how, "a step back, or the same one twice"
         # Or it is killed for a job, in the moment before the timer.
         over = self.time_is_over and not self.core.in_hand(process.slot)
-        if self.closing is Finish.NONE or (over and how is StopStage.KILLED):
+        if self.closing is Finish.NOTHING or (over and how is StopStage.KILLED):
             assert process.unwanted.keys() >= process.hand.keys(), "a job was forgotten"
             process.hand.clear()
             process.loading = None
@@ -355,7 +355,7 @@ class Commands(Books):
         elif how is StopStage.TERMINATED:
             assert not process.hand, "its jobs were not settled first"
             early = self.nobody_is_needed or process.leaving
-            early = early or self.closing is Finish.NONE
+            early = early or self.closing is Finish.NOTHING
             assert early or told is StopStage.STOPPED
             assert told is StopStage.NO or self.now >= told_at + STOP_GRACE
             process.excused = True
