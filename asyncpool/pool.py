@@ -41,7 +41,6 @@ from asyncpool._engine.deaths import CrashCallback
 from asyncpool._engine.engine import Engine
 from asyncpool._engine.hub import EventStream
 from asyncpool._engine.job import Job, PoolJob
-from asyncpool._engine.lifecycle import SupervisorRunner
 from asyncpool._engine.loop import shielded
 from asyncpool._engine.machine import (
     DEFAULT_LAUNCHER,
@@ -50,6 +49,7 @@ from asyncpool._engine.machine import (
     not_picklable,
 )
 from asyncpool._engine.options import OutputMode, SupervisorConfig, pool_config
+from asyncpool._engine.supervisor_runner import SupervisorRunner
 from asyncpool._wire.records import Later
 from asyncpool._wire.text import function_name
 from asyncpool.enums import RunState
@@ -188,7 +188,7 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 
-class Caller:
+class Submitter:
     """What calls functions: once, for many items, for what they yield, in every worker."""
 
     __slots__ = ()
@@ -673,10 +673,10 @@ class Supervised(Listened):
 
 
 @dataclass(frozen=True, slots=True)
-class BoundPool(Caller):
+class BoundPool(Submitter):
     """A pool together with options for its jobs; :meth:`Pool.options` makes it."""
 
-    _pool: Caller
+    _pool: Submitter
     _options: JobOptions
 
     def options(self, **changes: Unpack[Options]) -> BoundPool:
@@ -691,7 +691,7 @@ class BoundPool(Caller):
 _FINISH = {"all": Finish.ALL, "running": Finish.RUNNING, "none": Finish.NOTHING}
 
 
-class Pool(Caller, Supervised, JobsListened):
+class Pool(Submitter, Supervised, JobsListened):
     """Supervised worker processes, and a queue before them.
 
     Use it as an async context manager, or call :meth:`start` and :meth:`close`,

@@ -9,7 +9,7 @@ from typing import Any, Generic, TypeVar, cast
 
 from asyncpool._engine.engine import Engine
 from asyncpool._engine.iteration import Demand, Iteration
-from asyncpool._engine.job import Job, StreamJob, claim
+from asyncpool._engine.job import Job, StreamJob, attribute_to
 from asyncpool.errors import JobNotPicklableError
 
 __all__ = ["Stream"]
@@ -139,7 +139,7 @@ async def _items(
         demand.cancelled()
         raise
     except JobNotPicklableError as error:
-        claim(error, job)
+        attribute_to(error, job)
         raise
     finally:
         job.cancel()

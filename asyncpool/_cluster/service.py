@@ -175,7 +175,7 @@ class Service:
         If it was ended before its limit, somebody wanted the end at once.
         """
         began, others_serve = self._drains.pop(handle.slot)
-        if handle.pressed_at is None:
+        if handle.first_signal_at is None:
             return None
         limit = drain_limit(
             began,
@@ -184,7 +184,7 @@ class Service:
             at_end=self._config.drain_timeout,
             replaced=self._config.reload_drain_timeout,
         )
-        return limit if handle.pressed_at >= limit.over_at else None
+        return limit if handle.first_signal_at >= limit.over_at else None
 
     def _tell_of_overrun(
         self, handle: WorkerHandle, limit: DrainLimit, cut: int, served: int

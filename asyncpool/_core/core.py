@@ -57,7 +57,7 @@ from asyncpool._core.exits import Exits
 from asyncpool._core.functions import PINNED, JobTraits, SessionTraits
 from asyncpool._core.lifecycle import STOP_GRACE, Aftermath, Lifecycle
 from asyncpool._core.options import KILL, CancelMode, RestartPolicy, WorkerLimits
-from asyncpool._core.sessions import Sessions
+from asyncpool._core.sessions import SessionSlots
 from asyncpool._core.slots import UP, Sizing, Slot, SlotEvent, StopStage
 from asyncpool.enums import NextStep, SlotState
 
@@ -121,7 +121,7 @@ class Core:
         self.slots: list[Slot] = []
         self.dispatcher = Dispatcher()
         self.lifecycle = Lifecycle(self, *workers)
-        self.sessions = Sessions(self)
+        self.sessions = SessionSlots(self)
         self.endings = Endings(self)
         self.exits = Exits(self, Sizing(*workers, idle_timeout))
         self.closing = Closing(self, end_grace)
@@ -264,8 +264,8 @@ class Core:
     def arguments_loaded(self, index: int, now: float) -> None:
         """Record that the last job of slot *index* has been sent, with its large arguments."""
         in_flight = self.slots[index].in_flight
-        if in_flight.closed:
-            in_flight.closed = False
+        if in_flight.blocked:
+            in_flight.blocked = False
             self.refill(index, now)
 
     # Jobs leave their worker, or the queue.
@@ -350,7 +350,7 @@ class Core:
 
     def start(self, now: float) -> None:
         """Fill every slot, unless the pool already closes and has nothing to do."""
-        if not self.closing.needs_nobody:
+        if not self.closing.no_worker_needed:
             for slot in self.slots:
                 if slot.state is SlotState.VACANT:
                     self.lifecycle.spawn(slot, now, new=True)
@@ -415,7 +415,7 @@ class Core:
         broken = self.lifecycle.broken
         self.sessions.drop_pinned(slot)
         self._put_back({job: in_flight.traits_of(job) for job in requeue})
-        if self.closing.needs_nobody:
+        if self.closing.no_worker_needed:
             aftermath = Aftermath(NextStep.CLOSE)
         elif slot.exit_planned and not self.exits.needs(slot):
             aftermath = self.lifecycle.leave_empty(slot)
@@ -444,7 +444,7 @@ class Core:
 
     def _after_change(self, now: float) -> None:
         """Do what follows when a worker has come or gone."""
-        self.exits.step(now)
+        self.exits.reconcile(now)
         # Some jobs may have no worker now.
         if self.exits.sizing.watching and self.dispatcher.unserved > self.exits.coming:
             self.exits.sizing.job_waits(now)

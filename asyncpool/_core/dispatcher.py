@@ -238,7 +238,7 @@ class Dispatcher:
         # work in flight.  A worker for which jobs wait in a queue of its own is in none.
         self._idle: dict[int, InFlight] = {}
         self._with_free_lane: dict[int, InFlight] = {}
-        self._with_time_left: dict[int, InFlight] = {}
+        self._below_budget: dict[int, InFlight] = {}
         self._affinity_queues = AffinityQueues(oldest_every)
         # Kept here, since the hot path reads it.
         self._open_queues = self._affinity_queues.open
@@ -248,7 +248,7 @@ class Dispatcher:
     def waiting(self) -> int:
         """How many jobs have no worker yet."""
         queue = self.queue
-        count = len(queue.usual) + queue.others + len(self._preparing)
+        count = len(queue.default_lines) + queue.others + len(self._preparing)
         return count + len(self._affinity_queues) if self._open_queues else count
 
     @property
@@ -293,7 +293,7 @@ class Dispatcher:
         queue = self.queue
         if priority or queue.others:
             return self._submit_among_others(job, traits, priority)
-        usual = queue.usual
+        usual = queue.default_lines
         slot = None if usual else self._place(job, traits)
         if slot is None:
             usual[job] = traits
@@ -307,16 +307,16 @@ class Dispatcher:
         elif slot in self._with_free_lane:
             in_flight = self._with_free_lane.pop(slot)
         elif (
-            slot in self._with_time_left
-            and self._with_time_left[slot].takes(traits)
+            slot in self._below_budget
+            and self._below_budget[slot].takes(traits)
             and self.queue.would_be_first(priority)
         ):
-            in_flight = self._with_time_left.pop(slot)
+            in_flight = self._below_budget.pop(slot)
             self.queue.note_dequeued(job)
         else:
             self._affinity_queues.add(job, traits, priority)
             if slot is not None:
-                self._with_time_left.pop(slot, None)
+                self._below_budget.pop(slot, None)
             return None
         assert slot is not None
         in_flight.add(job, traits)
@@ -371,8 +371,8 @@ class Dispatcher:
                     return jobs
         if queue.others:
             jobs += self._take_in_turn(in_flight)
-        if queue.usual and not queue.others:
-            jobs += in_flight.fill(queue.usual)
+        if queue.default_lines and not queue.others:
+            jobs += in_flight.fill(queue.default_lines)
         self._classify(slot, in_flight)
         return jobs
 
@@ -400,7 +400,7 @@ class Dispatcher:
         """Give *slot* no more jobs, until it is filled again."""
         self._idle.pop(slot, None)
         self._with_free_lane.pop(slot, None)
-        self._with_time_left.pop(slot, None)
+        self._below_budget.pop(slot, None)
 
     def take_all(self) -> list[int]:
         """Forget every job that waits, and return them in their order."""
@@ -465,7 +465,7 @@ class Dispatcher:
             in_flight = (
                 self._idle.get(slot)
                 or self._with_free_lane.get(slot)
-                or self._with_time_left.get(slot)
+                or self._below_budget.get(slot)
             )
             if (
                 in_flight is not None
@@ -484,9 +484,9 @@ class Dispatcher:
             in_flight = self._with_free_lane.pop(slot)
         else:
             # The workers get jobs in turn, so that a burst spreads over all.
-            for slot, in_flight in self._with_time_left.items():
+            for slot, in_flight in self._below_budget.items():
                 if in_flight.takes(traits):
-                    del self._with_time_left[slot]
+                    del self._below_budget[slot]
                     break
             else:
                 return None
@@ -501,12 +501,12 @@ class Dispatcher:
         if in_flight.sent >= in_flight.most:  # exhausted; a property takes longer
             self.exclude(slot)
         elif not in_flight.jobs:
-            self._with_time_left.pop(slot, None)
+            self._below_budget.pop(slot, None)
             self._idle[slot] = in_flight
         elif in_flight.concurrency > 1 and in_flight.free_lanes:
-            self._with_time_left.pop(slot, None)
+            self._below_budget.pop(slot, None)
             self._with_free_lane[slot] = in_flight
         elif in_flight.backlog < BUDGET:
-            self._with_time_left[slot] = in_flight
+            self._below_budget[slot] = in_flight
         else:
-            self._with_time_left.pop(slot, None)
+            self._below_budget.pop(slot, None)

@@ -79,7 +79,7 @@ class Closing:
         self._grace = grace
 
     @property
-    def needs_nobody(self) -> bool:
+    def no_worker_needed(self) -> bool:
         """Whether the pool closes, and no job may need another worker."""
         core = self._core
         if self.finish is None or core.dispatcher.waiting or self.unpacking:
@@ -142,7 +142,7 @@ class Closing:
 
     def advance(self, now: float) -> None:
         """If the pool closes, let workers go that no job needs any more."""
-        if self.over or not self.needs_nobody:
+        if self.over or not self.no_worker_needed:
             return
         self._core.exits.stop()
         lifecycle = self._core.lifecycle
@@ -213,7 +213,7 @@ class Endings:
         slot.job_endings.of(job).mode = mode
         if slot.state is SlotState.BUSY:
             if begun:
-                self._make_end(slot, job, mode, now)
+                self._end_running(slot, job, mode, now)
             else:
                 self._ask_back(slot, job)
 
@@ -289,7 +289,7 @@ class Endings:
         elif mode.action == "wait":
             mode = CancelMode("interrupt", mode.grace)
         self._core.do("write_stacks", slot.index, job)
-        self._make_end(slot, job, mode, now)
+        self._end_running(slot, job, mode, now)
 
     def kill_hung(self, index: int, now: float, job: int | None = None) -> None:
         """Kill the worker in slot *index* because it, or its *job*, has been silent for too long.
@@ -346,7 +346,7 @@ class Endings:
         if not dumping or waits:
             return
         for one in dumping:
-            self._kill_for(slot, one, now)
+            self._schedule_kill(slot, one, now)
         self.end_worker(slot, now)
 
     def clear(self, slot: Slot, job: int) -> None:
@@ -393,7 +393,7 @@ class Endings:
                 if it.stage in BY_ITSELF and it.due is not None and it.due <= now
             ]
             for job in over:
-                self._kill_for(slot, job, now)
+                self._schedule_kill(slot, job, now)
             if over:
                 self.end_worker(slot, now)
 
@@ -421,9 +421,9 @@ class Endings:
         for job in cancelled[-self._core.concurrency :]:
             mode = endings[job].mode
             assert mode is not None
-            self._make_end(slot, job, mode, now)
+            self._end_running(slot, job, mode, now)
 
-    def _make_end(self, slot: Slot, job: int, mode: CancelMode, now: float) -> None:
+    def _end_running(self, slot: Slot, job: int, mode: CancelMode, now: float) -> None:
         """End *job*, which has begun, as *mode* says."""
         ending = slot.job_endings.of(job)
         if mode.action == "wait" or ending.stage in BY_ITSELF:
@@ -431,7 +431,7 @@ class Endings:
         if ending.silent:
             slot.hung = ending.silent = False
         if mode.grace == 0:
-            self._kill_for(slot, job, now)
+            self._schedule_kill(slot, job, now)
             self.end_worker(slot, now)
             return
         if mode.action == "kill":
@@ -451,7 +451,7 @@ class Endings:
         self._core.dispatcher.exclude(slot.index)
         self._ask_back_waiting(slot)
 
-    def _kill_for(self, slot: Slot, job: int, now: float) -> None:
+    def _schedule_kill(self, slot: Slot, job: int, now: float) -> None:
         """Have a worker killed for *job*, as soon as no other job can begin there."""
         if slot.job_endings.of(job).stage is not EndingStage.KILLING:
             slot.job_endings.apply(job, EndingEvent.KILL, now + REVOKE_GRACE)

@@ -264,7 +264,7 @@ class Exits:
     @property
     def _grants_nothing(self) -> bool:
         broken = self._lifecycle.broken is not None
-        return self.stopped or broken or self._core.closing.needs_nobody
+        return self.stopped or broken or self._core.closing.no_worker_needed
 
     # Workers leave: they get no more jobs, finish what they have begun, and end.
 
@@ -306,7 +306,7 @@ class Exits:
         """Replace the worker of *slot* as soon as the budget allows it."""
         if slot.state in UP and not slot.draining and slot.replace_reason is None:
             slot.replace_reason = why
-            self.step(now)
+            self.reconcile(now)
 
     def drain_now(
         self, slot: Slot, why: str, now: float, *, unsent: int | None
@@ -321,7 +321,7 @@ class Exits:
         # The worker may not have begun the first one either.
         sent = [job for job in slot.in_flight.jobs if job != unsent]
         self._core.ask_back(slot, sent)
-        self.step(now)
+        self.reconcile(now)
 
     def fail_after_drain(self, slot: Slot, why: str, now: float) -> None:
         """Let the worker of *slot* finish what it has; its end is a crash.
@@ -335,9 +335,9 @@ class Exits:
             self._lifecycle.stop(slot, StopStage.STOPPED, now)
             return
         self.drain(slot, why, now)
-        if not self._let_stay(slot) and self.needs(slot):
+        if not self._promote(slot) and self.needs(slot):
             self._lifecycle.add(now, delay=delay)
-        self.step(now)
+        self.reconcile(now)
 
     def roll(self, now: float) -> None:
         """Replace every worker that is there now, as many at a time as the budget allows.
@@ -348,7 +348,7 @@ class Exits:
         # Replacements that have failed before may be tried at once, too.
         self._retry_at = None
         self._roll.begin()
-        self.step(now)
+        self.reconcile(now)
 
     def ready(self, slot: Slot, now: float) -> None:
         """Record that the worker of *slot* is ready; call this before it gets anything to do.
@@ -360,7 +360,7 @@ class Exits:
             self._roll.inherit(slot, old)
             self._failed = 0
             self.drain(old, old.replace_reason or "", now)
-        self._exchange(now)
+        self._replace_some(now)
         self._core.sessions.update_buckets()
 
     def gone(self, slot: Slot) -> None:
@@ -369,7 +369,7 @@ class Exits:
             self._roll.start_failed(slot)
         slot.draining = False
         slot.drain_deadline = slot.replace_reason = slot.replaces = None
-        self._let_stay(slot)
+        self._promote(slot)
 
     def failed(self, slot: Slot, old: Slot, now: float, jitter: float) -> Aftermath:
         """Record that the worker of *slot*, which was to replace that of *old*, failed to start.
@@ -415,11 +415,11 @@ class Exits:
         self._lifecycle.ledger.workers = most
         self.sizing.limit(least, most, now)
         self._tell_size()
-        self.step(now)
+        self.reconcile(now)
 
     def close_surplus(self) -> None:
         """Mark empty slots as not needed, as many as there are too many."""
-        for slot in sorted(self._empty, key=_worth)[: max(0, -self.missing)]:
+        for slot in sorted(self._empty, key=_removal_order)[: max(0, -self.missing)]:
             self._lifecycle.leave_empty(slot)
 
     # Time, and what follows from all that has happened.
@@ -441,15 +441,15 @@ class Exits:
         self._kill_late(now)
         if self._retry_at is not None and self._retry_at <= now:
             self._retry_at = None
-        self.step(now)
+        self.reconcile(now)
 
-    def step(self, now: float) -> None:
+    def reconcile(self, now: float) -> None:
         """Grant what the budget allows now, and do what follows from all that has happened."""
         if not self.stopped:
             self._roll.fill(now)
         if not self._grants_nothing:
             self._keep_size(now)
-            self._exchange(now)
+            self._replace_some(now)
         self._core.sessions.update_buckets()
 
     def _keep_size(self, now: float) -> None:
@@ -462,7 +462,7 @@ class Exits:
         for _ in range(min(missing, self._free)):
             self._lifecycle.add(now, new=self._more > 0)
             self._more = max(0, self._more - 1)
-        self._thin_out(now)
+        self._shrink(now)
         if self._may_let_idle_go:
             self._let_idle_go(now)
 
@@ -473,7 +473,7 @@ class Exits:
         if grown:
             self._core.do("resized", size)
 
-    def _thin_out(self, now: float) -> None:
+    def _shrink(self, now: float) -> None:
         """Let workers go that are too many, those that do not work yet, or not now, first."""
         self.close_surplus()
         while (slot := self._surplus) is not None:
@@ -495,7 +495,7 @@ class Exits:
         self.close_surplus()
         if self.missing < 0:
             self.drain(self._slots[index], "idle", now)
-            self._thin_out(now)  # its replacement is surplus, too
+            self._shrink(now)  # its replacement is surplus, too
 
     @property
     def _empty(self) -> list[Slot]:
@@ -525,12 +525,12 @@ class Exits:
         staying = [slot for slot in free if slot.state is not SlotState.STOPPING]
         if len(free) - len(staying) >= -self.missing or not staying:
             return None
-        slot = min(staying, key=_worth)
+        slot = min(staying, key=_removal_order)
         # If the others are not ready, they may never be.
         is_needed = slot.state in UP and self._live <= self.sizing.size
         return None if is_needed else slot
 
-    def _exchange(self, now: float) -> None:
+    def _replace_some(self, now: float) -> None:
         if not self._grants_nothing:
             self._age(now)
             self._roll.go_on()
@@ -564,7 +564,7 @@ class Exits:
             elif self._can_miss:
                 self.drain(slot, slot.replace_reason or "", now)
 
-    def _let_stay(self, slot: Slot) -> bool:
+    def _promote(self, slot: Slot) -> bool:
         """Let the replacement of *slot*'s worker, if there is one, stay in its own right."""
         for other in self._slots:
             if other.replaces == slot.index:
@@ -594,5 +594,5 @@ _WORTH = (
 )
 
 
-def _worth(slot: Slot) -> tuple[int, float]:
+def _removal_order(slot: Slot) -> tuple[int, float]:
     return _WORTH.index(slot.state), slot.idle_since

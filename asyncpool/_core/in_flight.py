@@ -37,7 +37,7 @@ class InFlight:
             which that cost comes; in the order of sending.
         backlog: The sum of those costs.
         concurrency: How many jobs its worker runs at once.
-        closed: Whether the pool may send nothing beside the last job, because that job
+        blocked: Whether the pool may send nothing beside the last job, because that job
             is not sent itself yet, or must run alone.  With one lane it stays false.
         sent: How many jobs the pool has sent.
         ended: How many of them have an outcome.
@@ -48,7 +48,7 @@ class InFlight:
         "_asked",
         "_requeued",
         "backlog",
-        "closed",
+        "blocked",
         "concurrency",
         "ended",
         "jobs",
@@ -61,7 +61,7 @@ class InFlight:
         self.jobs: dict[int, tuple[int, float, JobTraits]] = {}
         self.backlog = 0.0
         self.concurrency = concurrency
-        self.closed = False
+        self.blocked = False
         self.most = NEVER
         self.sent = self.ended = 0
         self._asked: deque[tuple[int, ...]] = deque()
@@ -95,7 +95,7 @@ class InFlight:
     @property
     def free_lanes(self) -> int:
         """How many more jobs could begin at once."""
-        if self.closed:
+        if self.blocked:
             return 0
         return max(0, min(self.concurrency - len(self.jobs), self.most - self.sent))
 
@@ -113,7 +113,7 @@ class InFlight:
 
     def takes(self, traits: JobTraits) -> bool:
         """Tell whether a job may be sent now, because it begins at once or soon."""
-        if self.closed or self.sent >= self.most:
+        if self.blocked or self.sent >= self.most:
             return False
         if len(self.jobs) < self.concurrency:
             return True
@@ -155,7 +155,7 @@ class InFlight:
         self.sent = sent = self.sent + 1
         cost = traits.cost
         if self.concurrency > 1:
-            cost, self.closed = self._cost(traits), traits.exclusive
+            cost, self.blocked = self._cost(traits), traits.exclusive
         self.jobs[job] = (sent, cost, traits)
         self.backlog += cost
 
@@ -178,7 +178,7 @@ class InFlight:
                 self.ended += 1
         if not jobs:
             self.backlog = 0.0  # corrects rounding errors
-            self.closed = False
+            self.blocked = False
 
     def remove(self, job: int) -> None:
         """Forget *job*, which has come back."""
@@ -187,12 +187,12 @@ class InFlight:
         self.most += traits is not PINNED  # a pinned job had its room made for it
         if not self.jobs:
             self.backlog = 0.0
-            self.closed = False
+            self.blocked = False
 
     def withdraw(self, job: int) -> None:
         """Take back :meth:`add` for *job*, the last one: the pool has not sent it after all."""
         self.remove(job)
-        self.closed = False
+        self.blocked = False
         self.sent -= 1
         self.most -= 1
 

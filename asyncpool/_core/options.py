@@ -779,7 +779,7 @@ class JobOptions:
             while the job is open.
         prefetch: How many items of a stream may wait for its caller.
         codec: The format of its call and its outcome, in a pool that is data only.
-        begun: How many attempts were counted before the job was submitted.
+        prior_attempts: How many attempts were counted before the job was submitted.
         details: The pickled details that the last of these has sent, or nothing.
         via: How the function is called: by itself, for several items of a map that
             travel together, as a stream of what it yields, or in every worker.
@@ -807,7 +807,7 @@ class JobOptions:
     lease: tuple[Keeper, Hashable] | None = None
     prefetch: int = 16
     codec: Any = None
-    begun: int = 0
+    prior_attempts: int = 0
     details: bytes = b""
     via: Via = "submit"
     hold: DrainHold | None = None

@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from asyncpool._core.core import Core
 
 
-class Sessions:
+class SessionSlots:
     """The pinned jobs of a pool, its sessions, and its buckets.
 
     Args:

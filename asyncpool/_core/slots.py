@@ -184,16 +184,16 @@ S = TypeVar("S", bound=enum.Enum)
 E = TypeVar("E", bound=enum.Enum)
 
 
-def _follow(table: Mapping[S, Mapping[E, S]], now: S, event: E, where: str) -> S:
-    """Return what follows *now* in *table* when *event* happens.
+def _follow(table: Mapping[S, Mapping[E, S]], state: S, event: E, where: str) -> S:
+    """Return what follows *state* in *table* when *event* happens.
 
     Raises:
         IllegalTransitionError: If the table has no such arrow.
     """
     try:
-        return table[now][event]
+        return table[state][event]
     except KeyError:
-        raise IllegalTransitionError(f"{event.name} {where} {now.name}") from None
+        raise IllegalTransitionError(f"{event.name} {where} {state.name}") from None
 
 
 class EndingStage(enum.Enum):

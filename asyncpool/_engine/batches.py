@@ -418,7 +418,7 @@ class MapRun:
         args = tuple(item) if self._plan.star else (item,)
         options = self._each
         if part.attempts:
-            options = replace(options, begun=part.attempts)
+            options = replace(options, prior_attempts=part.attempts)
         return self._plan.function, args, {}, options
 
     def _send_held(self) -> None:

@@ -175,7 +175,7 @@ class Channel:
         self._half_closed = False
         self._retry = Alarm(loop, lambda _: self.flush())
         self._ended = self._paused = self._catching_up = self._silent = False
-        self._patience = Alarm(loop, self._look_for_rest)
+        self._silence_alarm = Alarm(loop, self._on_silence)
         sock.setblocking(False)
         loop.add_reader(self._fd, self.read)
 
@@ -351,10 +351,10 @@ class Channel:
             self._on_frames(frames)
         if decoder.whole:
             return size
-        self._see_to_rest()
+        self._check_partial_frame()
         return size if decoder.error is None else 0
 
-    def _see_to_rest(self) -> None:
+    def _check_partial_frame(self) -> None:
         """See to what has come and is no frame yet, no frame at all, or too much for this turn."""
         if self._ended:
             return
@@ -365,8 +365,8 @@ class Channel:
             self._loop.remove_reader(self._fd)
             self._catch_up_soon()
         self._silent = False
-        if not self._patience.is_set:
-            self._patience.set_in(SILENCE)
+        if not self._silence_alarm.is_set:
+            self._silence_alarm.set_in(SILENCE)
 
     def _catch_up_soon(self) -> None:
         self._catching_up = True
@@ -379,7 +379,7 @@ class Channel:
         if not (self._ended or self._paused or self._catching_up):
             self._loop.add_reader(self._fd, self.read)
 
-    def _look_for_rest(self, _: float) -> None:
+    def _on_silence(self, _: float) -> None:
         """End a channel whose peer has begun a frame and then sends nothing.
 
         Otherwise what comes later would be taken for the rest of that frame, and a job whose
@@ -387,15 +387,15 @@ class Channel:
         """
         was_silent, self._silent = self._silent, True
         if self._paused or self._catching_up:
-            self._see_to_rest()  # it is not the peer that keeps the rest back
+            self._check_partial_frame()  # it is not the peer that keeps the rest back
         else:
             self.read()  # this process may have been stopped itself: what has arrived counts
         pending = 0 if self._ended else self._decoder.pending
         if pending and was_silent and self._silent:
             text = f"it began a frame, sent {pending} bytes of it, and then nothing for"
             self._end(ProtocolError(f"{text} {SILENCE:g} s"))
-        elif pending and not self._patience.is_set:
-            self._patience.set_in(SILENCE)
+        elif pending and not self._silence_alarm.is_set:
+            self._silence_alarm.set_in(SILENCE)
 
     def pause(self) -> None:
         """Stop reading until :meth:`resume`, so that the peer has to wait."""
@@ -438,7 +438,7 @@ class Channel:
         if self._ended:
             return  # another channel may have the number of this one's descriptor by now
         self._ended = True
-        self._patience.cancel()
+        self._silence_alarm.cancel()
         self._loop.remove_reader(self._fd)
         self._loop.remove_writer(self._fd)
 

@@ -442,7 +442,7 @@ class Deaths:
             if not loss.requeued or job.done():
                 continue
             if not loss.begun:
-                self._engine.timers.wait_again(job)
+                self._engine.timers.watch_requeued(job)
             # One that is not blamed had not begun, and is only queued again.
             if not loss.blamed or job.id in given_up:
                 continue

@@ -577,7 +577,7 @@ class Engine:
                 self.leases.give_back(number)
             else:
                 self.registry.unassign(job)
-                self.timers.wait_again(job)
+                self.timers.watch_requeued(job)
 
     # What others ask.
 

@@ -390,7 +390,7 @@ class PoolJob(Job[R]):
     ) -> None:
         _init_future(self, loop=loop)
         self.id: int = number
-        self.attempt: int = options.begun
+        self.attempt: int = options.prior_attempts
         self.slot: int | None = None
         self.function: Function = function
         self.options: JobOptions = options
@@ -435,7 +435,7 @@ class PoolJob(Job[R]):
         return self.heartbeats
 
 
-def claim(error: JobError, job: PoolJob[Any]) -> None:
+def attribute_to(error: JobError, job: PoolJob[Any]) -> None:
     """Note in *error* which job it is the error of, unless it says that already."""
     claim_as(error, job.id, job.attempt, job.function.name)
 

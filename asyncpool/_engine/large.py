@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from asyncpool._engine.job import Failed, PoolJob, claim, load_outcome
+from asyncpool._engine.job import Failed, PoolJob, attribute_to, load_outcome
 from asyncpool._engine.loop import Pause, Threads
 from asyncpool._engine.worker import WorkerHandle
 from asyncpool._wire.buffers import OutOfBandPickle
@@ -76,7 +76,7 @@ class LargeObjects:
 
     def refused(self, job: PoolJob[Any], error: JobNotPicklableError) -> None:
         """End a job whose call cannot be pickled."""
-        claim(error, job)
+        attribute_to(error, job)
         with self._engine.turn as now:
             self._engine.registry.fail(job, error)
             self._engine.core.drop(job.id, now)
@@ -103,7 +103,7 @@ class LargeObjects:
         if core.slots[handle.slot].in_flight.last == job.id:
             self._engine.registry.leases.before_sending(job, handle.slot)
             outbox.put_job(job, pickled.payload)
-            self._engine.timers.begin(job)
+            self._engine.timers.watch_running(job)
         outbox.flush()
         if self._engine.config.worker.concurrency > 1:
             with self._engine.turn as now:

@@ -95,7 +95,7 @@ _CURE = (
 )
 
 # The references are weak: if a loop is dropped with its pools, their launchers go with it.
-_processes: WeakValueDictionary[tuple[object, ...], LauncherProcess] = (
+_processes: WeakValueDictionary[tuple[object, ...], LauncherHandle] = (
     WeakValueDictionary()
 )
 
@@ -148,9 +148,9 @@ class Launcher:
         self._config = LauncherConfig(
             modules, fork, preload, command, script, namespaces, env, folder
         )
-        self._process: LauncherProcess | None = None
+        self._process: LauncherHandle | None = None
         # With earlier ones, which have workers to look after.
-        self._used: list[LauncherProcess] = []
+        self._used: list[LauncherHandle] = []
         self._later: asyncio.TimerHandle | None = None
         if imports and script is None and confinement is None:
             scripts.listen(self._on_use)
@@ -225,13 +225,13 @@ class Launcher:
             else:
                 await process.close()
 
-    def _present(self) -> LauncherProcess:
+    def _present(self) -> LauncherHandle:
         if self._process is None or self._process.lost:
             self._process = self._find(self._config)
             self._config = self._process.config
         return self._process
 
-    def _find(self, config: LauncherConfig) -> LauncherProcess:
+    def _find(self, config: LauncherConfig) -> LauncherHandle:
         """Return the process for *config*, without what it must leave to the workers."""
         inheritance = machine.inherited()
         # In a sandbox workers share what has threads, too; but not a script that fails.
@@ -245,7 +245,7 @@ class Launcher:
         key = (id(self._loop), config, inheritance)
         process = _processes.get(key)
         if process is None or process.lost or not process.users:
-            process = _processes[key] = LauncherProcess(self._loop, config, known)
+            process = _processes[key] = LauncherHandle(self._loop, config, known)
         self._used = [it for it in self._used if not it.gone.done()]
         if process not in self._used:
             self._used.append(process)
@@ -280,7 +280,7 @@ class Launcher:
         else:
             coming.ready.add_done_callback(lambda _: self._change(coming))
 
-    def _change(self, coming: LauncherProcess) -> None:
+    def _change(self, coming: LauncherHandle) -> None:
         # It may have failed, or this pool may have closed meanwhile.
         if coming.ready.exception() is None and self._process is not None:
             self._process, self._config = coming, coming.config
@@ -295,7 +295,7 @@ def _left_to_workers(*_inherited: object) -> set[str]:
     return set()
 
 
-class LauncherProcess:
+class LauncherHandle:
     """One launcher process and the channel to it.
 
     Args:

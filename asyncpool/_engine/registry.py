@@ -24,7 +24,7 @@ from asyncpool._engine.job import (
     Holder,
     PoolJob,
     StreamJob,
-    claim,
+    attribute_to,
     load_outcome,
 )
 from asyncpool._engine.worker import WorkerHandle
@@ -102,7 +102,7 @@ def job_ended(
 _attempt = partial(tuple.__new__, Attempt)  # pyright: ignore[reportUnknownMemberType] - of a bare tuple
 
 
-class JobWatch:
+class JobEvents:
     """Publishes the events of jobs, and tells tracers.
 
     A caller on the way of every job calls a method only while ``hub.telling_steps`` is true,
@@ -341,7 +341,7 @@ class Leases:
             self.fence(job, slot, until)
 
 
-# Errors that are made before it is known which job they are for; claim() fills that in.
+# Errors that are made before it is known which job they are for; attribute_to() fills that in.
 _OF_JOBS = JobNotPicklableError | JobRaisedError | RemoteError
 
 
@@ -365,7 +365,7 @@ class JobRegistry:
     """
 
     def __init__(self, hub: PoolHub) -> None:
-        self.watch, self._hub = JobWatch(hub), hub
+        self.watch, self._hub = JobEvents(hub), hub
         self.jobs: dict[int, PoolJob[Any]] = {}
         self.leases = Leases()
         self.deadlines = Deadlines()
@@ -407,7 +407,7 @@ class JobRegistry:
             raise error
         if not isinstance(error, JobNotPicklableError):
             error = unpicklable(error)
-        claim(error, job)
+        attribute_to(error, job)
         self._count(job, JobOutcome.REFUSED, error)
         job.set_exception(error)
         return job
@@ -528,7 +528,7 @@ class JobRegistry:
             self.watch.again(job, error)
             return True
         if isinstance(error, _OF_JOBS):
-            claim(error, job)
+            attribute_to(error, job)
         self._remove(job)
         self._raised += 1
         over = job.exceeded is not None

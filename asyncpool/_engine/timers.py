@@ -130,7 +130,7 @@ class JobTimers:
         # When this process last went on after it, or its loop, had been stopped for a while.
         self._resumed_at = -math.inf
 
-    def wait(self, job: PoolJob[Any]) -> bool:
+    def watch_queued(self, job: PoolJob[Any]) -> bool:
         """Watch how long a job is queued; if its time is over already, fail it and return false."""
         options = job.options
         if options.queue_timeout is None and options.deadline is None:
@@ -143,13 +143,13 @@ class JobTimers:
         self._watch(job.id, until)
         return True
 
-    def wait_again(self, job: PoolJob[Any]) -> None:
+    def watch_requeued(self, job: PoolJob[Any]) -> None:
         """Watch how long a job is queued that has left its worker before it began there."""
         options = job.options
-        if options.queue_timeout is None or job.attempt != options.begun:
+        if options.queue_timeout is None or job.attempt != options.prior_attempts:
             return  # it may wait for its first attempt only
         now = self._time()
-        # Not what wait() has set: the job's worker counted as running it, and it had that limit.
+        # Anew: while the worker counted as running it, its limit was that of a running job.
         self._watch(job.id, options.queue_end(now - (monotonic() - job.queued_at)))
 
     def begin_first(self, slot: int) -> None:
@@ -157,9 +157,9 @@ class JobTimers:
         for number in self._engine.core.slots[slot].in_flight.running:
             job = self._engine.registry.jobs.get(number)
             if job is not None and job.began is None and type(job.payload) is bytes:
-                self.begin(job)
+                self.watch_running(job)
 
-    def begin(self, job: PoolJob[Any]) -> None:
+    def watch_running(self, job: PoolJob[Any]) -> None:
         """Watch how long a job runs, from now on."""
         if job.options.timed:
             job.began = now = self._time()
@@ -344,7 +344,7 @@ class StallWatch:
                 if job.rounds == _LONG:
                     handle.page.stop_chunk(job.id, job.attempt)
                     # The item that runs now has the whole time limit, from now on.
-                    self._engine.timers.begin(job)
+                    self._engine.timers.watch_running(job)
         return watched
 
 

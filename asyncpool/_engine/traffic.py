@@ -127,8 +127,8 @@ class Traffic:
             # As the core does, whose call would take as long again: no worker has had room for
             # those that wait before it.
             queue = self._queue
-            if queue.usual and not options.priority and not queue.others:
-                queue.usual[number] = known.traits
+            if queue.default_lines and not options.priority and not queue.others:
+                queue.default_lines[number] = known.traits
                 slot = None
             else:
                 slot = engine.core.submit(number, known.traits, options.priority)
@@ -170,7 +170,7 @@ class Traffic:
             if not self._pack(job, function, args, kwargs):
                 return job
             registry.enter(job)
-            if options.timed and not engine.timers.wait(job):
+            if options.timed and not engine.timers.watch_queued(job):
                 return job
             if engine.turn_depth > 1:
                 # A listener has called this, say, while a decision is carried out: a worker
@@ -213,7 +213,7 @@ class Traffic:
             )
         except StreamTooLongError:
             registry.enter(job)
-            if self._engine.timers.wait(job):
+            if self._engine.timers.watch_queued(job):
                 self._engine.large.pack(job, (function, args, kwargs))
             return False
         except BaseException as error:  # noqa: BLE001 - an argument's
@@ -236,7 +236,7 @@ class Traffic:
         job.payload = call.payload
         with engine.turn:
             engine.registry.enter(job)
-            if engine.timers.wait(job):
+            if engine.timers.watch_queued(job):
                 engine.core.submit_pinned(slot, job.id)
         return job
 

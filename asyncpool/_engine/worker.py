@@ -170,7 +170,7 @@ class WorkerHandle:
         started_at: When its start began, by :func:`time.monotonic`.
         since: When its present state began: it starts, is idle, or runs its first job.
         cancelled: The last of its jobs that were cancelled, for the log.
-        pressed_at: When the pool first sent it a signal to end it; ``None`` before that.
+        first_signal_at: When the pool first sent it a signal to end it; ``None`` before that.
     """
 
     def __init__(
@@ -199,7 +199,7 @@ class WorkerHandle:
         self._place: Place | None = None
         self._lent = False
         self._trouble, self._exited = asyncio.Event(), asyncio.Event()
-        self.pressed_at: float | None = None
+        self.first_signal_at: float | None = None
         self.cancelled: deque[CancelledJob] = deque(maxlen=_CANCELLED_KEPT)
         self._pending_signal: signal.Signals | None = None
         self._launching: asyncio.Timeout | None = None
@@ -276,7 +276,9 @@ class WorkerHandle:
 
         If it then ended by itself, it did not hang there, and the stacks do not matter.
         """
-        if self.pressed_at is not None and (self.status is None or self.status < 0):
+        if self.first_signal_at is not None and (
+            self.status is None or self.status < 0
+        ):
             self.late_stacks = self.page.read_stacks()
 
     def stop(self) -> None:
@@ -339,8 +341,8 @@ class WorkerHandle:
 
     def _signal(self, number: signal.Signals) -> None:
         self._pending_signal = number
-        if self.pressed_at is None:
-            self.pressed_at = self._loop.time()
+        if self.first_signal_at is None:
+            self.first_signal_at = self._loop.time()
         if self.process is not None:
             self.process.signal(number)
 

@@ -462,5 +462,5 @@ def _limited(call: Call, now: float) -> JobOptions:
     if call.details:
         own["details"] = call.details
     if message.begun:
-        own["begun"] = message.begun
+        own["prior_attempts"] = message.begun
     return replace(options, **own) if own else options

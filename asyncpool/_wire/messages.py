@@ -229,7 +229,7 @@ SCRIPT = "__main__"
 class Thread(Record):
     """A thread beside the main one.
 
-    ``LauncherProcess._share()`` in ``_engine/launcher.py`` decides what follows from it.
+    ``LauncherHandle._share()`` in ``_engine/launcher.py`` decides what follows from it.
 
     Attributes:
         name: Its name.

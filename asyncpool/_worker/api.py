@@ -207,7 +207,7 @@ def heartbeat(details: object = None) -> None:
             "elsewhere, for example into a file"
         )
     if not _runner.forked:
-        with _runner.beating:
+        with _runner.heartbeat_lock:
             _write(_runner, packed)
 
 
@@ -225,8 +225,8 @@ def _write(runner: JobRunner, details: bytes) -> None:
     runner.page[start : start + len(record)] = record
     first = lane.last_beat is None or lane.last_beat[0] != job
     lane.last_beat = job, record
-    if first or now - runner.rung_at >= BEAT_INTERVAL:
-        runner.rung_at = now
+    if first or now - runner.noticed_at >= BEAT_INTERVAL:
+        runner.noticed_at = now
         runner.control.ring()
 
 

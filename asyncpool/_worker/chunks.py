@@ -66,7 +66,7 @@ class ChunkLog:
         self._seek(self._first)
 
 
-def run_chunk(
+def call_chunk_here(
     runner: JobRunner,
     packed: bytes,
     items: list[Any],

@@ -42,7 +42,7 @@ from asyncpool._worker.channel import LargeBuffers, decoder, receive
 from asyncpool._worker.interrupts import Interrupts, JobClaims, LeaseFences
 from asyncpool._worker.process import start_thread
 from asyncpool._worker.profile import Sampler
-from asyncpool._worker.stacks import Stacks
+from asyncpool._worker.stacks import StackWriter
 from asyncpool.errors import ProtocolError
 
 TYPE_CHECKING = False  # see _wire/records.py
@@ -93,7 +93,7 @@ class Control:
         self.large_buffers = large_buffers
         self.claims = JobClaims()
         self.interrupts = Interrupts()
-        self.stacks = Stacks(page_fd, os.fstat(page_fd).st_size - STACKS_SIZE)
+        self.stacks = StackWriter(page_fd, os.fstat(page_fd).st_size - STACKS_SIZE)
         self.announced = False
         self.memory: tuple[int, str] | None = None
         self.on_thread_death: Callable[[], None] | None = None
@@ -232,7 +232,7 @@ class Control:
         try:
             with contextlib.suppress(OSError, ProtocolError):
                 while True:
-                    self._insist()
+                    self._resend_signal()
                     # Of several frames in one read, only the last can bring a descriptor.
                     data, fds, _ = receive_fds(self._socket, 65536, 1)
                     if not data:
@@ -248,7 +248,7 @@ class Control:
             # The worker has a process group of its own, so this ends no other process.
             os.killpg(0, signal.SIGKILL)
 
-    def _insist(self) -> None:
+    def _resend_signal(self) -> None:
         """Signal a job that is to end again and again, until the pool sends a frame.
 
         ``interrupts.py`` says why the first signal may have had no effect.

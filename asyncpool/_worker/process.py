@@ -92,7 +92,7 @@ def _begin(role: str, fds: list[int]) -> NoReturn:
     sys.argv[:] = [""]
     faulthandler.enable()
     sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
-    from asyncpool._worker.loop import work  # noqa: PLC0415
+    from asyncpool._worker.worker import work  # noqa: PLC0415
 
     load_titles()
     work(*fds)

@@ -259,9 +259,9 @@ class JobRunner:
         state: What jobs keep in this worker.
         slot: The number by which jobs know this worker.
         control: As above.
-        beating: Whoever writes a heartbeat has this.  A job may call ``heartbeat()`` in several
+        heartbeat_lock: Whoever writes a heartbeat has this.  A job may call ``heartbeat()`` in several
             threads, and in a signal handler.
-        rung_at: When the pool was last asked to look at the page.
+        noticed_at: When the pool was last asked to look at the page.
     """
 
     def __init__(
@@ -305,8 +305,8 @@ class JobRunner:
         self._loop: Any = None  # once there is a coroutine
         self._looping = self._ended = self._coming = False
         self._failure: BaseException | None = None
-        self.beating = RLock()
-        self.rung_at = 0.0
+        self.heartbeat_lock = RLock()
+        self.noticed_at = 0.0
 
     # From the channel to the lanes.
 
@@ -627,14 +627,14 @@ class JobRunner:
         self.by_job[lane.whose] = lane
         try:
             # The next broadcast does not see what this one sets in its context.
-            copy_context().run(self._make_up_for, lane, frame)
+            copy_context().run(self._run_missed_broadcast, lane, frame)
         finally:
             if os.getpid() != self._worker:
                 os._exit(0)  # a copy that it made, back from the call
             del self.by_job[lane.whose]
             self._interrupts.running = None
 
-    def _make_up_for(self, lane: Lane, frame: Frame) -> None:
+    def _run_missed_broadcast(self, lane: Lane, frame: Frame) -> None:
         try:
             value = self._call(lane, frame)
             if type(value) is CoroutineType:

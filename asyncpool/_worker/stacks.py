@@ -42,7 +42,7 @@ _NAMES = (
 )
 
 
-class Stacks:
+class StackWriter:
     """The stacks of the threads and the coroutines of one worker.
 
     Args:

@@ -20,10 +20,10 @@ from asyncpool._core import checks
 from asyncpool._core.endings import Finish
 from asyncpool._core.options import RestartPolicy, WorkerLimits
 from asyncpool._engine.deaths import CrashCallback
-from asyncpool._engine.lifecycle import SupervisorRunner
 from asyncpool._engine.loop import shielded
 from asyncpool._engine.machine import DEFAULT_LAUNCHER, check_platform
 from asyncpool._engine.options import OutputMode, SupervisorConfig
+from asyncpool._engine.supervisor_runner import SupervisorRunner
 from asyncpool._wire.buffers import dumps_call
 from asyncpool._wire.messages import WorkerConfig
 from asyncpool._wire.posix import (

@@ -19,7 +19,7 @@ from asyncpool._wire.text import function_name
 from asyncpool.enums import RunState
 from asyncpool.errors import PoolClosedError
 from asyncpool.events import CloseSummary, RollResult
-from asyncpool.pool import BoundPool, Caller, JobsListened
+from asyncpool.pool import BoundPool, JobsListened, Submitter
 from asyncpool.profile import Profile
 from asyncpool.stats import PoolStats
 
@@ -158,7 +158,7 @@ class Latest:
         return client.figures.latest()
 
 
-class RemotePool(Orders, JobsListened, Caller):
+class RemotePool(Orders, JobsListened, Submitter):
     """A pool whose workers belong to agents; see :class:`SharedPool`.
 
     Args:

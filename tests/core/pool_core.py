@@ -201,7 +201,7 @@ class Core:
     def let_go(self, slot: int, why: str, now: float) -> Commands:
         """Let a worker go, even if no replacement is ready."""
         self._core.exits.drain(self.slots[slot], why, now)
-        return self._told(self._core.exits.step)(now)
+        return self._told(self._core.exits.reconcile)(now)
 
     def job_waits(self, now: float) -> None:
         """Let a job have come for which no worker was free, if the core wants to know that."""

@@ -271,9 +271,7 @@ class SpreadingMachine(RuleBasedStateMachine):
     @precondition(lambda self: any(self.taken.values()))
     @rule(data=st.data())
     def connections_end(self, data: st.DataObject) -> None:
-        worker = data.draw(
-            st.sampled_from([w for w in self.taken if self.taken[w]])
-        )
+        worker = data.draw(st.sampled_from([w for w in self.taken if self.taken[w]]))
         open_now = len(self.taken[worker])
         count = data.draw(st.integers(1, open_now))
         for handle in sorted(self.taken[worker])[:count]:

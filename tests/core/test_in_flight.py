@@ -72,10 +72,10 @@ def test_nothing_of_rounding_is_left_when_nothing_is_in_hand(*, sent: bool) -> N
 def test_nothing_is_sent_behind_what_is_loading() -> None:
     in_flight = flight_of(1, width=3)
     in_flight.add(2, LOADING_TRAITS)
-    assert (in_flight.closed, in_flight.free_lanes) == (True, 0)
+    assert (in_flight.blocked, in_flight.free_lanes) == (True, 0)
     assert not in_flight.takes(known(LEAST))
     in_flight.withdraw(2)
-    assert (in_flight.closed, in_flight.free_lanes) == (False, 2)
+    assert (in_flight.blocked, in_flight.free_lanes) == (False, 2)
 
 
 @pytest.mark.parametrize(

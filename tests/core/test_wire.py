@@ -381,7 +381,7 @@ def test_what_cannot_be_read(payload: bytes) -> None:
 
 # Stacks.
 
-OURS = '  File "/somewhere/asyncpool/_worker/loop.py", line 20 in _serve'
+OURS = '  File "/somewhere/asyncpool/_worker/worker.py", line 20 in _serve'
 BEATING = '  File "/somewhere/asyncpool/_worker/api.py", line 9 in heartbeat'
 MAIN = "Thread 0x00007f (most recent call first):"
 NOW = "Current thread 0x00007f (most recent call first):"

@@ -87,7 +87,7 @@ TABLE = {
         None, OWN, True, KEPT, "the client packs by it, and the agent reads no call"
     ),
     # What users do not choose.
-    "begun": Row(2, SENT, True, NONE, "only jobs have several attempts"),
+    "prior_attempts": Row(2, SENT, True, NONE, "only jobs have several attempts"),
     "details": Row(None, KEPT, True, NONE, "they travel with each job"),
     "via": Row("stream", SENT, True, NONE, "they are plain calls"),
     "hold": Row(None, KEPT, True, NONE, "it is the client that is held open"),
@@ -164,7 +164,7 @@ async def extend(lease: str) -> None:
 async def test_of_a_job(tmp_path: Path, begun: int) -> None:
     keeper = LeaseKeeper(extend, max_rate=100.0, interval=1.0)
     async with ends(tmp_path) as (pool, _, client, gate), keeper:
-        given = values_for("job", lease=(keeper, "mine"), begun=begun)
+        given = values_for("job", lease=(keeper, "mine"), prior_attempts=begun)
         job = client.traffic.submit(
             beats.count_at, (gate.path,), {}, JobOptions(**given)
         )
@@ -173,7 +173,7 @@ async def test_of_a_job(tmp_path: Path, begun: int) -> None:
             assert options_in(pool).queue_timeout is None  # for the first attempt
         else:
             assert_told(options_in(pool), "job", given)
-        assert options_in(pool).begun == begun
+        assert options_in(pool).prior_attempts == begun
         job.cancel()
 
 

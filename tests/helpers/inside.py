@@ -723,14 +723,14 @@ async def begins_frame(channel: Channel) -> None:
 
 def ask_frame_watch(channel: Channel) -> None:
     """Have a channel look whether the peer has gone on with its frame."""
-    channel._look_for_rest(0.0)
+    channel._on_silence(0.0)
 
 
 def unfinished_for_long(channel: Channel) -> None:
     """Have the peer be silent for twice as long as it may be, in the middle of a frame."""
     for _ in range(2):
-        channel._patience.cancel()
-        channel._look_for_rest(0.0)
+        channel._silence_alarm.cancel()
+        channel._on_silence(0.0)
 
 
 def agent_of(pool: Pool, name: str, lease: float) -> Agent:

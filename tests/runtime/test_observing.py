@@ -18,7 +18,7 @@ import pytest
 
 from asyncpool._core.options import JobOptions
 from asyncpool._engine.hub import PoolHub
-from asyncpool._engine.registry import JobWatch
+from asyncpool._engine.registry import JobEvents
 from asyncpool._observe.trace import Trace, TraceFile
 from asyncpool._observe.traces import LineMaker
 from asyncpool._wire.frames import Frame, FrameKind
@@ -170,7 +170,7 @@ class QuickJob:
 
 
 def end_job(hub: PoolHub, job: Any, microseconds: int, now: float) -> None:
-    watch = JobWatch(hub)
+    watch = JobEvents(hub)
     watch.ran(job, 0, Frame(FrameKind.VALUE, job.id, 1, microseconds, b""), now)
     watch.ended(job, JobOutcome.OK)
 

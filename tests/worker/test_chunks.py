@@ -23,7 +23,7 @@ from asyncpool._wire.page import (
     read_log,
 )
 from asyncpool._worker.api import running
-from asyncpool._worker.chunks import ChunkLog, run_chunk
+from asyncpool._worker.chunks import ChunkLog, call_chunk_here
 
 large = st.integers(min_value=2**63) | st.integers(max_value=-(2**63) - 1)
 number = st.integers() | st.floats(allow_nan=False) | st.booleans() | large
@@ -64,7 +64,7 @@ def run(page: Page, function: Any, items: list[Any]) -> ChunkResult:
     try:
         packed, most = pickle.dumps(function), 1 << 20
         how: dict[str, Any] = {"star": False, "named": True, "max_payload": most}
-        return cast("ChunkResult", run_chunk(runner, packed, items, **how))
+        return cast("ChunkResult", call_chunk_here(runner, packed, items, **how))
     finally:
         running.reset(mark)
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Protocol
 
-from asyncpool._engine.lifecycle import SupervisorRunner
 from asyncpool._engine.loop import shielded
 from asyncpool._engine.options import SupervisorConfig
+from asyncpool._engine.supervisor_runner import SupervisorRunner
 from asyncpool._wire.profile import ProfileRequest
 from asyncpool.errors import ProtocolError
 from asyncpool.events import RollResult
