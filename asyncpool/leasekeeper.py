@@ -16,7 +16,7 @@ from asyncpool._core import checks, log_messages as say
 from asyncpool._core.leases import GIVE_UP, LeaseLedger, longest_gap
 from asyncpool._engine.hub import EventHub, EventStream
 from asyncpool._engine.job import Holder
-from asyncpool._engine.loop import Alarm, check_home, outlast
+from asyncpool._engine.loop import Alarm, check_loop, outlast
 from asyncpool.events import (
     LeaseEvent,
     LeaseLapsed,
@@ -241,7 +241,7 @@ class LeaseKeeper(Generic[L]):
         Raises:
             RuntimeError: If the keeper was started in another event loop.
         """
-        check_home(self._loop, _KEEPER)
+        check_loop(self._loop, _KEEPER)
         hold = self._holds.pop(lease, None)
         if hold is None:
             return False
@@ -261,7 +261,7 @@ class LeaseKeeper(Generic[L]):
             RuntimeError: If the keeper was started in another event loop.
         """
         checks.at_least(1)("buffer", buffer)
-        check_home(self._loop, _KEEPER)
+        check_loop(self._loop, _KEEPER)
         return self._hub.listen(buffer)
 
     def stats(self) -> LeaseStats:
@@ -297,7 +297,7 @@ class LeaseKeeper(Generic[L]):
         Cancellation:
             Leaves nothing running: this returns when the last renewal has ended.
         """
-        check_home(self._loop, _KEEPER)
+        check_loop(self._loop, _KEEPER)
         open_jobs = sum(
             hold.job is not None and not hold.over() for hold in self._holds.values()
         )
@@ -420,7 +420,7 @@ class LeaseKeeper(Generic[L]):
     def _take(self, lease: L, hold: _Hold) -> None:
         if self._alarm is None:
             raise RuntimeError("the lease keeper is not running: use 'async with'")
-        check_home(self._loop, _KEEPER)
+        check_loop(self._loop, _KEEPER)
         loop = asyncio.get_running_loop()
         current = self._holds.get(lease)
         if current is not None:

@@ -90,7 +90,7 @@ class Map(Generic[R]):
         self._present = present or _results
         self._run = partial(MapRun, plan, ordered=ordered)
         self._iteration: Iteration[R] = Iteration(
-            plan.backend.check_home,
+            plan.backend.check_loop,
             partial(_each, self._run, self._present),
             "a map can be iterated over, or awaited, only once, and not after aclose()",
         )

@@ -73,7 +73,7 @@ else:
 # How callers hear of what happens in a pool or a cluster.
 
 
-class Listened:
+class EventSource:
     """Something whose events anybody can hear."""
 
     __slots__ = ()
@@ -81,13 +81,13 @@ class Listened:
     # It has the ``hub``, and a ``check_loop()``; each class knows its type.
     _life: Any
 
-    def _listening(self) -> None:
+    def _on_listener(self) -> None:
         """Hear that somebody listens from now on."""
 
-    def _heard(self) -> Any:
+    def _hub_for_listener(self) -> Any:
         """Return the hub, for somebody who listens from now on."""
         self._life.check_loop()
-        self._listening()
+        self._on_listener()
         return self._life.hub
 
     def events(self, *, buffer: int = 1000) -> EventStream[Event]:
@@ -103,7 +103,7 @@ class Listened:
             RuntimeError: If the pool or cluster was started in another event loop.
         """
         checks.at_least(1)("buffer", buffer)
-        stream: EventStream[Event] = self._heard().listen(buffer)
+        stream: EventStream[Event] = self._hub_for_listener().listen(buffer)
         return stream
 
     def add_listener(self, listener: Callable[[Event], object]) -> None:
@@ -117,7 +117,7 @@ class Listened:
             RuntimeError: If the pool or cluster was started in another event loop.
         """
         checks.called("add_listener", listener)
-        self._heard().add_listener(listener)
+        self._hub_for_listener().add_listener(listener)
 
     def remove_listener(self, listener: Callable[..., object]) -> int:
         """Call *listener* no more, and return how often it had been added.
@@ -130,7 +130,7 @@ class Listened:
         return count
 
 
-class JobsListened(Listened):
+class JobEventSource(EventSource):
     """Something with jobs whose events anybody can hear."""
 
     __slots__ = ()
@@ -148,7 +148,9 @@ class JobsListened(Listened):
             RuntimeError: If the pool was started in another event loop.
         """
         checks.at_least(1)("buffer", buffer)
-        stream: EventStream[Event | JobEvent] = self._heard().listen_to_jobs(buffer)
+        stream: EventStream[Event | JobEvent] = self._hub_for_listener().listen_to_jobs(
+            buffer
+        )
         return stream
 
     def add_job_listener(self, listener: Callable[[Event | JobEvent], object]) -> None:
@@ -164,7 +166,7 @@ class JobsListened(Listened):
             RuntimeError: If the pool was started in another event loop.
         """
         checks.called("add_job_listener", listener)
-        self._heard().add_job_listener(listener)
+        self._hub_for_listener().add_job_listener(listener)
 
 
 # The ways to have functions called.
@@ -614,7 +616,7 @@ class Submitter:
 # What pools and clusters let their owner see of their workers, and do to them.
 
 
-class Supervised(Listened):
+class Supervised(EventSource):
     """Something that keeps workers alive: a pool or a cluster."""
 
     __slots__ = ()
@@ -691,7 +693,7 @@ class BoundPool(Submitter):
 _FINISH = {"all": Finish.ALL, "running": Finish.RUNNING, "none": Finish.NOTHING}
 
 
-class Pool(Submitter, Supervised, JobsListened):
+class Pool(Submitter, Supervised, JobEventSource):
     """Supervised worker processes, and a queue before them.
 
     Use it as an async context manager, or call :meth:`start` and :meth:`close`,
@@ -1106,7 +1108,7 @@ class Pool(Submitter, Supervised, JobsListened):
         Cancellation:
             Safe: the roll goes on.
         """
-        return await shielded(self._life.trying().replacement.roll())
+        return await shielded(self._life.open_or_retrying().replacement.roll())
 
     async def close(
         self,

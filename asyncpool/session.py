@@ -174,7 +174,7 @@ class WorkerSession:
         if self._state.entered:
             raise RuntimeError("a session can be entered only once: ask for another")
         supervisor = self._running_supervisor()
-        supervisor.check_home()
+        supervisor.check_loop()
         self._state.entered = True
         self._state.session_worker = await supervisor.sessions.take(self._timeout)
         return self
@@ -197,7 +197,7 @@ class WorkerSession:
             interrupted ends before another caller's job begins.
         """
         supervisor = self._running_supervisor()
-        supervisor.check_home()
+        supervisor.check_loop()
         await supervisor.sessions.leave(
             self._session_worker, fresh=self._fresh, failed=error is not None
         )

@@ -40,7 +40,7 @@ class Stream(Generic[T]):
         self._submit = submit
         self._jobs: list[StreamJob] = []
         self._iteration: Iteration[T] = Iteration(
-            supervisor.check_home,
+            supervisor.check_loop,
             partial(_items, supervisor, submit, self._jobs),
             "a stream can be iterated over only once",
         )
@@ -80,7 +80,7 @@ class Stream(Generic[T]):
             Any number of tasks may wait.  Only the cancellation of the first one closes the
             generator.
         """
-        self._supervisor.check_home()
+        self._supervisor.check_loop()
         if self._jobs:
             await self._jobs[0].started()
             return

@@ -10,7 +10,7 @@ from typing import Generic, Self, TypeVar
 from asyncpool._cluster import log_messages as say
 from asyncpool._cluster.link import WorkerLink
 from asyncpool._cluster.rules import MOST_MESSAGES
-from asyncpool._engine.loop import check_home
+from asyncpool._engine.loop import check_loop
 from asyncpool._wire.posix import ReceivedFile, ReceivedSocket, received
 
 _LOGGER = logging.getLogger("asyncpool")
@@ -50,7 +50,7 @@ class Inbox(Generic[T]):
         Cancellation:
             Safe: nothing is lost.
         """
-        check_home(self._home, "what comes from the workers of a cluster")
+        check_loop(self._home, "what comes from the workers of a cluster")
         while not self._items:
             if self._ended:
                 raise StopAsyncIteration

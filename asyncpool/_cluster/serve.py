@@ -73,7 +73,7 @@ def serve(
             life.run(jobs, config.max_payload, spread, *who)
         )
     except BaseException as error:
-        control.announce("serve", error)
+        control.report_failure("serve", error)
         if life is not None and life.was_ready:  # else it is a failed start
             print_error(error)
         raise
@@ -197,7 +197,7 @@ class _Life:
             if not server_worker.is_ready:
                 raise self._error
             print_error(self._error)
-            self._control.announce("serve", self._error)
+            self._control.report_failure("serve", self._error)
         elif not server_worker.is_ready and not server_worker.draining.is_set():
             raise RuntimeError("serve() returned before it was ready")
 

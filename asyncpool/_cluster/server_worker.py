@@ -166,7 +166,7 @@ class ServerWorker:
 
     def ready(self) -> None:
         if not self.is_ready:
-            self._control.greet()
+            self._control.send_hello()
             self.is_ready = True
 
     def retire(self, reason: str) -> None:

@@ -145,9 +145,7 @@ class Core:
         if jobs:
             self.end_jobs(jobs, "fail_jobs", tuple(jobs), why)
 
-    def ask_back(
-        self, slot: Slot, jobs: Iterable[int], *, requeue: bool = True
-    ) -> bool:
+    def revoke(self, slot: Slot, jobs: Iterable[int], *, requeue: bool = True) -> bool:
         """Ask the worker of *slot* not to begin *jobs*; with *requeue* they run elsewhere.
 
         It is not asked again for those that it was asked for already.  Return whether it is for
@@ -209,7 +207,7 @@ class Core:
             if not in_flight.jobs:
                 slot.state, slot.idle_since = SlotState.IDLE, now
             self._feed(slot, now)
-            exhausted = in_flight.sent >= in_flight.most
+            exhausted = in_flight.sent >= in_flight.max_sent
             if exhausted and not in_flight.jobs and slot.session is None:
                 # It may run no more jobs, so it goes even before its replacement is
                 # ready.
@@ -437,7 +435,7 @@ class Core:
                 self.fail(self.sessions.take_all(), "broken")
                 self.sessions.break_off()
         self.sessions.gone(slot)
-        self.sessions.hand_out()
+        self.sessions.grant_waiting()
         self._after_change(now)
         self._given_up = None
         return aftermath, given_up
@@ -454,7 +452,7 @@ class Core:
         """Record how many connections the worker in slot *index* has served in all."""
         slot = self.slots[index]
         slot.in_flight.ended = served
-        if served >= slot.in_flight.most:
+        if served >= slot.in_flight.max_sent:
             self.exits.replace(slot, "max_jobs", now)
 
     def replace_faulty(self, index: int, now: float) -> None:
@@ -492,13 +490,13 @@ class Core:
 
     # Workers belong to sessions.
 
-    def want_worker(self) -> None:
+    def request_worker(self) -> None:
         """Offer the next idle worker to a caller that waits for a session."""
         self.dispatcher.session_waiters += 1
-        self.sessions.hand_out()
+        self.sessions.grant_waiting()
         self.sessions.update_buckets()
 
-    def leave_queue(self, now: float) -> None:
+    def cancel_request(self, now: float) -> None:
         """Record that a caller that waited wants no session any more."""
         self.dispatcher.session_waiters -= 1
         self._feed_spare(now)

@@ -498,7 +498,7 @@ class Dispatcher:
         """Put a worker where it belongs by the room that it has."""
         if self._with_free_lane:
             self._with_free_lane.pop(slot, None)
-        if in_flight.sent >= in_flight.most:  # exhausted; a property takes longer
+        if in_flight.sent >= in_flight.max_sent:  # exhausted; a property takes longer
             self.exclude(slot)
         elif not in_flight.jobs:
             self._below_budget.pop(slot, None)

@@ -215,9 +215,9 @@ class Endings:
             if begun:
                 self._end_running(slot, job, mode, now)
             else:
-                self._ask_back(slot, job)
+                self._revoke_one(slot, job)
 
-    def revoke(self, job: int, index: int) -> None:
+    def revoke_late(self, job: int, index: int) -> None:
         """Ask the worker in slot *index* to give back *job*, which has not begun in time.
 
         If the worker gives it back, the job fails.  If the worker has begun it, it goes
@@ -226,7 +226,7 @@ class Endings:
         slot = self._slots[index]
         if slot.state is SlotState.BUSY and job in slot.in_flight.jobs:
             slot.job_endings.of(job).too_late = True
-            self._ask_back(slot, job)
+            self._revoke_one(slot, job)
 
     def is_too_late(self, job: int, index: int) -> bool:
         """Tell whether the pool has asked for *job* in this way, and has no answer yet."""
@@ -246,7 +246,7 @@ class Endings:
             slot.seen = in_flight.running
             if not seen or seen != slot.seen or slot.state is SlotState.STOPPING:
                 continue
-            if self._ask_back_waiting(slot):
+            if self._revoke_waiting(slot):
                 in_flight.block(slot.seen)
                 self._core.dispatcher.exclude(slot.index)
 
@@ -369,7 +369,7 @@ class Endings:
             if not slot.in_flight.waiting():
                 stop(slot, StopStage.KILLED, now, planned=not slot.hung)
             else:
-                self._ask_back_waiting(slot)
+                self._revoke_waiting(slot)
         elif not slot.in_flight.jobs:
             how = StopStage.KILLED if slot.faulty else StopStage.STOPPED
             stop(slot, how, now, planned=not slot.faulty)
@@ -397,16 +397,16 @@ class Endings:
             if over:
                 self.end_worker(slot, now)
 
-    def _ask_back(self, slot: Slot, job: int) -> None:
+    def _revoke_one(self, slot: Slot, job: int) -> None:
         """Ask for *job*, which nobody wants, unless its worker was asked for it already."""
         slot.job_endings.apply(job, EndingEvent.REVOKE)
         # If it was, that answer will tell whether the worker has begun the job.
-        self._core.ask_back(slot, [job], requeue=False)
+        self._core.revoke(slot, [job], requeue=False)
 
-    def _ask_back_waiting(self, slot: Slot) -> bool:
+    def _revoke_waiting(self, slot: Slot) -> bool:
         """Ask for all jobs that wait in a worker, unless it still has to answer."""
         in_flight = slot.in_flight
-        return not in_flight.revoking and self._core.ask_back(slot, in_flight.waiting())
+        return not in_flight.revoking and self._core.revoke(slot, in_flight.waiting())
 
     def _end_kept(self, slot: Slot, kept: list[int], now: float) -> None:
         """End the cancelled jobs that the worker has not given back, since it has begun them."""
@@ -449,7 +449,7 @@ class Endings:
         slot.due = slot.job_endings.due
         slot.in_flight.block((job,))
         self._core.dispatcher.exclude(slot.index)
-        self._ask_back_waiting(slot)
+        self._revoke_waiting(slot)
 
     def _schedule_kill(self, slot: Slot, job: int, now: float) -> None:
         """Have a worker killed for *job*, as soon as no other job can begin there."""

@@ -284,7 +284,7 @@ class Exits:
         if slot.state is SlotState.BUSY:
             if self._drain_timeout is not None:
                 slot.drain_deadline = now + self._drain_timeout
-            self._core.ask_back(slot, slot.in_flight.waiting())
+            self._core.revoke(slot, slot.in_flight.waiting())
             return
         idle = slot.state is SlotState.IDLE
         how = StopStage.STOPPED if idle else StopStage.TERMINATED
@@ -320,7 +320,7 @@ class Exits:
         self.drain(slot, why, now)
         # The worker may not have begun the first one either.
         sent = [job for job in slot.in_flight.jobs if job != unsent]
-        self._core.ask_back(slot, sent)
+        self._core.revoke(slot, sent)
         self.reconcile(now)
 
     def fail_after_drain(self, slot: Slot, why: str, now: float) -> None:

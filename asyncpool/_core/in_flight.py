@@ -41,7 +41,7 @@ class InFlight:
             is not sent itself yet, or must run alone.  With one lane it stays false.
         sent: How many jobs the pool has sent.
         ended: How many of them have an outcome.
-        most: How many jobs the pool may send; each job that comes back allows one more.
+        max_sent: How many jobs the pool may send; each job that comes back allows one more.
     """
 
     __slots__ = (
@@ -52,7 +52,7 @@ class InFlight:
         "concurrency",
         "ended",
         "jobs",
-        "most",
+        "max_sent",
         "sent",
     )
 
@@ -62,7 +62,7 @@ class InFlight:
         self.backlog = 0.0
         self.concurrency = concurrency
         self.blocked = False
-        self.most = NEVER
+        self.max_sent = NEVER
         self.sent = self.ended = 0
         self._asked: deque[tuple[int, ...]] = deque()
         # Those of them that somebody still wants, and that may come back to the queue.
@@ -90,14 +90,14 @@ class InFlight:
     @property
     def exhausted(self) -> bool:
         """Whether the worker may get no more jobs."""
-        return self.sent >= self.most
+        return self.sent >= self.max_sent
 
     @property
     def free_lanes(self) -> int:
         """How many more jobs could begin at once."""
         if self.blocked:
             return 0
-        return max(0, min(self.concurrency - len(self.jobs), self.most - self.sent))
+        return max(0, min(self.concurrency - len(self.jobs), self.max_sent - self.sent))
 
     @property
     def wants_more(self) -> bool:
@@ -113,7 +113,7 @@ class InFlight:
 
     def takes(self, traits: JobTraits) -> bool:
         """Tell whether a job may be sent now, because it begins at once or soon."""
-        if self.blocked or self.sent >= self.most:
+        if self.blocked or self.sent >= self.max_sent:
             return False
         if len(self.jobs) < self.concurrency:
             return True
@@ -130,7 +130,7 @@ class InFlight:
                 jobs.append(job)
         else:
             # As takes() and add() do, whose calls would be a tenth of what a short job costs.
-            own, sent, most, backlog = self.jobs, self.sent, self.most, self.backlog
+            own, sent, most, backlog = self.jobs, self.sent, self.max_sent, self.backlog
             before = len(own)
             for job, traits in waiting.items():
                 cost = traits.cost
@@ -184,7 +184,7 @@ class InFlight:
         """Forget *job*, which has come back."""
         _, cost, traits = self.jobs.pop(job)
         self.backlog -= cost
-        self.most += traits is not PINNED  # a pinned job had its room made for it
+        self.max_sent += traits is not PINNED  # a pinned job had its room made for it
         if not self.jobs:
             self.backlog = 0.0
             self.blocked = False
@@ -194,7 +194,7 @@ class InFlight:
         self.remove(job)
         self.blocked = False
         self.sent -= 1
-        self.most -= 1
+        self.max_sent -= 1
 
     def block(self, jobs: Iterable[int]) -> None:
         """Note that nobody knows when *jobs* end, so that the pool sends no job behind them."""

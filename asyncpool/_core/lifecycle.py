@@ -118,7 +118,7 @@ class Lifecycle:
         slot.recycle_limits = self._core.limits.recycle_limits(
             slot.index, slot.generation
         )
-        slot.in_flight.most = slot.recycle_limits.jobs
+        slot.in_flight.max_sent = slot.recycle_limits.jobs
         slot.began_at = now
         # Set before the fork, so that the pool notices a start that hangs anywhere.
         slot.due = now + self._core.start_timeout

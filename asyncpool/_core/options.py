@@ -785,7 +785,7 @@ class JobOptions:
             travel together, as a stream of what it yields, or in every worker.
         hold: What keeps the pool open for this job, if anything does.  A pool that
             drains accepts such a job.
-        bound: The session that it is a call of, if it is one.
+        session: The session that it is a call of, if it is one.
         name: The name of the user's function, if workers call another function in
             its place.
         timed: Whether the job has any time limit.
@@ -811,7 +811,7 @@ class JobOptions:
     details: bytes = b""
     via: Via = "submit"
     hold: DrainHold | None = None
-    bound: SessionTraits | None = None
+    session: SessionTraits | None = None
     name: str = ""
     # The pool reads each of these several times for each job, so they are no properties.
     timed: bool = field(init=False, repr=False, compare=False)
@@ -824,7 +824,7 @@ class JobOptions:
         context = b""
         if timed or self.details:
             context = JobContext(self.timeout, self.deadline, self.details).pack()
-        special = self.key, self.lease, self.bound, self.codec
+        special = self.key, self.lease, self.session, self.codec
         plain = not timed and self.via == "submit" and not self.name
         put = object.__setattr__
         put(self, "timed", timed)

@@ -104,7 +104,7 @@ class SessionSlots:
 
     # Sessions begin.
 
-    def hand_out(self) -> None:
+    def grant_waiting(self) -> None:
         """Offer idle workers to callers that wait.
 
         A worker is offered when it becomes idle.  But a worker that was to be replaced,
@@ -112,7 +112,7 @@ class SessionSlots:
         """
         if self._dispatcher.session_waiters:
             for index in self._dispatcher.idle_slots():
-                if self._dispatcher.session_waiters and self._may_have(
+                if self._dispatcher.session_waiters and self._is_grantable(
                     self._slots[index]
                 ):
                     self._offer(self._slots[index])
@@ -123,7 +123,7 @@ class SessionSlots:
         Returns:
             Whether it gets no job, since it is a caller's, or is held back for one.
         """
-        if not self._may_have(slot):
+        if not self._is_grantable(slot):
             self._held.discard(slot.index)
             return False
         if not slot.in_flight.jobs:
@@ -157,7 +157,7 @@ class SessionSlots:
         self._slot_of[slot.session] = slot
         self._core.do("offer", slot.index, slot.session)
 
-    def _may_have(self, slot: Slot) -> bool:
+    def _is_grantable(self, slot: Slot) -> bool:
         # A worker whose replacement is starting is about to leave.  So is a worker that
         # may run no more jobs.
         return not slot.in_flight.exhausted and not any(
@@ -166,7 +166,7 @@ class SessionSlots:
 
     def _may_come(self, slot: Slot) -> bool:
         stays = slot.state in UP and not (slot.draining or slot.faulty)
-        return stays and slot.job_endings.killing is None and self._may_have(slot)
+        return stays and slot.job_endings.killing is None and self._is_grantable(slot)
 
     # Pinned jobs and sessions go on.
 
@@ -199,7 +199,7 @@ class SessionSlots:
             job, traits = slot.pinned.popleft(), PINNED
             # It does not count towards max_jobs: each replacement would also have one, and
             # go again.
-            slot.in_flight.most += 1
+            slot.in_flight.max_sent += 1
         elif slot.calls:
             assert slot.session is not None
             job, traits = slot.calls.popleft(), SessionTraits(slot.session)

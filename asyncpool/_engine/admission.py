@@ -90,7 +90,7 @@ class Admission:
             self.check_open(options.hold)
         if limit is None or core.dispatcher.can_begin_now(options.key):
             return
-        if options.bound is not None:
+        if options.session is not None:
             return  # it waits for its session's worker, and takes no room in the queue
         # Jobs that are being pickled, and for which workers are idle, will not be queued.
         waiting = self._waiting

@@ -411,7 +411,7 @@ class Deaths:
         if loss.requeued and isinstance(job, StreamJob):
             job.begin_again()
         if loss.begun:
-            registry.watch.lost(job, slot, handle.since)
+            registry.events.lost(job, slot, handle.since)
             registry.attempt_lost(job)
             return
         job.times_returned += loss.blamed
@@ -451,7 +451,9 @@ class Deaths:
             job.function.figures.takeovers += 1
             hub.publish(events.TakenOver(job.id, job.attempt if loss.costs else 0))
             if loss.begun:  # else it is told as given back
-                registry.watch.again(job, loss.error or crash_error(job, loss.delivery))
+                registry.events.attempt_failed(
+                    job, loss.error or crash_error(job, loss.delivery)
+                )
 
 
 def _was_killed(handle: WorkerHandle) -> bool:

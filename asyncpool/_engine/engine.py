@@ -31,7 +31,7 @@ from asyncpool._engine.job import PoolJob, unreadable
 from asyncpool._engine.large import LargeObjects, load_item
 from asyncpool._engine.launcher import Launcher
 from asyncpool._engine.life_log import LifeLog
-from asyncpool._engine.loop import Alarm, Threads, check_home, fail_quietly
+from asyncpool._engine.loop import Alarm, Threads, check_loop, fail_quietly
 from asyncpool._engine.options import SupervisorConfig
 from asyncpool._engine.output import WorkerLogs, explicit_levels
 from asyncpool._engine.registry import (
@@ -601,13 +601,13 @@ class Engine:
         del items, star
         return False
 
-    def check_home(self) -> None:
+    def check_loop(self) -> None:
         """Check that this is the pool's event loop.
 
         Raises:
             RuntimeError: If it is not.
         """
-        check_home(self.loop, self.config.title)
+        check_loop(self.loop, self.config.title)
 
     async def load(self, job: PoolJob[Any], frame: Frame) -> Any:
         """Return the item of a stream that is in *frame*.

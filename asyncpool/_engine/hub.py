@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Generic, NamedTuple, Protocol, Self, TypeVar
 
 from asyncpool._core import log_messages as say
-from asyncpool._engine.loop import check_home
+from asyncpool._engine.loop import check_loop
 from asyncpool.enums import JobOutcome
 from asyncpool.events import Event, JobEnded, JobEvent
 
@@ -50,7 +50,7 @@ class EventStream(Generic[E]):
         Cancellation:
             Safe: no event is lost.
         """
-        check_home(self._home, "an iterator over events")
+        check_loop(self._home, "an iterator over events")
         while not self._events:
             if self._ended:
                 raise StopAsyncIteration
@@ -200,7 +200,9 @@ class JobTracer(Protocol):
         """Take note that a worker has not begun a job, which waits again."""
         ...
 
-    def again(self, job: Any, error: BaseException, attempt: Attempt | None, /) -> None:
+    def attempt_failed(
+        self, job: Any, error: BaseException, attempt: Attempt | None, /
+    ) -> None:
         """Take note that an attempt has failed, and that the job waits for the next one.
 
         *attempt* is ``None`` if it had not begun.

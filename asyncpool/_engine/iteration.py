@@ -70,7 +70,7 @@ class HomeIterator(Generic[T]):
     Args:
         items: The generator.
         demand: What it tells.
-        check_home: Raises :exc:`RuntimeError` in another loop than the generator's.
+        check_loop: Raises :exc:`RuntimeError` in another loop than the generator's.
     """
 
     __slots__ = ("__weakref__", "_check_home", "_demand", "_items", "_next")
@@ -79,12 +79,12 @@ class HomeIterator(Generic[T]):
         self,
         items: AsyncGenerator[T, Any],
         demand: Demand,
-        check_home: Callable[[], None],
+        check_loop: Callable[[], None],
     ) -> None:
         self._items = items
         self._next = items.__anext__
         self._demand = demand
-        self._check_home = check_home
+        self._check_home = check_loop
 
     def __aiter__(self) -> Self:
         return self
@@ -157,7 +157,7 @@ class Iteration(Generic[T]):
     the program keeps the object.
 
     Args:
-        check_home: Raises :exc:`RuntimeError` in another loop than the generator's.
+        check_loop: Raises :exc:`RuntimeError` in another loop than the generator's.
         make: Makes the generator, which tells what is to be told.  It must not know the object.
         once: What an error says of another iteration.
 
@@ -167,11 +167,11 @@ class Iteration(Generic[T]):
 
     def __init__(
         self,
-        check_home: Callable[[], None],
+        check_loop: Callable[[], None],
         make: Callable[[Demand], AsyncGenerator[T, Any]],
         once: str,
     ) -> None:
-        self._check_home = check_home
+        self._check_home = check_loop
         self._make = make
         self._once = once
         self._demand = Demand()

@@ -29,7 +29,7 @@ from asyncpool._core.functions import (
     KeyedTraits,
 )
 from asyncpool._core.options import JobOptions
-from asyncpool._engine.loop import check_home
+from asyncpool._engine.loop import check_loop
 from asyncpool._wire.frames import Frame, FrameKind
 from asyncpool._wire.page import CHUNK_SIZE, LOST, Beat, ChunkResult
 from asyncpool._wire.pickling import Serializer
@@ -196,7 +196,7 @@ class Progress:
         Cancellation:
             Safe: nothing is lost.
         """
-        check_home(self._job.get_loop(), "the progress of a job")
+        check_loop(self._job.get_loop(), "the progress of a job")
         log = self._log
         while self._seen == log.heard:
             if self._job.done():
@@ -330,7 +330,7 @@ class Job(asyncio.Future[R], Generic[R]):
         return True
 
     def _check_home(self) -> None:
-        check_home(self.get_loop(), f"job {self.id}")
+        check_loop(self.get_loop(), f"job {self.id}")
 
     def __repr__(self) -> str:
         attempt = f" attempt {self.attempt}" if self.attempt else ""
@@ -411,8 +411,8 @@ class PoolJob(Job[R]):
     def traits(self) -> JobTraits:
         """How long its function takes; its place in the queue depends on that."""
         options = self.options
-        if options.bound is not None:
-            return options.bound
+        if options.session is not None:
+            return options.session
         traits = STREAM_TRAITS if self.credit else self.function.traits
         if type(self.payload) is not bytes:
             traits = LOADING_TRAITS

@@ -115,7 +115,7 @@ class LargeObjects:
         """Unpickle the outcome of a job, which has left its worker, and settle the job then."""
         self._engine.core.closing.unpacking[job.id] = None
         if frame.kind is FrameKind.ERROR:
-            watch = self._engine.registry.watch
+            watch = self._engine.registry.events
             watch.failed(job, handle.slot, frame, handle.since)
         unpack(self._engine.threads, job, frame, handle.distrust, self.unpacked)
 

@@ -83,7 +83,7 @@ class Alarm:
         self._callback(max(self.due, self._loop.time()))
 
 
-def elsewhere(what: str) -> RuntimeError:
+def other_loop_error(what: str) -> RuntimeError:
     """Return the error for using *what* in another event loop than its own."""
     return RuntimeError(
         f"{what} belongs to another event loop: from another thread use "
@@ -91,7 +91,7 @@ def elsewhere(what: str) -> RuntimeError:
     )
 
 
-def check_home(loop: asyncio.AbstractEventLoop | None, what: str) -> None:
+def check_loop(loop: asyncio.AbstractEventLoop | None, what: str) -> None:
     """Check that *what* is used in its own loop, which is *loop* if it was started.
 
     Raises:
@@ -100,7 +100,7 @@ def check_home(loop: asyncio.AbstractEventLoop | None, what: str) -> None:
     here = asyncio._get_running_loop()  # noqa: SLF001 - no exception if there is none
     # If its loop does not run now, a plain call disturbs nobody.
     if loop is not None and here is not loop and (here or loop.is_running()):
-        raise elsewhere(what)
+        raise other_loop_error(what)
 
 
 R = TypeVar("R")

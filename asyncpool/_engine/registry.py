@@ -123,11 +123,11 @@ class JobEvents:
         # Of jobs that end while nobody listens, nobody would forget them.
         hub.set_watch(self._queued, self._attempts.clear)
 
-    def again(self, job: PoolJob[Any], error: BaseException) -> None:
+    def attempt_failed(self, job: PoolJob[Any], error: BaseException) -> None:
         """Tell that an attempt has failed with *error*, and that the job waits for the next."""
         attempt = self._attempts.pop(job.id, None)
         for tracer in self.hub.tracers:
-            tracer.again(job, error, attempt)
+            tracer.attempt_failed(job, error, attempt)
         if self.hub.steps_heard:
             self._queued(job)
 
@@ -352,7 +352,7 @@ class JobRegistry:
         hub: Where their events go.
 
     Attributes:
-        watch: What is told of them.
+        events: What is told of them.
         jobs: The jobs, in the order in which they came.
         figures: The other counters and histograms of the pool.
         submitted: How many jobs got a number.
@@ -365,7 +365,7 @@ class JobRegistry:
     """
 
     def __init__(self, hub: PoolHub) -> None:
-        self.watch, self._hub = JobEvents(hub), hub
+        self.events, self._hub = JobEvents(hub), hub
         self.jobs: dict[int, PoolJob[Any]] = {}
         self.leases = Leases()
         self.deadlines = Deadlines()
@@ -421,11 +421,11 @@ class JobRegistry:
         if job.exceeded is None:
             result = load_outcome(serializer, frame)
             if type(result) is Failed:
-                self.watch.failed(job, handle.slot, frame, handle.since)
+                self.events.failed(job, handle.slot, frame, handle.since)
                 if result.distrust:
                     handle.distrust(result.distrust)
             return result
-        self.watch.failed(job, handle.slot, frame, handle.since)
+        self.events.failed(job, handle.slot, frame, handle.since)
         if isinstance(job, Chunk):
             result = load_outcome(serializer, frame)
             if isinstance(result, Failed):  # the outcome cannot be read
@@ -516,7 +516,7 @@ class JobRegistry:
             if self._hub.telling_steps and (
                 self._hub.ends_heard or job.id in self._hub.traced
             ):
-                self.watch.ended(job, JobOutcome.OK)
+                self.events.ended(job, JobOutcome.OK)
             job.set_result(loaded)
             return False
         error = loaded.error
@@ -525,7 +525,7 @@ class JobRegistry:
         if loaded.may_retry and policy.after_exception(raised, attempt=job.attempt):
             job.function.figures.retries += 1
             self.lose_attempt(job)
-            self.watch.again(job, error)
+            self.events.attempt_failed(job, error)
             return True
         if isinstance(error, _OF_JOBS):
             attribute_to(error, job)
@@ -546,7 +546,7 @@ class JobRegistry:
         """Note that an open job has not begun and is with no worker any more."""
         job.attempt -= 1
         self._end_attempt(job)
-        self.watch.given_back(job)
+        self.events.given_back(job)
 
     def fail(self, job: PoolJob[Any], error: BaseException) -> None:
         """End *job* without an outcome."""
@@ -612,7 +612,7 @@ class JobRegistry:
         self, job: PoolJob[Any], outcome: JobOutcome, error: BaseException | None = None
     ) -> None:
         job.function.figures.ended(outcome)
-        self.watch.ended(job, outcome, error)
+        self.events.ended(job, outcome, error)
 
     def _remove(self, job: PoolJob[Any]) -> None:
         del self.jobs[job.id]

@@ -389,7 +389,7 @@ class SessionWorker:
     ) -> PoolJob[Any]:
         """Have it run what is *called*, which *submit* takes, after the session's other calls."""
         bound = SessionTraits(self.session)
-        job = submit(*called, replace(options, bound=bound, hold=self.hold))
+        job = submit(*called, replace(options, session=bound, hold=self.hold))
         self.jobs[job] = None
         job.add_done_callback(self._done)
         return job
@@ -455,7 +455,7 @@ class Sessions:
                         self._want()
                     offer = refusal or await self._offers.get()
         except BaseException as error:
-            self._leave_queue()
+            self._cancel_request()
             hold.release()
             if isinstance(error, TimeoutError) and limit.expired():
                 name = self._engine.config.title
@@ -481,16 +481,16 @@ class Sessions:
     def _want(self) -> None:
         core = self._engine.core
         with self._engine.turn:
-            core.want_worker()
+            core.request_worker()
         if core.dispatcher.session_waiters and core.exits.sizing.watching:
             self._engine.admission.note_queued()
 
-    def _leave_queue(self) -> None:
+    def _cancel_request(self) -> None:
         """Note that a caller waits no more, who may have been given something in this turn."""
         self._waiting -= 1
         if self._offers.qsize() <= self._waiting:
             with self._engine.turn as now:
-                self._engine.core.leave_queue(now)
+                self._engine.core.cancel_request(now)
             return
         offer = self._offers.get_nowait()  # there is one for each of the others
         if isinstance(offer, SessionWorker):

@@ -14,7 +14,7 @@ from asyncpool._core.endings import Finish
 from asyncpool._engine.engine import Engine
 from asyncpool._engine.hub import PoolHub
 from asyncpool._engine.interpreter import check_not_imported
-from asyncpool._engine.loop import anyio_shield, check_home, outlast, shielded
+from asyncpool._engine.loop import anyio_shield, check_loop, outlast, shielded
 from asyncpool._engine.options import SupervisorConfig
 from asyncpool.errors import PoolClosedError
 from asyncpool.events import CloseSummary
@@ -198,7 +198,7 @@ class SupervisorRunner:
             RuntimeError: If it was not.
         """
         if self._task is not None:
-            check_home(self._task.get_loop(), f"{self._what} {self._name}")
+            check_loop(self._task.get_loop(), f"{self._what} {self._name}")
 
     def running(self) -> Engine:
         """Return the supervisor, which may have ended.
@@ -239,7 +239,7 @@ class SupervisorRunner:
         supervisor.admission.check_open()
         return supervisor
 
-    def trying(self) -> Engine:
+    def open_or_retrying(self) -> Engine:
         """Return a supervisor that works, or that tries to start workers.
 
         Raises:

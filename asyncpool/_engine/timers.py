@@ -206,7 +206,7 @@ class JobTimers:
         # First read what all of their workers have sent: a worker may have sent outcomes that
         # concern several of these jobs.
         for slot in {slot for slot, _ in before if slot is not None}:
-            handles[slot].read_now()
+            handles[slot].read_jobs()
         for job, known in zip(due, before, strict=True):
             # If that has begun or ended a job, another look is set for it already.
             if (job.slot, job.began) == known:
@@ -246,7 +246,7 @@ class JobTimers:
             return True
         if not handle.page.begun(job.id, job.attempt):
             with self._engine.turn:
-                core.endings.revoke(job.id, slot)
+                core.endings.revoke_late(job.id, slot)
         return False
 
     def _check_silence(self, job: PoolJob[Any], slot: int, now: float) -> None:
@@ -385,7 +385,7 @@ class Pings:
     def _look(self, now: float) -> None:
         engine = self._engine
         for handle in self._ledger.suspects(now):
-            handle.catch_up()
+            handle.read_control()
             self._ledger.heard(handle, handle.heard_at)
         up = [
             engine.handles[slot.index]

@@ -23,7 +23,7 @@ from asyncpool._core.functions import LEAST, Function, FunctionTable
 from asyncpool._core.options import JobOptions
 from asyncpool._engine.job import JOB_TYPES, Chunk, PoolJob, StreamJob
 from asyncpool._engine.large import too_large
-from asyncpool._engine.loop import Alarm, elsewhere
+from asyncpool._engine.loop import Alarm, other_loop_error
 from asyncpool._engine.outbox import NOT_PUT
 from asyncpool._engine.worker import CancelledJob, WorkerHandle
 from asyncpool._wire.buffers import HEAVY, LIGHT, OutOfBandPickle, StreamTooLongError
@@ -79,7 +79,7 @@ class Traffic:
         self.refresh_fast_path()
         self._alarm = Alarm(engine.loop, self._look_again)
         # Jobs that were cancelled, and that their workers may have begun, with those workers.
-        self._asked_back: list[tuple[WorkerHandle, PoolJob[Any]]] = []
+        self._revoking: list[tuple[WorkerHandle, PoolJob[Any]]] = []
         engine.leases.fence = self._fence
 
     def refresh_fast_path(self) -> None:
@@ -103,7 +103,7 @@ class Traffic:
         if (
             get_ident() != engine.thread or not engine.loop.is_running()
         ) and asyncio._get_running_loop() is not engine.loop:  # noqa: SLF001 - no exception if there is none
-            raise elsewhere(engine.config.title)
+            raise other_loop_error(engine.config.title)
         known = None
         if (
             self.plain
@@ -179,9 +179,9 @@ class Traffic:
                 engine.large.put_off(job, payload)
                 return job
             core, slot = engine.core, None
-            if options.bound is not None:
+            if options.session is not None:
                 with engine.turn:
-                    core.sessions.call(job.id, options.bound)
+                    core.sessions.call(job.id, options.session)
             else:
                 place = core.submit if options.key is None else core.submit_keyed
                 slot = place(job.id, job.traits, options.priority)
@@ -279,7 +279,7 @@ class Traffic:
             job.attempt += 1
             job.slot = slot
             if job.id in engine.hub.traced:
-                engine.registry.watch.sending(job, slot)
+                engine.registry.events.sending(job, slot)
             if type(job.payload) is OutOfBandPickle:
                 job.frame_end = NOT_PUT
                 engine.large.send(handle, job, job.payload)
@@ -312,7 +312,7 @@ class Traffic:
             if hub.telling_steps:
                 for job, frame in zip(taken, frames, strict=False):
                     if job is not None and (hub.ends_heard or job.id in hub.traced):
-                        registry.watch.ran(job, slot, Frame(*frame), at)
+                        registry.events.ran(job, slot, Frame(*frame), at)
             if large:
                 self._unpack_large(handle, taken, frames, at)
             # The worker gets its next jobs before the pool looks at these outcomes.
@@ -359,7 +359,7 @@ class Traffic:
         registry = self._engine.registry
         running = self._engine.core.slots[slot].in_flight.running
         jobs = (registry.jobs[number] for number in running if number in registry.jobs)
-        registry.watch.running(jobs, slot, at)
+        registry.events.running(jobs, slot, at)
 
     def _take_outcomes(
         self, handle: WorkerHandle, frames: list[Frame]
@@ -415,7 +415,7 @@ class Traffic:
     def stop(self) -> None:
         """Watch for no more answers."""
         self._alarm.cancel()
-        self._asked_back.clear()
+        self._revoking.clear()
 
     # What else can happen to a job before its end.
 
@@ -448,7 +448,7 @@ class Traffic:
             return
         if job.id in engine.hub.traced and slot is not None and self.is_running(job):
             since = engine.handles[slot].since
-            engine.registry.watch.lost(job, engine.core.slots[slot], since)
+            engine.registry.events.lost(job, engine.core.slots[slot], since)
         if engine.registry.cancelled(job):
             self.take_out(job, slot)
 
@@ -474,7 +474,7 @@ class Traffic:
             handle.cancelled.append(CancelledJob(job.id, job.attempt, function))
             self._end(handle, job, begun=begun)
             if not begun:
-                self._asked_back.append((handle, job))
+                self._revoking.append((handle, job))
                 if not self._alarm.is_set:
                     self._alarm.set_in(_ANSWER_GRACE)
 
@@ -490,8 +490,8 @@ class Traffic:
         A worker answers late if its job holds the GIL, and never if the job has stopped the
         process, or holds the GIL for ever.
         """
-        asked_back, self._asked_back = self._asked_back, []
-        for handle, job in asked_back:
+        revoking, self._revoking = self._revoking, []
+        for handle, job in revoking:
             slot = handle.slot
             same = self._engine.handles.get(slot) is handle
             if not (same and self._engine.core.endings.unanswered(job.id, slot)):
@@ -499,8 +499,8 @@ class Traffic:
             if handle.page.begun(job.id, job.attempt):
                 self._end(handle, job, begun=True)
             else:
-                self._asked_back.append((handle, job))
-        if self._asked_back:
+                self._revoking.append((handle, job))
+        if self._revoking:
             self._alarm.set_in(_ANSWER_GRACE)
 
     def on_revoked(self, handle: WorkerHandle, sequences: tuple[int, ...]) -> None:

@@ -242,12 +242,12 @@ class WorkerHandle:
         ours = {-signal.SIGTERM, -signal.SIGKILL if self.killed else -signal.SIGTERM}
         return self.status < 0 and self.status not in ours
 
-    def catch_up(self) -> None:
+    def read_control(self) -> None:
         """Read now what it has sent on its control channel."""
         assert self.control is not None
         self.control.read()
 
-    def read_now(self) -> None:
+    def read_jobs(self) -> None:
         """Read now what it has sent on its job channel."""
         assert self.jobs is not None
         self.jobs.read()

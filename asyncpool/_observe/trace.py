@@ -219,7 +219,7 @@ class TracedJobs:
         if job.id in self._open:
             self._book.queued(job_queued(job, job.queued_at))
 
-    def again(
+    def attempt_failed(
         self, job: PoolJob[Any], _: BaseException, attempt: Attempt | None, /
     ) -> None:
         """Show an attempt that has failed, and that the job waits again."""

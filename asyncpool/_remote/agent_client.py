@@ -417,7 +417,7 @@ class AgentClient:
     def _accept(self, call: Call) -> None:
         """Give a job to the pool, or let it wait for its turn."""
         message = call.message
-        if call.options.bound is None:
+        if call.options.session is None:
             if message.place > CREDITS:
                 raise ProtocolError(f"the client put a job at {message.place}")
             if not self._begin_at_once(call):

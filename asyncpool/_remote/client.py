@@ -14,7 +14,7 @@ from asyncpool._engine.admission import Hold
 from asyncpool._engine.hub import PoolHub
 from asyncpool._engine.job import PoolJob, StreamJob, unreadable
 from asyncpool._engine.large import load_item
-from asyncpool._engine.loop import Threads, check_home
+from asyncpool._engine.loop import Threads, check_loop
 from asyncpool._engine.registry import JobRegistry, crash_error, limit_error
 from asyncpool._engine.traffic import FunctionTables
 from asyncpool._remote.client_broadcasts import ClientBroadcasts
@@ -237,9 +237,9 @@ class Client:
         """Tell whether a store of the engine has arguments of a map's *items*."""
         return self.traffic.are_stored(items, star=star)
 
-    def check_home(self) -> None:
+    def check_loop(self) -> None:
         """Check that this is the client's event loop."""
-        check_home(self._loop, self.title)
+        check_loop(self._loop, self.title)
 
     def hold(self, hold: Any, /) -> None:
         """Let *hold* keep the client open."""
@@ -335,7 +335,7 @@ class Client:
         self, what: str, payload: bytes = b"", *, at: Node | None = None, **details: Any
     ) -> Any:
         """Ask the agent *at* hand, or the first one; see :meth:`Questions.ask`."""
-        self.check_home()
+        self.check_loop()
         node = at or self.nodes.first
         if node is None:
             raise no_agent(self.title)

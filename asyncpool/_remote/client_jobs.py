@@ -263,7 +263,7 @@ class _InFlight(InFlight):
     def remove(self, job: int) -> None:
         """Forget *job*, which has come back, or has ended."""
         function, known = self.jobs.pop(job)[2].function, self._of_function
-        self.most += 1
+        self.max_sent += 1
         left = known[function] - 1
         if left:
             known[function] = left

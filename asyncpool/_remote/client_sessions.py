@@ -109,7 +109,7 @@ class ClientSessions:
 
     def sent(self, job: PoolJob[Any]) -> None:
         """Hear that a call is on its way that has had to wait for its large buffers."""
-        bound = job.options.bound
+        bound = job.options.session
         lent = None if bound is None else self._lent.get(bound.session)
         if lent is not None:
             lent.loading = 0
@@ -163,7 +163,7 @@ class ClientSessions:
 
     def _fail(self, calls: list[PoolJob[Any]]) -> None:
         for job in calls:
-            bound = job.options.bound
+            bound = job.options.session
             lent = None if bound is None else self._lent.get(bound.session)
             if lent is not None:  # else they were cancelled with their session
                 self._owner.fail(job, lent.error())

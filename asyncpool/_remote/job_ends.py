@@ -121,7 +121,7 @@ class JobEnds:
         elif isinstance(error, AsyncPoolError):
             if isinstance(error, PoolFullError | WorkerGoneError):
                 job.attempt -= 1
-            if isinstance(error, WorkerGoneError) and job.options.bound is not None:
+            if isinstance(error, WorkerGoneError) and job.options.session is not None:
                 self._sessions.fail([job])
             else:
                 self._registry.fail(job, error)
@@ -165,11 +165,11 @@ class JobEnds:
     def _try_again(self, job: PoolJob[Any], error: BaseException) -> None:
         """Note that an attempt has failed with *error*, and that the job waits for the next."""
         self._registry.lose_attempt(job)
-        watch = self._registry.watch
+        events = self._registry.events
         if isinstance(error, WorkerCrashedError):
             self._registry.figures.takeovers += 1
-            watch.hub.publish(TakenOver(job.id, job.attempt))
-        watch.again(job, error)
+            events.hub.publish(TakenOver(job.id, job.attempt))
+        events.attempt_failed(job, error)
 
     def fail_lost(
         self, job: PoolJob[Any], node: Node, silence: Silence, delivery: Delivery
@@ -193,7 +193,7 @@ class JobEnds:
 
     @staticmethod
     def _may_go_on(job: PoolJob[Any], kind: CrashKind) -> bool:
-        return job.options.bound is None and job.attempt_policy.after_crash(
+        return job.options.session is None and job.attempt_policy.after_crash(
             kind, attempt=job.attempt
         )
 

@@ -301,7 +301,7 @@ class Node:
         deadline = job.options.deadline
         left = math.inf if deadline is None else deadline - now
         place = 0
-        if self._page is not None and options.bound is None:
+        if self._page is not None and options.session is None:
             place = self._places[job.id] = self._free.pop()
         # The same as Message(...).pack(), in half of the time.
         head = pack_head(

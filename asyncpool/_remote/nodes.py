@@ -105,7 +105,7 @@ class NodeNews:
             raise ProtocolError(f"the end of {job!r} cannot be read") from error
 
     def _note_attempt(self, node: Node, job: PoolJob[Any], message: Message) -> None:
-        watch, now = self._registry.watch, self._loop.time()
+        watch, now = self._registry.events, self._loop.time()
         if message.place and (self._client.hub.ends_heard or self._client.hub.tracers):
             watch.attempted(job, node.attempt_of(job, message, now))
         elif self._client.hub.ends_heard and message.kind in _RAN:
@@ -120,7 +120,7 @@ class NodeNews:
             job = self._registry.jobs.get(number)
             if job is not None and self._client.hub.ends_heard:
                 # Its end tells which slot of the node it is in.
-                self._registry.watch.running([job], node.first_slot, now)
+                self._registry.events.running([job], node.first_slot, now)
 
     def _on_item(self, node: Node, message: Message) -> None:
         job = self._own(node, message)
@@ -458,7 +458,7 @@ class Nodes:
         self, job: PoolJob[Any], node: Node, silence: Silence, delivery: Delivery
     ) -> None:
         self._client.waits.forget(job.id)
-        ends, bound = self._client.ends, job.options.bound is not None
+        ends, bound = self._client.ends, job.options.session is not None
         if delivery is Delivery.STARTED:
             if ends.lose_attempt(job, node, silence, others=self.any):
                 self.send_again(job)
@@ -531,7 +531,7 @@ class Nodes:
         job.attempt += 1  # it may begin from now on
         job.slot = node.number
         if hub.traced:
-            self._registry.watch.sending(job, node.first_slot)
+            self._registry.events.sending(job, node.first_slot)
         traced = bool(hub.tracers)
         node.put_job(job, payload, now, wait, followed=followed, traced=traced)
         leases = self._registry.leases

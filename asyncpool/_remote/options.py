@@ -53,8 +53,8 @@ def write_options(options: JobOptions, now: float | None = None) -> dict[str, An
         told["key"] = options.key
     if options.via == "stream":
         told["prefetch"] = options.prefetch
-    if options.bound is not None:
-        told["session"] = options.bound.session
+    if options.session is not None:
+        told["session"] = options.session.session
     if options.lease is not None:
         told["leased"] = True
     return told
@@ -78,7 +78,7 @@ def read_options(told: Any, keeper: Keeper, codec: Any = None) -> JobOptions:
     options = JobOptions(
         key=_whole("key", about.get("key")),
         via=about.get("via", "submit"),
-        bound=None if session is None else SessionTraits(session),
+        session=None if session is None else SessionTraits(session),
         lease=(keeper, 0) if about.get("leased") else None,
         codec=codec,
     )

@@ -188,7 +188,7 @@ class FollowedJobs:
     def given_back(self, job: Any, /) -> None:
         """Do nothing: the job waits again."""
 
-    def again(self, job: Any, error: BaseException, attempt: Any, /) -> None:
+    def attempt_failed(self, job: Any, error: BaseException, attempt: Any, /) -> None:
         """Do nothing: the client decides about attempts."""
 
     def ended(
@@ -301,10 +301,10 @@ class Relay:
         options, message, payload = call.options, call.message, _call_of(call)
         if message.begun or call.details or min(message.deadline, message.wait) < _EVER:
             options = _limited(call, self._loop.time())
-        if options.bound is None and options.lease is None:
+        if options.session is None and options.lease is None:
             return self._traffic.submit(function, (payload,), _NO_KWARGS, options)
-        if options.bound is not None:
-            worker = client.workers[options.bound.session]
+        if options.session is not None:
+            worker = client.workers[options.session.session]
             self._supervisor.sessions.check(worker)
             return worker.call(
                 self._traffic.submit, function, (payload,), {}, options=options

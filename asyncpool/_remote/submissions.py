@@ -79,7 +79,7 @@ class Submissions:
     ) -> PoolJob[Any]:
         """Queue a call, or send it to an agent; return its future."""
         client = self._client
-        client.check_home()
+        client.check_loop()
         self.check(options)
         stored, called, name = self.stored, function, options.name
         if stored is None or not stored.are_in((*args, *kwargs.values())):
@@ -123,7 +123,7 @@ class Submissions:
         )
         if closed or not self._client.nodes.any:
             raise no_agent(self._client.title)
-        if self._is_full() and options.bound is None:
+        if self._is_full() and options.session is None:
             if options.hold is None:
                 self._client.registry.figures.refused += 1
             assert self._max_queued is not None
@@ -167,8 +167,8 @@ class Submissions:
 
     def _place(self, job: PoolJob[Any]) -> None:
         options = job.options
-        if options.bound is not None:
-            self._client.sessions.enqueue(job, options.bound.session)
+        if options.session is not None:
+            self._client.sessions.enqueue(job, options.session.session)
             return
         node = self._client.jobs.submit(
             job.id,

@@ -227,7 +227,7 @@ def _write(runner: JobRunner, details: bytes) -> None:
     lane.last_beat = job, record
     if first or now - runner.noticed_at >= BEAT_INTERVAL:
         runner.noticed_at = now
-        runner.control.ring()
+        runner.control.notify()
 
 
 def _find(runner: JobRunner) -> tuple[tuple[int, int], Lane]:

@@ -143,7 +143,7 @@ class Control:
             vars(sys.modules["threading"])["excepthook"] = self._report_thread
         start_thread(self._watch)
 
-    def greet(self) -> None:
+    def send_hello(self) -> None:
         """Tell the pool that the worker is ready.
 
         Raises:
@@ -159,7 +159,7 @@ class Control:
                 )
         self.send(FrameKind.HELLO)
 
-    def announce(
+    def report_failure(
         self, stage: str, error: BaseException, *, fixed: bool = False
     ) -> None:
         """Tell the pool of *error*, which ends the worker; see :func:`cannot_succeed`."""
@@ -199,7 +199,7 @@ class Control:
         if self._records:  # of a finalizer that ran meanwhile
             self._send_records()
 
-    def ring(self) -> None:
+    def notify(self) -> None:
         """Ask the pool to look at the page, unless the socket is full."""
         if not self._lock._is_owned():  # type: ignore[attr-defined] # noqa: SLF001
             self.send(FrameKind.HEARTBEAT, flags=socket.MSG_DONTWAIT)

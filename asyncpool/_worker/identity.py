@@ -142,7 +142,7 @@ _TRACKER = "multiprocessing.resource_tracker"
 _CONTEXT = "multiprocessing.context"
 
 
-def assume(identity: Identity, borrow_tracker: Callable[[], int | None]) -> None:
+def adopt(identity: Identity, borrow_tracker: Callable[[], int | None]) -> None:
     """Make this process a child of the service, for ``multiprocessing`` too.
 
     Args:

@@ -20,7 +20,7 @@ from asyncpool._worker.chunks import call_chunk_here
 from asyncpool._worker.control import Control
 from asyncpool._worker.identity import (
     ImportWatch,
-    assume,
+    adopt,
     install_script,
     load_script,
 )
@@ -56,7 +56,7 @@ def work(job_fd: int, control_fd: int, page_fd: int) -> NoReturn:
         identity = control.identity
         set_environment(identity.environment)  # before any import
         lends = config.sandbox is None and not config.codec
-        assume(identity, control.borrow_tracker if lends else lambda: None)
+        adopt(identity, control.borrow_tracker if lends else lambda: None)
         slot = identity.number - 1
         pool = identity.name.removesuffix(f"-worker-{slot}")
         show(f"pool-worker-{slot}", f"worker {slot} of {pool}")
@@ -67,11 +67,13 @@ def work(job_fd: int, control_fd: int, page_fd: int) -> NoReturn:
             handler = RecordHandler(
                 control.report, lambda: control.runner.running, config, identity.name
             )
-            os.register_at_fork(after_in_child=handler.leave)  # see become_nobody()
+            os.register_at_fork(
+                after_in_child=handler.leave
+            )  # see after_fork_in_child()
 
         import_watch = ImportWatch("logging", forward_logs)
 
-        def become_nobody() -> None:
+        def after_fork_in_child() -> None:
             # A job forked.  The copy must not answer in the worker's place, and must
             # not keep the channels open after the worker's death.
             control.runner.forked = True
@@ -80,7 +82,7 @@ def work(job_fd: int, control_fd: int, page_fd: int) -> NoReturn:
             import_watch.end()
 
         os.register_at_fork(
-            after_in_child=become_nobody, after_in_parent=buffers.after_fork
+            after_in_child=after_fork_in_child, after_in_parent=buffers.after_fork
         )
         control.memory = config.memory
         _initialize(config, control, runner)
@@ -148,9 +150,9 @@ def _initialize(config: WorkerConfig, control: Control, runner: JobRunner) -> No
             runner.broadcast(call)
         if config.main is None:
             stage, fixed = "check of memory", True
-            control.greet()
+            control.send_hello()
     except BaseException as error:
-        control.announce(stage, error, fixed=fixed)
+        control.report_failure(stage, error, fixed=fixed)
         raise
 
 

@@ -293,7 +293,7 @@ class Cluster(Supervised):
         Cancellation:
             Safe: the reload goes on.
         """
-        reload = self._life.trying().replacement.roll()
+        reload = self._life.open_or_retrying().replacement.roll()
         return await shielded(reload)
 
     async def resize(self, workers: int) -> None:

@@ -120,7 +120,7 @@ def is_of_map(job: PoolJob[Any]) -> bool:
     """Tell whether a job is an item of a map, or several."""
     options = job.options
     # What holds the pool open is a map, or a session.
-    return options.hold is not None and options.bound is None
+    return options.hold is not None and options.session is None
 
 
 class JobContexts:
@@ -432,7 +432,7 @@ class JobSpans:
             self._wait(trace)
 
     @_harmless
-    def again(
+    def attempt_failed(
         self, job: PoolJob[Any], error: BaseException, attempt: Attempt | None, /
     ) -> None:
         """End an attempt that has failed, and let the job wait again."""

@@ -44,7 +44,7 @@ class NodeOrders(Orders):
         ``PoolStats.nodes`` has a summary of each agent; see :meth:`nodes` for the whole.
         """
         client = self._open()
-        client.check_home()
+        client.check_loop()
         return await client.figures.ask()
 
     async def nodes(self) -> dict[str, PoolStats]:
@@ -112,7 +112,7 @@ class NodeOrders(Orders):
             return await self._ask_all(what, slot=None, **details)
         checks.at_least(0)("slot", slot)
         client = self._open()
-        client.check_home()
+        client.check_loop()
         node = client.nodes.with_slot(slot)
         if node is None:
             raise NoWorkerError(
@@ -128,7 +128,7 @@ class NodeOrders(Orders):
 
     async def _ask_all(self, what: str, **details: Any) -> list[tuple[Node, Any]]:
         client = self._open()
-        client.check_home()
+        client.check_loop()
         nodes = [*client.nodes]
         asked = [client.ask(what, at=node, **details) for node in nodes]
         answers = await asyncio.gather(*asked, return_exceptions=True)

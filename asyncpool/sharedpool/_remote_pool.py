@@ -12,14 +12,14 @@ from asyncpool._core import checks
 from asyncpool._core.data_only import DataOnly
 from asyncpool._core.options import JobOptions, Options, changed
 from asyncpool._engine.hub import PoolHub
-from asyncpool._engine.loop import check_home
+from asyncpool._engine.loop import check_loop
 from asyncpool._engine.machine import least_and_most
 from asyncpool._remote.client import Client
 from asyncpool._wire.text import function_name
 from asyncpool.enums import RunState
 from asyncpool.errors import PoolClosedError
 from asyncpool.events import CloseSummary, RollResult
-from asyncpool.pool import BoundPool, JobsListened, Submitter
+from asyncpool.pool import BoundPool, JobEventSource, Submitter
 from asyncpool.profile import Profile
 from asyncpool.stats import PoolStats
 
@@ -103,7 +103,7 @@ class _Life:
 
     def check_loop(self) -> None:
         """Check that the client's loop runs."""
-        check_home(self.loop, self._title)
+        check_loop(self.loop, self._title)
 
     def running(self) -> Client:
         """Return what makes the calls, which may have ended.
@@ -119,7 +119,7 @@ class _Life:
     def open(self) -> Client:
         """Return the same, to code that runs in its loop."""
         client = self.running()
-        client.check_home()
+        client.check_loop()
         return client
 
     @property
@@ -158,7 +158,7 @@ class Latest:
         return client.figures.latest()
 
 
-class RemotePool(Orders, JobsListened, Submitter):
+class RemotePool(Orders, JobEventSource, Submitter):
     """A pool whose workers belong to agents; see :class:`SharedPool`.
 
     Args:
@@ -278,7 +278,7 @@ class RemotePool(Orders, JobsListened, Submitter):
         checks.one_of(("all", "running", "none"))("finish", finish)
         checks.TIMEOUT("timeout", timeout)
         client = self._open()
-        client.check_home()
+        client.check_loop()
         client.registry.mark_close(0)
         try:
             async with asyncio.timeout(timeout):
@@ -318,7 +318,7 @@ class RemotePool(Orders, JobsListened, Submitter):
     def _is_started(self) -> bool:
         return self._life.client is not None
 
-    def _listening(self) -> None:
+    def _on_listener(self) -> None:
         if not self._life.listened:
             self._life.listened = True
             if self._life.supervisor is not None:

@@ -14,7 +14,7 @@ from typing import Self
 from asyncpool import __version__
 from asyncpool._core import checks, log_messages as say
 from asyncpool._engine.channel import READ_SIZE
-from asyncpool._engine.loop import Alarm, Threads, check_home
+from asyncpool._engine.loop import Alarm, Threads, check_loop
 from asyncpool._observe.control.socket_files import (
     closed_on_error,
     folders_locked,
@@ -91,7 +91,7 @@ class PoolServer:
             Takes none.
         """
         supervisor = self._pool._running_supervisor()  # noqa: SLF001
-        supervisor.check_home()
+        supervisor.check_loop()
         loop = self._loop = asyncio.get_running_loop()
         sock = self._sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         with closed_on_error(sock):
@@ -131,7 +131,7 @@ class PoolServer:
         Cancellation:
             Ends the jobs at once.
         """
-        check_home(self._loop, "a PoolServer")
+        check_loop(self._loop, "a PoolServer")
         self._file.remove()
         self._loop.remove_reader(self._sock)
         self._pause.cancel()

@@ -128,7 +128,7 @@ class Core:
         self.withdraw = self._told(core.withdraw)
         # Jobs that are to end, or to come back.
         self.cancel = self._told(core.cancel)
-        self.revoke = self._told(core.endings.revoke)
+        self.revoke = self._told(core.endings.revoke_late)
         self.revoked = self._told(core.revoked)
         self.expire = self._told(core.endings.time_out)
         self.hang = self._told(core.endings.kill_hung)
@@ -138,8 +138,8 @@ class Core:
         self.is_revoked = core.endings.is_too_late
         self.unanswered = core.endings.unanswered
         # Sessions.
-        self.want_worker = self._told(core.want_worker)
-        self.leave_queue = self._told(core.leave_queue)
+        self.request_worker = self._told(core.request_worker)
+        self.cancel_request = self._told(core.cancel_request)
         self.call = self._told(core.sessions.call)
         self.end_session = self._told(core.end_session)
         # Planned exits.

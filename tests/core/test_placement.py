@@ -124,7 +124,7 @@ def finish(core: Core, slot: int, job: int, now: float = 9.0) -> object:
 def test_who_was_to_be_replaced_is_offered_when_the_replacement_has_failed() -> None:
     core = pool(1)
     core.replace(0, "worn", 1.0)
-    assert core.want_worker() == [], "it is about to go"
+    assert core.request_worker() == [], "it is about to go"
     commands = core.ended(1, 2.0, blamed=False, requeue=(), jitter=0.0)
     assert isinstance(commands[0], cmd.KeepWorker)
     assert cmd.Offer(0, 1) in commands
@@ -135,7 +135,7 @@ def test_whoever_is_held_back_and_leaves_is_waited_for_no_more() -> None:
     for job in range(4):
         core.submit(job, traits)
     core.submit(5, traits)
-    assert core.want_worker() == []
+    assert core.request_worker() == []
     assert finish(core, 0, core.running(0)[0]) == [], "it is held back"
     core.retire(0, "asked", 1.0, unsent=None)
     assert finish(core, 1, core.running(1)[0]) == [], "and this one instead"
@@ -145,7 +145,7 @@ def test_a_worker_that_must_die_of_a_job_is_not_what_somebody_waits_for() -> Non
     core, traits = pool(2, concurrency=2), short()
     for job in range(8):
         core.submit(job, traits)
-    assert core.want_worker() == []
+    assert core.request_worker() == []
     assert finish(core, 0, core.running(0)[0]) == [], "it is held back"
     job = core.running(0)[0]
     core.cancel(job, 9.0, index=0, begun=True)
@@ -158,18 +158,18 @@ def test_who_is_held_back_in_vain_gets_jobs_again() -> None:
     core, traits = pool(1), short()
     for job in (1, 2):
         core.submit(job, traits)
-    core.want_worker()
+    core.request_worker()
     finish(core, 0, 1)
     assert core.submit(3, traits) is None
-    assert core.leave_queue(2.0) == [cmd.Assign(0, (3,))]
-    assert core.want_worker() == []
+    assert core.cancel_request(2.0) == [cmd.Assign(0, (3,))]
+    assert core.request_worker() == []
     finish(core, 0, 2)
     assert core.submit(4, traits) is None, "held back once more"
 
 
 def test_a_worker_with_an_exact_limit_stays_until_its_session_is_over() -> None:
     core = pool(1, limits=WorkerLimits(max_jobs=2, jitter=0.0))
-    core.want_worker()
+    core.request_worker()
     for job in (1, 2, 3):
         assert core.call(job, SessionTraits(1)) == [cmd.Assign(0, (job,))]
         assert finish(core, 0, job) == []
@@ -184,7 +184,7 @@ def test_who_is_held_back_when_the_pool_closes_has_room_for_what_is_tried_again(
     core, traits = pool(1, concurrency=2), JobTraits()
     for job in (1, 2):
         core.submit(job, traits)
-    core.want_worker()
+    core.request_worker()
     assert finish(core, 0, 2) == [], "it is held back"
     assert core.close(Finish.RUNNING, None, 10.0) == [cmd.RefuseSessions()]
     assert core.requeue({2: traits}, 10.0) == [cmd.Assign(0, (2,))]
@@ -193,7 +193,7 @@ def test_who_is_held_back_when_the_pool_closes_has_room_for_what_is_tried_again(
 def test_a_smaller_pool_keeps_whom_a_session_has() -> None:
     core = pool(3)
     for _ in range(2):
-        core.want_worker()
+        core.request_worker()
     core.resize(1, 1, 1.0)
     own = [slot for slot in core.slots if slot.session is not None]
     assert len(own) == 2

@@ -239,7 +239,7 @@ def test_with_one_that_is_to_be_replaced_its_replacement_goes() -> None:
 
 def test_who_was_to_go_and_stays_is_not_one_more() -> None:
     core = pool(3)
-    sessions = [core.want_worker()[0] for _ in range(3)]
+    sessions = [core.request_worker()[0] for _ in range(3)]
     core.resize(1, 1, 1.0)
     core.resize(3, 3, 1.1)
     assert core.exits.settled

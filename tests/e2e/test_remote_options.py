@@ -184,7 +184,7 @@ async def test_of_the_calls_of_a_session(tmp_path: Path) -> None:
         job = mine.options(**limits).submit(jobs.wait_at, gate.path)
         visitor = await gate.visitor()
         options = options_in(pool)
-        assert options.bound is not None
+        assert options.session is not None
         found = leaves(options)
         assert {name: found[name] for name in limits} == limits
         visitor.release()

@@ -342,7 +342,7 @@ async def test_who_is_heard_to_have_ended_is_not_judged(
             )
 
         with monkeypatch.context() as patched:
-            patched.setattr(WorkerHandle, "read_now", hear_both_end)
+            patched.setattr(WorkerHandle, "read_jobs", hear_both_end)
             ring(pool, max(map(begin_of, both)) + LONG)
         assert await asyncio.gather(*both) == [filler(2 * HEAVY)] * 2
         os.kill(visitor.pid, signal.SIGKILL)  # it knows nothing of its outcomes

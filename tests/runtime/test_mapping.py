@@ -69,7 +69,7 @@ class FakePool:
     async def room(self) -> None:
         await asyncio.sleep(0)
 
-    def check_home(self) -> None:
+    def check_loop(self) -> None:
         pass
 
     def hold(self, hold: MapHold) -> None:

@@ -118,7 +118,7 @@ class LocalOrders:
 
     async def roll(self) -> RollResult:
         """Replace all workers."""
-        return await shielded(self._life.trying().replacement.roll())
+        return await shielded(self._life.open_or_retrying().replacement.roll())
 
     async def resize(self, workers: int) -> None:
         """Change how many there are."""

@@ -129,7 +129,7 @@ class ControlSocket:
         self._pause.cancel()
         self._sock.close()
 
-    def become_nobody(self) -> None:
+    def after_fork_in_child(self) -> None:
         """Change into the copy in a process that this one has forked, which answers nobody.
 
         If the copies stayed open, clients would wait for the end of that process too.
@@ -311,7 +311,7 @@ def _refusal(what: str, most: int) -> dict[str, str]:
 
 def _after_fork_in_child() -> None:
     for each in _open_ones:
-        each.become_nobody()
+        each.after_fork_in_child()
 
 
 os.register_at_fork(after_in_child=_after_fork_in_child)

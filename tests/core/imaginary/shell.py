@@ -362,13 +362,13 @@ class ImaginaryShell(Commands):
         self.wanted += 1
         self.session_holds += 1
         self.core.hold()
-        self.feed(self.core.want_worker())
+        self.feed(self.core.request_worker())
         if self.wanted:
             self.core.job_waits(self.now)
 
     def want_no_more(self) -> None:
         self.wanted -= 1
-        self.feed(self.core.leave_queue(self.now))
+        self.feed(self.core.cancel_request(self.now))
         self._let_go()
 
     def depart(self) -> None:
