@@ -191,7 +191,7 @@ class AffinityQueues:
                 self.add(entry.job, entry.traits, entry.priority)
                 oldest = oldest or entry
         if oldest is not None:
-            # Where workers run few jobs each, keys move more often than a job may be passed.
+            # It keeps its count of passes: a job whose key moves often would else starve.
             self.open[bucket].restore(oldest)
         self.requeue(back)
 
@@ -248,7 +248,7 @@ class Dispatcher:
     def waiting(self) -> int:
         """How many jobs have no worker yet."""
         queue = self.queue
-        count = len(queue.default_lines) + queue.others + len(self._preparing)
+        count = len(queue.default_line) + queue.others + len(self._preparing)
         return count + len(self._affinity_queues) if self._open_queues else count
 
     @property
@@ -293,7 +293,7 @@ class Dispatcher:
         queue = self.queue
         if priority or queue.others:
             return self._submit_among_others(job, traits, priority)
-        usual = queue.default_lines
+        usual = queue.default_line
         slot = None if usual else self._place(job, traits)
         if slot is None:
             usual[job] = traits
@@ -371,8 +371,8 @@ class Dispatcher:
                     return jobs
         if queue.others:
             jobs += self._take_in_turn(in_flight)
-        if queue.default_lines and not queue.others:
-            jobs += in_flight.fill(queue.default_lines)
+        if queue.default_line and not queue.others:
+            jobs += in_flight.fill(queue.default_line)
         self._classify(slot, in_flight)
         return jobs
 

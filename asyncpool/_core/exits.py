@@ -51,8 +51,8 @@ if TYPE_CHECKING:
 # The reason for recycling that a roll gives.
 ROLL = "roll"
 
-# In all other states, a slot that was parked still has a start, or the result of one, to come.  A
-# worker that was told to end before it was ready has failed; its end is that result.
+# In all other states, the start in a slot that was parked is still pending.  A worker that was told
+# to end before it was ready has failed: its end is the result of its start.
 _DECIDED = UP | NOT_NEEDED
 
 
@@ -70,13 +70,18 @@ class Roll:
         self.under_way = False
         self._core = core
         self._slots = core.slots
-        # The workers that have to go, by slot and generation.  Of an early replacement and its
-        # worker both have to go, and one counts: from when on the replacement is ready, that one.
+        # The workers that have to go, by slot and generation, and whether each counts as replaced
+        # when it has gone.  Of a worker and its early replacement, which both have to go, only one
+        # counts: the worker, or the replacement once that is ready.
         self._old: dict[tuple[int, int], bool] = {}
         self._unfilled: list[Slot] = []
         self._replaced = self._filled = 0
-        self._failed_since = False  # the last start that failed had begun since then
-        self._most_failures = 0  # in a row, of starts that had begun before
+        self._failed_since = (
+            False  # whether a start has failed that began after the roll did
+        )
+        self._most_failures = (
+            0  # the longest row of failures of starts that began before it
+        )
 
     def begin(self) -> None:
         """Roll every worker that is there now; the caller then calls :meth:`go_on`.

@@ -129,7 +129,7 @@ class InFlight:
                 self.add(job, traits)
                 jobs.append(job)
         else:
-            # As takes() and add() do, whose calls would be a tenth of what a short job costs.
+            # takes() and add(), inlined: their calls would be a tenth of what a short job costs.
             own, sent, most, backlog = self.jobs, self.sent, self.max_sent, self.backlog
             before = len(own)
             for job, traits in waiting.items():

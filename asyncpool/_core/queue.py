@@ -7,8 +7,8 @@ priority.  So no job waits for ever.  If m older jobs wait when a job comes, it 
 the next 64 (m + 1) that leave, however many more urgent ones keep coming.  The order is
 strict until other jobs have passed the oldest job 63 times in a row.
 
-Rejected: to fix the turn of a job when it comes, as its number, or the time, plus so much
-for each step of priority.  That would need no more than a heap.  An urgent job could pass
+Rejected: a fixed virtual deadline for each job: its number, or the time, plus so much for
+each step of priority.  That would need no more than a heap.  An urgent job could pass
 the jobs that have waited for less time than those steps are worth, and no others.  But all
 jobs of a long queue have waited for longer than that.  Then an urgent job waits behind them
 for as long as if it had no priority: priorities would have no effect just when they are
@@ -37,8 +37,7 @@ from asyncpool._core.functions import JobTraits
 # job that all others pass would leave only after a quarter of an hour.
 OLDEST_EVERY = 64
 
-# The heap may have the priorities of this many lines that are closed, and of as many as
-# are open.
+# How many priorities of closed lines the heap may keep, beyond as many as there are open lines.
 _SPARE = 16
 
 
@@ -87,10 +86,10 @@ class JobQueue:
             two or more.
 
     Attributes:
-        default_lines: The line of priority 0.  As long as there are no others, it is the
+        default_line: The line of priority 0.  As long as there are no others, it is the
             whole queue.  Then the hot path may use it directly, since a method call
             costs as much as all the rest.
-        others: How many jobs are not in the usual line.
+        others: How many jobs are not in the default line.
     """
 
     __slots__ = (
@@ -101,12 +100,12 @@ class JobQueue:
         "_priority_of",
         "_returned",
         "_times_passed",
-        "default_lines",
+        "default_line",
         "others",
     )
 
     def __init__(self, oldest_every: int = OLDEST_EVERY) -> None:
-        self.default_lines: OrderedDict[int, JobTraits] = OrderedDict()
+        self.default_line: OrderedDict[int, JobTraits] = OrderedDict()
         self.others = 0
         self._oldest_every = oldest_every
         self._returned: OrderedDict[int, JobTraits] = OrderedDict()
@@ -122,12 +121,12 @@ class JobQueue:
         self._times_passed = 0
 
     def __len__(self) -> int:
-        return len(self.default_lines) + self.others
+        return len(self.default_line) + self.others
 
     def add(self, job: int, traits: JobTraits, priority: int = 0) -> None:
         """Add *job* behind all jobs that are as urgent."""
         if not priority:
-            self.default_lines[job] = traits
+            self.default_line[job] = traits
             return
         line = self._lines.get(priority)
         if line is None:
@@ -153,7 +152,7 @@ class JobQueue:
             priority = self._most_urgent()
         else:
             priority = self._priority_of.get(oldest, 0)
-        line = self._lines[priority] if priority else self.default_lines
+        line = self._lines[priority] if priority else self.default_line
         return next(iter(line.items()))
 
     def precedence(self) -> Precedence:
@@ -167,7 +166,7 @@ class JobQueue:
         if oldest is not None:
             return Precedence(Standing.NEGLECTED, 0, oldest)
         priority = self._most_urgent()
-        line = self._lines[priority] if priority else self.default_lines
+        line = self._lines[priority] if priority else self.default_line
         return Precedence(Standing.USUAL, priority, next(iter(line)))
 
     def pop(self, job: int) -> None:
@@ -178,7 +177,7 @@ class JobQueue:
 
     def remove(self, job: int) -> bool:
         """Forget *job*, wherever it waits, and tell whether it did."""
-        if self.default_lines.pop(job, None) is not None:
+        if self.default_line.pop(job, None) is not None:
             return True
         priority = self._priority_of.pop(job, None)
         if priority is not None:
@@ -222,8 +221,8 @@ class JobQueue:
     def entry(self, job: int) -> QueuedJob:
         """Return *job*, which waits here, with what the queue knows of it."""
         passed = self._times_passed if job == self._passed_job else 0
-        if job in self.default_lines:
-            return QueuedJob(job, self.default_lines[job], 0, passed)
+        if job in self.default_line:
+            return QueuedJob(job, self.default_line[job], 0, passed)
         priority = self._priority_of.get(job)
         if priority is None:
             return QueuedJob(job, self._returned[job], None, passed)
@@ -231,16 +230,16 @@ class JobQueue:
 
     def entries(self) -> Iterator[QueuedJob]:
         """Yield every job."""
-        for job in (*self._returned, *self.default_lines, *self._priority_of):
+        for job in (*self._returned, *self.default_line, *self._priority_of):
             yield self.entry(job)
 
     def take_all(self) -> list[int]:
         """Forget all jobs and return them, the more urgent first, whatever their age."""
-        lines = {**self._lines, 0: self.default_lines}
+        lines = {**self._lines, 0: self.default_line}
         jobs = [*self._returned]
         for priority in sorted(lines):
             jobs += lines[priority]
-        self.default_lines.clear()  # cleared and not replaced: the dispatcher keeps a reference
+        self.default_line.clear()  # cleared and not replaced: the dispatcher keeps a reference
         self._returned.clear()
         self._lines.clear()
         self._priority_of.clear()
@@ -263,7 +262,7 @@ class JobQueue:
         priorities, lines = self._priorities, self._lines
         while priorities and priorities[0] not in lines:
             heappop(priorities)
-        if not priorities or (self.default_lines and priorities[0] > 0):
+        if not priorities or (self.default_line and priorities[0] > 0):
             return 0
         return priorities[0]
 
@@ -275,7 +274,7 @@ class JobQueue:
         return oldest if oldest == self._passed_job else None
 
     def _oldest(self) -> int | None:
-        usual = next(iter(self.default_lines), None)
+        usual = next(iter(self.default_line), None)
         other = next(iter(self._priority_of), None)
         if usual is None or (other is not None and other < usual):
             return other

@@ -205,7 +205,7 @@ class Channel:
         added = len(head) + size
         if size <= SMALL and type(payload) is not bytes:
             payload = bytes(payload)
-        # Ctrl-C may have another frame put after any call, so from here on there is none.
+        # No function is called below: a handler of SIGINT might put a frame into this one.
         if size <= SMALL:
             self.small += (head, payload)
         else:

@@ -348,8 +348,8 @@ class Engine:
                 try:
                     await self._finished.wait()
                 except asyncio.CancelledError:
-                    # At once: the session of another task that is cancelled now would else have
-                    # its worker replaced, by a task that this group takes no more.
+                    # At once.  Another task that is cancelled in this turn of the loop may end its
+                    # session; the worker would be replaced, and this group accepts no new tasks.
                     self.core.closing.abandon()
                     self.traffic.refresh_fast_path()
                     raise

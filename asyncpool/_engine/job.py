@@ -169,6 +169,7 @@ class LastHeartbeat:
         self._tell()
 
     def _tell(self, _job: object = None) -> None:
+        # Wakes everybody who waits, and nobody who comes later.
         self.news.set()
         self.news.clear()
 

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from asyncpool._engine.engine import Engine
     from asyncpool._engine.job import PoolJob
 
-# Where the frame of a job ends that is not on the channel yet: no worker ever takes as much.
+# Where the frame of a job ends that is not on the channel yet: beyond all that is ever sent.
 NOT_PUT = sys.maxsize
 
 # Up to this many bytes the event loop's thread copies into a warm segment itself, which takes
@@ -107,7 +107,7 @@ class Outbox(SegmentOwner):
                 self.put_job(job, payload)
                 context, end = self._context, channel.put_bytes
                 continue
-            # As put_job() does, whose calls would take as long again.
+            # put_job(), inlined: its calls would double the cost.
             channel.small += (
                 pack_header(VERSION, _JOB, attempt, number, job.id, size),
                 payload,

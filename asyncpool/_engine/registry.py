@@ -470,7 +470,7 @@ class JobRegistry:
                 function, returned = job.function, 0
                 run_times, wait_times = function.figures.run, function.figures.wait
                 plain = function.serializer is PICKLE and not careful
-            # As Durations.note() does, twice, whose calls would take as long again.
+            # Durations.note(), inlined twice: its calls would double the cost.
             run_times.counts[run.bit_length()] += 1
             run_times.total += run
             wait = int((at - job.queued_at) * 1e6) - run
@@ -491,7 +491,7 @@ class JobRegistry:
             if job.done():  # as in settle()
                 self.cancelled(job)
                 continue
-            # As settle() does.
+            # The rest of settle(), inlined.
             del jobs[number]
             job.payload = b""
             returned += 1

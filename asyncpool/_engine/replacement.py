@@ -43,8 +43,8 @@ class WorkerReplacement:
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
-        # From which upper bound on a worker may have reached the next limit, and when to weigh it
-        # again even below that.
+        # The upper bound of its memory at which a worker may have reached its next limit, and the
+        # time at which it is weighed again even below that.
         self._weighed: WeakKeyDictionary[WorkerHandle, tuple[float, float]] = (
             WeakKeyDictionary()
         )
@@ -235,9 +235,9 @@ class WorkerReplacement:
         pid = handle.pid
         if pid is None:
             return
-        most = memory_at_most(pid)
-        reached, again_at = self._weighed.get(handle, (0, now))
-        if most < min(limits) or (most < reached and now < again_at):
+        bound = memory_at_most(pid)
+        next_bound, again_at = self._weighed.get(handle, (0, now))
+        if bound < min(limits) or (bound < next_bound and now < again_at):
             return
 
         def weigh() -> tuple[int, float]:
@@ -248,9 +248,10 @@ class WorkerReplacement:
             if not weight.cancelled():  # the pool does not close
                 memory, took = weight.result()
                 again_at = self._engine.loop.time() + took / _WEIGHING
-                # One that has reached max_memory may go on for long, with its job.
-                left = min((it for it in limits if it > memory), default=math.inf)
-                self._weighed[handle] = max(0, most - memory) + left, again_at
+                # What the bound exceeds the memory by, it exceeds the next limit by, too.  (One
+                # that has reached max_memory may go on for long, with its job.)
+                limit = min((it for it in limits if it > memory), default=math.inf)
+                self._weighed[handle] = max(0, bound - memory) + limit, again_at
                 self._judge(handle, memory)
 
         self._weighed[handle] = math.inf, math.inf  # until there is an answer

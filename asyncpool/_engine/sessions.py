@@ -425,9 +425,9 @@ class Sessions:
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
-        # Of the callers that wait, the core knows how many.  For each there will be a worker, or an
-        # error, in the queue.  A queue may give to who comes late what woke somebody else; a lock
-        # is fair, and who has it is the only one that gets.
+        # The core knows how many callers wait.  For each there will be a worker, or an error, in the
+        # queue.  An asyncio.Queue is not fair: a late caller may take what woke an earlier one.  A
+        # lock is, so only the one who holds it calls get().
         self._waiting = 0
         self._offers: asyncio.Queue[SessionWorker | AsyncPoolError] = asyncio.Queue()
         self._first = asyncio.Lock()

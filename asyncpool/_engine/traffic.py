@@ -71,7 +71,9 @@ class Traffic:
         self._lag, self._stalls = engine.loop_lag, engine.stalls
         self.functions = FunctionTables(engine.figures.functions, config.data)
         self._functions = self.functions.usual
-        tight = self._max_payload < HEAVY  # which other calls never reach
+        tight = (
+            self._max_payload < HEAVY
+        )  # calls that take the short way are smaller than HEAVY
         bounded = config.max_queued is not None
         self._special = bool(bounded or self._propagation or config.data or tight)
         self.plain = False
@@ -114,7 +116,7 @@ class Traffic:
             known = self._functions.known.get(function)
         if known is None or kwargs or not is_flat(args):
             return self._submit_specially(function, args, kwargs, options, known)
-        # As a turn does, which would take 1 us more: a job in the queue changes no deadline.
+        # A turn, inlined: it would take 1 us more, and a queued job changes no deadline.
         engine.turn_depth = 1
         try:
             registry = engine.registry
@@ -124,11 +126,11 @@ class Traffic:
                 number, known, options, self, engine.loop, payload
             )
             registry.jobs[number] = job
-            # As the core does, whose call would take as long again: no worker has had room for
-            # those that wait before it.
+            # Core.submit(), inlined, since a call doubles the cost: others wait already, so no
+            # worker has room.
             queue = self._queue
-            if queue.default_lines and not options.priority and not queue.others:
-                queue.default_lines[number] = known.traits
+            if queue.default_line and not options.priority and not queue.others:
+                queue.default_line[number] = known.traits
                 slot = None
             else:
                 slot = engine.core.submit(number, known.traits, options.priority)
@@ -148,7 +150,10 @@ class Traffic:
         options: JobOptions,
         known: Function | None,
     ) -> PoolJob[Any]:
-        """Submit a call that needs more than most; a *known* one only in how it is packed."""
+        """Submit a call that cannot take the short way.
+
+        If its function is *known*, that is only because its arguments must be packed with care.
+        """
         engine, registry = self._engine, self._engine.registry
         engine.turn_depth += 1
         try:
@@ -157,7 +162,7 @@ class Traffic:
                 try:
                     engine.admission.check(options)
                 except AsyncPoolError:
-                    if options.hold is None:  # a map tries again when there is room
+                    if options.hold is None:  # not from a map, which tries again later
                         engine.figures.refused += 1
                         functions = self.functions.of(options)
                         refused = functions.find(function, options.name, options.via)
@@ -318,7 +323,7 @@ class Traffic:
             # The worker gets its next jobs before the pool looks at these outcomes.
             now = engine.loop.time()
             core.refill(slot, now)
-            # Others may have waited for this worker, if it is idle now.
+            # If the worker is idle now, callers that wait for one of their own, or for room, go on.
             if core.todo or engine.admission.saturated:
                 engine.act()
             if self._stalls.alarm.is_set:

@@ -266,7 +266,7 @@ class AgentJobs:
                 if queue.others:
                     job, traits = queue.head()
                 else:  # the same, in a fraction of the time
-                    job, traits = next(iter(queue.default_lines.items()))
+                    job, traits = next(iter(queue.default_line.items()))
                 cost = traits.cost
                 # If it has to wait, nobody else passes it, or it would wait for ever.
                 if not self._take_room(cost):
@@ -275,7 +275,7 @@ class AgentJobs:
                 if queue.others:
                     queue.pop(job)
                 else:
-                    del queue.default_lines[job]
+                    del queue.default_line[job]
                 client.released[job] = cost
                 del turns[session]
                 if queue:

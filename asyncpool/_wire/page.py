@@ -156,7 +156,7 @@ class Beat(Record):
     details: bytes
 
     def pack(self) -> bytes:
-        """Return the record, or the payload of a ``BEAT`` frame."""
+        """Return the record."""
         number, job, attempt, at, details = self
         body = _BEAT_HEAD.pack(number, job, attempt, at, len(details)) + details
         return _BEAT_SUM.pack(crc32(body)) + body
