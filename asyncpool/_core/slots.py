@@ -79,11 +79,10 @@ becomes idle.
 from __future__ import annotations
 
 import enum
-import re
 from collections import deque
 from collections.abc import Iterable, Mapping
 from dataclasses import field
-from typing import TypeVar
+from typing import Self, TypeVar
 
 from asyncpool._core.deadlines import earliest
 from asyncpool._core.in_flight import InFlight
@@ -116,64 +115,43 @@ CAUSES = (
     OTHER,
 )
 
-# What stands between the cause and the number of a job.
-_OF_JOB = " of job "
 
-_NOT_ENDED = re.compile(r"(killed since )?job (\d+)(, which it ran too,)? did not end")
+class JobText(str):
+    """A text about a job, which has another number for the client that submitted it.
+
+    Args:
+        known: The text, with ``{}`` where the job's number belongs.
+        job: The number.
+        unknown: The text for all other clients.
+    """
+
+    __slots__ = ("job", "known", "unknown")
+    known: str
+    job: int
+    unknown: str
+
+    def __new__(cls, known: str, job: int, unknown: str) -> Self:
+        """Make the text."""
+        self = super().__new__(cls, known.format(job))
+        self.known, self.job, self.unknown = known, job, unknown
+        return self
+
+    def __reduce__(self) -> tuple[type[str], tuple[str]]:
+        return str, (str(self),)
 
 
-def reason_for_job(cause: str, job: int) -> str:
-    """Return the reason of an end that a job was the cause of: ``"timeout of job 12"``."""
-    return f"{cause}{_OF_JOB}{job}"
+def text_for_client(text: str, numbers: Mapping[int, int]) -> str:
+    """Return *text* with the client's number of its job, by that of the agent."""
+    if not isinstance(text, JobText):
+        return text
+    job = numbers.get(text.job)
+    return text.unknown if job is None else JobText(text.known, job, text.unknown)
 
 
 def exit_cause(reason: str) -> str:
-    """Return the cause in the reason of a planned exit; of the one above, ``"timeout"``."""
-    call, _, _ = reason.partition(":")
-    cause, _, _ = call.partition(_OF_JOB)
-    cause = cause.removesuffix("()")
+    """Return the cause of a planned exit for a *reason* that names no job."""
+    cause = reason.partition(":")[0].removesuffix("()")
     return cause if cause in CAUSES else OTHER
-
-
-def job_not_ended(job: int, *, beside: bool) -> str:
-    """Return the detail of the end of a worker whose job did not end when it had to.
-
-    Args:
-        job: The job.
-        beside: Whether it was not the only job of the worker.
-    """
-    return f"job {job}{', which it ran too,' if beside else ''} did not end"
-
-
-def reason_for_client(reason: str, numbers: Mapping[int, int]) -> str:
-    """Return a reason with the client's number of its job, and none of another's.
-
-    Args:
-        reason: What the pool of an agent says.
-        numbers: The client's numbers of its jobs, by those of the agent.
-    """
-    cause, of_job, text = reason.rpartition(_OF_JOB)
-    if not of_job or not text.isdecimal():
-        return reason
-    job = numbers.get(int(text))
-    return cause if job is None else reason_for_job(cause, job)
-
-
-def detail_for_client(detail: str, numbers: Mapping[int, int]) -> str:
-    """Return the detail of an end with the client's number of its job, and none of another's.
-
-    Args:
-        detail: What the pool of an agent says.
-        numbers: See :func:`reason_for_client`.
-    """
-    found = _NOT_ENDED.fullmatch(detail)
-    if found is None:
-        return detail
-    killed, number, beside = found.groups("")
-    job = numbers.get(int(number))
-    if job is not None:
-        return f"{killed}{job_not_ended(job, beside=bool(beside))}"
-    return f"{killed}{'another' if beside else 'a'} job did not end"
 
 
 class IllegalTransitionError(AssertionError):

@@ -20,10 +20,9 @@ from asyncpool._core.lifecycle import Aftermath
 from asyncpool._core.options import costs_attempt
 from asyncpool._core.slots import (
     CRASH,
+    JobText,
     Slot,
     exit_cause,
-    job_not_ended,
-    reason_for_job,
 )
 from asyncpool._dataclass import replace
 from asyncpool._engine.job import Chunk, PoolJob, StreamJob
@@ -253,10 +252,11 @@ class Deaths:
         else:
             error = next((it.error for it in losses if it.job.id == killed_for), None)
             reason = decided or ("" if engine.core.closing.finish is None else "close")
+            cause = exit_cause(reason)
             if killed_for is not None:
                 cause = "cancellation" if error is None else "timeout"
-                reason = reason_for_job(cause, killed_for)
-            self._tell_exit(crash, reason)
+                reason = JobText(f"{cause} of job {{}}", killed_for, cause)
+            self._tell_exit(crash, cause, reason)
             if was_ready:  # told in the next turn, and before what follows from it
                 engine.log.exited(handle, crash, reason, error, killed_for)
         # 7. Which jobs go to another worker.  Told before the effects, since with them an idle
@@ -340,11 +340,14 @@ class Deaths:
                 detail = late if handle.killed else ""
             if not detail and _was_killed(handle) and self._ledger is None:
                 detail = "not by the pool; perhaps there was no memory left"
-            if not detail and killed_for is not None:
+            killed = "killed since " * (handle.killed and handle.pid is not None)
+            if detail:
+                detail = killed + detail
+            elif killed_for is not None:
                 beside = any(job.id != killed_for for job in jobs)
-                detail = job_not_ended(killed_for, beside=beside)
-            if detail and handle.killed and handle.pid is not None:
-                detail = f"killed since {detail}"
+                which, a = (", which it ran too,", "another") if beside else ("", "a")
+                known = f"{killed}job {{}}{which} did not end"
+                detail = JobText(known, killed_for, f"{killed}{a} job did not end")
         crash = Crash(
             slot=handle.slot,
             generation=handle.generation,
@@ -418,8 +421,8 @@ class Deaths:
         job.attempt += loss.costs  # else a worker that dies so would get it for ever
         registry.unassign(job)
 
-    def _tell_exit(self, end: Crash, reason: str) -> None:
-        self._engine.figures.exits[exit_cause(reason)] += 1
+    def _tell_exit(self, end: Crash, cause: str, reason: str) -> None:
+        self._engine.figures.exits[cause] += 1
         self._engine.hub.publish(
             events.Exited(
                 slot=end.slot,

@@ -9,7 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from asyncpool._core.options import JobOptions
-from asyncpool._core.slots import detail_for_client, reason_for_client
+from asyncpool._core.slots import text_for_client
 from asyncpool._engine.engine import Engine
 from asyncpool._engine.job import PoolJob
 from asyncpool._remote.agent_errors import pack_failure, pack_results
@@ -72,8 +72,8 @@ def event_for_client(event: Event, numbers: Mapping[int, int]) -> Event | None:
         case Exited(reason=reason):
             return replace(
                 event,
-                reason=reason_for_client(reason, numbers),
-                detail=detail_for_client(event.detail, numbers),
+                reason=text_for_client(reason, numbers),
+                detail=text_for_client(event.detail, numbers),
             )
         case _:  # it names no job
             return event

@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 from asyncpool._core.dispatcher import Dispatcher
 from asyncpool._core.functions import FunctionTable, JobTraits, KeyedTraits
 from asyncpool._core.in_flight import InFlight
-from asyncpool._core.slots import detail_for_client
+from asyncpool._core.slots import text_for_client
 from asyncpool._remote.agent_jobs import AgentWindow
 from asyncpool._wire.buffers import OutOfBandPickle
 from asyncpool._wire.pickling import Serializer, pack_job
@@ -190,7 +190,7 @@ def crash_for_client(crash: Crash, numbers: Mapping[int, int]) -> Crash:
         attempt=0 if job is None else crash.attempt,
         concurrent_jobs=beside,
         other_jobs=crash.other_jobs + len(crash.concurrent_jobs) - len(beside),
-        detail=detail_for_client(crash.detail, numbers),
+        detail=text_for_client(crash.detail, numbers),
     )
 
 

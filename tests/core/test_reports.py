@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
+import pickle
 from collections import Counter
 
 import pytest
 from hypothesis import given, strategies as st
 
 from asyncpool._cluster.rules import DrainLimit, drain_limit
-from asyncpool._core.slots import (
-    CAUSES,
-    detail_for_client,
-    exit_cause,
-    job_not_ended,
-    reason_for_client,
-)
+from asyncpool._core.slots import CAUSES, JobText, exit_cause, text_for_client
 from asyncpool._engine.admission import describe_waiting, list_functions
 from asyncpool._engine.deaths import FRESH, OomLedger
 from asyncpool._remote.client_jobs import crash_at_client
@@ -33,8 +28,6 @@ from tests.helpers.crashes import crash_with
         ("retire_worker()", "retire_worker"),
         ("retire()", "retire"),
         ("request_replacement(): worn: out", "request_replacement"),
-        ("timeout of job 12", "timeout"),
-        ("cancellation of job 3", "cancellation"),
         ("", "other"),
         ("what nobody knows", "other"),
     ],
@@ -44,48 +37,16 @@ def test_a_cause_names_no_job_and_no_text(reason: str, cause: str) -> None:
     assert cause in CAUSES
 
 
-@pytest.mark.parametrize(
-    ("detail", "told"),
-    [
-        ("killed since job 30 did not end", "killed since job 1 did not end"),
-        (
-            "killed since job 30, which it ran too, did not end",
-            "killed since job 1, which it ran too, did not end",
-        ),
-        ("job 30 did not end", "job 1 did not end"),
-        ("killed since job 40 did not end", "killed since a job did not end"),
-        (
-            "killed since job 40, which it ran too, did not end",
-            "killed since another job did not end",
-        ),
-        ("job 40 did not end", "a job did not end"),
-        ("ValueError: job 30 did not end", "ValueError: job 30 did not end"),
-        ("job 30 did not end well", "job 30 did not end well"),
-    ],
-)
-def test_a_detail_names_the_clients_own_jobs_only(detail: str, told: str) -> None:
-    assert detail_for_client(detail, {30: 1}) == told
-
-
-@pytest.mark.parametrize(
-    ("reason", "told"),
-    [
-        ("timeout of job 30", "timeout of job 1"),
-        ("cancellation of job 40", "cancellation"),
-        ("roll", "roll"),
-        ("retire(): end of job thirty", "retire(): end of job thirty"),
-    ],
-)
-def test_a_reason_names_the_clients_own_jobs_only(reason: str, told: str) -> None:
-    assert reason_for_client(reason, {30: 1}) == told
-
-
-@pytest.mark.parametrize("beside", [False, True])
-def test_the_number_in_a_detail_is_read_again(*, beside: bool) -> None:
-    detail, told = (job_not_ended(job, beside=beside) for job in (30, 1))
-    assert detail_for_client(detail, {30: 1}) == told
-    killed = "killed since "
-    assert detail_for_client(killed + detail, {30: 1}) == killed + told
+def test_a_text_names_the_clients_own_jobs_only() -> None:
+    text = JobText("timeout of job {}", 30, "timeout")
+    assert (text, type(pickle.loads(pickle.dumps(text)))) == ("timeout of job 30", str)
+    told = text_for_client(text, {30: 1})
+    assert (told, text_for_client(told, {1: 5})) == (
+        "timeout of job 1",
+        "timeout of job 5",
+    )
+    assert text_for_client(text, {40: 1}) == "timeout"
+    assert text_for_client("retire(): job 30", {30: 1}) == "retire(): job 30"
 
 
 def test_a_crash_has_the_clients_number_of_its_slot_and_names_no_job() -> None:
@@ -94,10 +55,10 @@ def test_a_crash_has_the_clients_number_of_its_slot_and_names_no_job() -> None:
         job_id=7,
         attempt=2,
         concurrent_jobs=(8, 9),
-        detail="killed since job 8, which it ran too, did not end",
+        detail=JobText("killed since job {} did", 8, "killed since another job did"),
     )
     assert crash_at_client(crash, 20_000, {}) == crash_with(
-        slot=20_003, detail="killed since another job did not end", other_jobs=2
+        slot=20_003, detail="killed since another job did", other_jobs=2
     )
 
 
