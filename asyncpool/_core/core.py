@@ -546,8 +546,6 @@ class Core:
     def on_timer(self, now: float) -> None:
         """Do what is due."""
         self.closing.on_timer(now)
-        if self.closing.finish is Finish.NOTHING:
-            self.refuse_sessions(now)
         self.endings.on_timer(now)
         self.lifecycle.on_timer(now)
         self.exits.on_timer(now)
@@ -599,23 +597,19 @@ class Core:
     @property
     def waiting(self) -> int:
         """How many jobs have not begun: in the queue, or in a worker behind other jobs."""
-        lanes = self.concurrency
-        ahead = sum(max(0, len(slot.in_flight.jobs) - lanes) for slot in self.slots)
+        ahead = sum(slot.in_flight.ahead for slot in self.slots)
         return self.dispatcher.waiting + ahead
 
     @property
     def pipelining(self) -> bool:
         """Whether a job waits inside a worker for its turn."""
-        lanes = self.concurrency
-        return any(len(slot.in_flight.jobs) > lanes for slot in self.slots)
+        return any(slot.in_flight.ahead for slot in self.slots)
 
     @property
     def unbalanced(self) -> bool:
         """Whether a worker is idle while jobs wait in other workers, and were not asked back."""
-        lanes = self.concurrency
         return self.dispatcher.idle > 0 and any(
-            len(slot.in_flight.jobs) > lanes and not slot.in_flight.revoking
-            for slot in self.slots
+            slot.in_flight.ahead and not slot.in_flight.revoking for slot in self.slots
         )
 
     @property

@@ -292,11 +292,18 @@ class Dispatcher:
         """Return the slot that gets *job* now, or queue it and return ``None``."""
         queue = self.queue
         if priority or queue.others:
-            return self._submit_among_others(job, traits, priority)
-        usual = queue.default_line
-        slot = None if usual else self._place(job, traits)
+            slot = None
+            if queue.would_be_first(priority):
+                slot = self._place(job, traits)
+            if slot is None:
+                queue.add(job, traits, priority)
+            else:
+                queue.note_dequeued(job)
+            return slot
+        line = queue.default_line
+        slot = None if line else self._place(job, traits)
         if slot is None:
-            usual[job] = traits
+            line[job] = traits
         return slot
 
     def submit_keyed(self, job: int, traits: JobTraits, priority: int) -> int | None:
@@ -411,19 +418,6 @@ class Dispatcher:
         ]
         self._preparing.clear()
         return jobs
-
-    def _submit_among_others(
-        self, job: int, traits: JobTraits, priority: int
-    ) -> int | None:
-        """Submit a job when its priority, or that of the others, matters."""
-        queue = self.queue
-        if queue.would_be_first(priority):
-            slot = self._place(job, traits)
-            if slot is not None:
-                queue.note_dequeued(job)
-                return slot
-        queue.add(job, traits, priority)
-        return None
 
     def _take_in_turn(self, in_flight: InFlight) -> list[int]:
         """Fill *in_flight* while the order of the jobs matters."""

@@ -139,6 +139,7 @@ class Closing:
                 slot.due = None
             elif slot.state is not SlotState.REMOVED:
                 core.lifecycle.stop(slot, StopStage.KILLED, now, planned=True)
+        core.refuse_sessions(now)
 
     def advance(self, now: float) -> None:
         """If the pool closes, let workers go that no job needs any more."""
@@ -227,10 +228,6 @@ class Endings:
         if slot.state is SlotState.BUSY and job in slot.in_flight.jobs:
             slot.job_endings.of(job).too_late = True
             self._revoke_one(slot, job)
-
-    def is_too_late(self, job: int, index: int) -> bool:
-        """Tell whether the pool has asked for *job* in this way, and has no answer yet."""
-        return self._slots[index].job_endings.is_too_late(job)
 
     def unanswered(self, job: int, index: int) -> bool:
         """Tell whether the worker in slot *index* has *job*, and still has to give it back."""

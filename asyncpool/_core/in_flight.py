@@ -93,6 +93,11 @@ class InFlight:
         return self.sent >= self.max_sent
 
     @property
+    def ahead(self) -> int:
+        """How many jobs wait there behind others."""
+        return max(0, len(self.jobs) - self.concurrency)
+
+    @property
     def free_lanes(self) -> int:
         """How many more jobs could begin at once."""
         if self.blocked:

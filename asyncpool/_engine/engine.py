@@ -96,7 +96,7 @@ class LoopLag:
     An idle pool has no timer, so that the service may sleep.
 
     Args:
-        loop: The event loop.
+        make: Makes the alarm for a callback.
         is_needed: Tells whether to go on.
 
     Attributes:
@@ -105,10 +105,12 @@ class LoopLag:
     """
 
     def __init__(
-        self, loop: asyncio.AbstractEventLoop, is_needed: Callable[[], bool]
+        self,
+        make: Callable[[Callable[[float], None]], Alarm],
+        is_needed: Callable[[], bool],
     ) -> None:
         self.durations = Durations()
-        self.alarm = Alarm(loop, self._look)
+        self.alarm = make(self._look)
         self._is_needed = is_needed
 
     def go(self) -> None:
@@ -283,8 +285,9 @@ class Engine:
         self.handles: dict[int, WorkerHandle] = {}
         self.crashes: deque[Crash] = deque(maxlen=_CRASHES_KEPT)
         self.turn, self.turn_depth = Turn(self), 0
+        self._alarms: list[Alarm] = []
         serves = config.serving is not None
-        self.loop_lag = LoopLag(loop, lambda: serves or bool(self.registry.jobs))
+        self.loop_lag = LoopLag(self.alarm, lambda: serves or bool(self.registry.jobs))
         self.threads = Threads(loop)
         self.serving = None if config.serving is None else config.serving(self, worker)
         self.status = PoolStatus(self)
@@ -323,9 +326,15 @@ class Engine:
         self.worker_logs = WorkerLogs(loop, config.name)
         self.buffer = memoryview(bytearray(READ_SIZE))
         self._deaths = Deaths(self)
-        self._alarm = Alarm(loop, self._on_alarm)
+        self._alarm = self.alarm(self._on_alarm)
         self._finished = asyncio.Event()
         self._effects = self._table_of_effects()
+
+    def alarm(self, callback: Callable[[float], object]) -> Alarm:
+        """Return an alarm that rings no more once the pool ends."""
+        alarm = Alarm(self.loop, callback)
+        self._alarms.append(alarm)
+        return alarm
 
     # The life of the workers.
 
@@ -389,12 +398,10 @@ class Engine:
                 self.status.note_ended()
 
     def _stop(self, reason: PoolClosedError) -> None:
-        self._alarm.cancel()
-        self.loop_lag.alarm.cancel()
-        parts = self.traffic, self.timers, self.stalls, self.heartbeats, self._pings
-        for part in (*parts, self.replacement, self.profiles):
-            if part is not None:
-                part.stop()
+        for alarm in self._alarms:
+            alarm.cancel()
+        for part in self.heartbeats, self.replacement, self.profiles:
+            part.stop()
         self.core.closing.abandon()
         self.traffic.refresh_fast_path()
         self.sessions.refuse()

@@ -12,7 +12,7 @@ from asyncpool import events
 from asyncpool._core import log_messages as say
 from asyncpool._core.lifecycle import NOT_NEEDED
 from asyncpool._core.slots import ALIVE, UP, Slot
-from asyncpool._engine.loop import Alarm, fail_quietly
+from asyncpool._engine.loop import fail_quietly
 from asyncpool._engine.worker import WorkerHandle
 from asyncpool._wire.posix import memory_at_most, private_memory
 from asyncpool._wire.text import in_units
@@ -54,7 +54,7 @@ class WorkerReplacement:
         # The calls of resize() that have not returned, and when they began.
         self._waits: dict[asyncio.Future[None], float] = {}
         self._size = 0, 0
-        self._watch = Alarm(engine.loop, self._look_at_memory)
+        self._watch = engine.alarm(self._look_at_memory)
         limits = engine.config.worker_limits
         self._hard = limits.kill_memory
         if limits.max_memory is not None or limits.kill_memory is not None:
@@ -173,7 +173,6 @@ class WorkerReplacement:
 
     def stop(self) -> None:
         """End all waits: the pool closes."""
-        self._watch.cancel()
         self.rolled(0, "the pool was closed", 0)
         for wait in self._waits:
             fail_quietly(wait, PoolClosedError())

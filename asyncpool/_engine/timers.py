@@ -126,7 +126,7 @@ class JobTimers:
         self._engine = engine
         self._time = engine.loop.time
         self._deadlines = engine.registry.deadlines
-        self._alarm = Alarm(engine.loop, self._on_alarm)
+        self._alarm = engine.alarm(self._on_alarm)
         # When this process last went on after it, or its loop, had been stopped for a while.
         self._resumed_at = -math.inf
 
@@ -175,10 +175,6 @@ class JobTimers:
         """
         if job.options.timed:
             self._watch(job.id, job.options.deadline)
-
-    def stop(self) -> None:
-        """Stop watching."""
-        self._alarm.cancel()
 
     def _watch(self, job: int, until: float | None) -> None:
         """Look at *job* at *until*, instead of at any time set before."""
@@ -242,7 +238,7 @@ class JobTimers:
         and then the job is in time.
         """
         core, handle = self._engine.core, self._engine.handles[slot]
-        if handle.outbox.loading or core.endings.is_too_late(job.id, slot):
+        if handle.outbox.loading or core.slots[slot].job_endings.is_too_late(job.id):
             return True
         if not handle.page.begun(job.id, job.attempt):
             with self._engine.turn:
@@ -304,7 +300,7 @@ class StallWatch:
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
         self._core = engine.core
-        self.alarm = Alarm(engine.loop, lambda _: self._check_for_stalls())
+        self.alarm = engine.alarm(lambda _: self._check_for_stalls())
         self._soon = False
 
     def go(self) -> None:
@@ -319,10 +315,6 @@ class StallWatch:
             return
         self.alarm.cancel()
         self.go()
-
-    def stop(self) -> None:
-        """Make no more rounds."""
-        self.alarm.cancel()
 
     def _check_for_stalls(self) -> None:
         with self._engine.turn:
@@ -367,7 +359,7 @@ class Pings:
         self._engine = engine
         self._timeout = timeout
         self._ledger: PingLedger[WorkerHandle] = PingLedger(timeout, engine.loop.time())
-        self._alarm = Alarm(engine.loop, self._look)
+        self._alarm = engine.alarm(self._look)
         self._alarm.set_at(self._ledger.due)
 
     def answered(self, handle: WorkerHandle) -> None:
@@ -377,10 +369,6 @@ class Pings:
             ProtocolError: If there was no ping.
         """
         self._ledger.answered(handle)
-
-    def stop(self) -> None:
-        """Send no more pings."""
-        self._alarm.cancel()
 
     def _look(self, now: float) -> None:
         engine = self._engine

@@ -23,7 +23,7 @@ from asyncpool._core.functions import LEAST, Function, FunctionTable
 from asyncpool._core.options import JobOptions
 from asyncpool._engine.job import JOB_TYPES, Chunk, PoolJob, StreamJob
 from asyncpool._engine.large import too_large
-from asyncpool._engine.loop import Alarm, other_loop_error
+from asyncpool._engine.loop import other_loop_error
 from asyncpool._engine.outbox import NOT_PUT
 from asyncpool._engine.worker import CancelledJob, WorkerHandle
 from asyncpool._wire.buffers import HEAVY, LIGHT, OutOfBandPickle, StreamTooLongError
@@ -79,7 +79,7 @@ class Traffic:
         self.plain = False
         engine.hub.on_look = self.refresh_fast_path
         self.refresh_fast_path()
-        self._alarm = Alarm(engine.loop, self._look_again)
+        self._alarm = engine.alarm(self._look_again)
         # Jobs that were cancelled, and that their workers may have begun, with those workers.
         self._revoking: list[tuple[WorkerHandle, PoolJob[Any]]] = []
         engine.leases.fence = self._fence
@@ -416,11 +416,6 @@ class Traffic:
         if frames:
             with self._engine.turn:
                 self.on_outcomes(handle, frames)
-
-    def stop(self) -> None:
-        """Watch for no more answers."""
-        self._alarm.cancel()
-        self._revoking.clear()
 
     # What else can happen to a job before its end.
 

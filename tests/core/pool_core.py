@@ -135,7 +135,6 @@ class Core:
         self.stacks_demanded = core.endings.stacks_demanded
         self.stacks_written = self._told(core.endings.stacks_written)
         self.check_for_stalls = self._told(core.endings.check_for_stalls)
-        self.is_revoked = core.endings.is_too_late
         self.unanswered = core.endings.unanswered
         # Sessions.
         self.request_worker = self._told(core.request_worker)
@@ -186,6 +185,10 @@ class Core:
     def hold(self) -> None:
         """Let a source hold the pool open."""
         self._core.closing.holds += 1
+
+    def is_revoked(self, job: int, slot: int) -> bool:
+        """Whether the pool has asked for a job that was too late, and has no answer yet."""
+        return self.slots[slot].job_endings.is_too_late(job)
 
     def replace(self, slot: int, why: str, now: float) -> Commands:
         """Let a worker be worn: it goes when another one can take its place."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from functools import partial
 from typing import Any, cast
 
 import pytest
@@ -130,13 +131,13 @@ def test_the_lag_is_how_late_the_loop_is_while_it_is_needed() -> None:
         loop = asyncio.get_running_loop()
         assert isinstance(loop, virtual_time.VirtualLoop)
         answers = [False, True, True]
-        lag = LoopLag(loop, answers.pop)
+        lag = LoopLag(partial(Alarm, loop), answers.pop)
         lag.go()
         await reach(PERIOD / 2)
         loop.stall(PERIOD)  # half of it late
         await reach(5 * PERIOD)
         assert not lag.alarm.is_set
-        stopped = LoopLag(loop, lambda: True)
+        stopped = LoopLag(partial(Alarm, loop), lambda: True)
         stopped.go()
         await reach(7.5 * PERIOD)
         stopped.alarm.cancel()
