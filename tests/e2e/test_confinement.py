@@ -28,6 +28,7 @@ from asyncpool import (
 )
 from tests.helpers.inside import give_workers_cgroups
 from tests.helpers.loops import BOTH_LOOPS
+from tests.helpers.patience import look_again, patience
 from tests.helpers.sandboxes import needs_sandbox
 
 pytestmark = [pytest.mark.asyncio, needs_sandbox]
@@ -339,8 +340,9 @@ async def test_whatever_a_job_leaves_in_its_folder_goes_with_its_worker() -> Non
             await pool.submit(crash)
         _, other = await pool.submit(environment)
         assert other != folder
-        while Path(folder).exists():  # noqa: ASYNC110 - by a thread, and nobody tells of it
-            await asyncio.sleep(0)
+        async with patience():
+            while Path(folder).exists():
+                await look_again()
     assert not Path(folder).parent.exists()
     assert Path("/etc/passwd").exists(), "nobody followed the link"
 
