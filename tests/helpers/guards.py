@@ -160,6 +160,12 @@ def _inherited() -> frozenset[int]:
     return frozenset(found)
 
 
+def _ignored() -> frozenset[int]:
+    """Return the signals that this process ignores, and with it all that it starts."""
+    every = signal.valid_signals()
+    return frozenset(it for it in every if signal.getsignal(it) is signal.SIG_IGN)
+
+
 @dataclass(frozen=True, slots=True)
 class Snapshot:
     """What there was before a test."""
@@ -171,6 +177,7 @@ class Snapshot:
     )
     shm: set[str] = field(default_factory=_shm_entries)
     processes: dict[int, str] = field(default_factory=_descendants)
+    ignored: frozenset[int] = field(default_factory=_ignored)
 
     def leaks(self) -> list[str]:
         """Return a line for everything that was not there before, and end it."""
@@ -193,6 +200,7 @@ class Snapshot:
             f"descriptor {fd} is inherited no more"
             for fd in sorted(self.inherited - _inherited())
         ]
+        found += [f"signal {it} is ignored" for it in _ignored() - self.ignored]
         found += [f"thread: {thread!r}" for thread in self._new_threads()]
         found += [f"/dev/shm/{name}" for name in self._new_shm()]
         return found

@@ -549,13 +549,13 @@ async def test_what_is_ignored_or_has_a_handler_stays_so() -> None:
 
 
 async def test_none_changes_how_a_process_ends_unless_by_an_exception() -> None:
-    before = {number: signal.getsignal(number) for number in ORDERS}
+    before = {it: signal.getsignal(it) for it in signal.valid_signals()}
     with (
         pytest.raises(LookupError),
         Notes().obeyed(is_last=lambda: True),
     ):
         raise LookupError
-    assert {number: signal.getsignal(number) for number in ORDERS} == before
+    assert {it: signal.getsignal(it) for it in signal.valid_signals()} == before
     try:
         with Notes().obeyed(is_last=lambda: True):
             pass
@@ -563,7 +563,8 @@ async def test_none_changes_how_a_process_ends_unless_by_an_exception() -> None:
             signal.raise_signal(number)
     finally:
         for number, handler in before.items():
-            signal.signal(number, handler)
+            if signal.getsignal(number) is not handler:
+                signal.signal(number, handler)
 
 
 async def test_only_the_main_thread_gets_signals() -> None:
