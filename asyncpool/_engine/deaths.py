@@ -415,11 +415,9 @@ class Deaths:
             job.begin_again()
         if loss.begun:
             registry.events.lost(job, slot, handle.since)
-            registry.attempt_lost(job)
-            return
-        job.times_returned += loss.blamed
-        job.attempt += loss.costs  # else a worker that dies so would get it for ever
-        registry.unassign(job)
+            registry.attempt_failed(job)
+        else:  # if it cost nothing, ever, a worker that dies so would get it again and again
+            registry.unassign(job, blamed=loss.blamed, costs=loss.costs)
 
     def _tell_exit(self, end: Crash, cause: str, reason: str) -> None:
         self._engine.figures.exits[cause] += 1

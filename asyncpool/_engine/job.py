@@ -31,6 +31,7 @@ from asyncpool._core.functions import (
 from asyncpool._core.options import JobOptions
 from asyncpool._engine.loop import check_loop
 from asyncpool._wire.frames import Frame, FrameKind
+from asyncpool._wire.messages import with_parts
 from asyncpool._wire.page import CHUNK_SIZE, LOST, Beat, ChunkResult
 from asyncpool._wire.pickling import Serializer
 from asyncpool.enums import JobState, TimeLimit
@@ -402,6 +403,45 @@ class PoolJob(Job[R]):
         self.sent_at: float
         self.frame_end: int
         self.owner = owner
+
+    # Its way.  (The hot path does by itself what sent() and ended() do.)
+
+    def sent(self, slot: int) -> None:
+        """Begin an attempt: the worker in *slot* is about to get the job."""
+        self.attempt += 1
+        self.slot = slot
+
+    def came_back(self, *, blamed: bool = False, costs: bool = False) -> bool:
+        """Leave a worker that has not begun the job; the attempt does not count.
+
+        Args:
+            blamed: Whether the worker died, and the job may be the cause.
+            costs: Whether the attempt counts all the same.
+
+        Returns:
+            Whether its time had counted as that of a running job.
+        """
+        self.times_returned += blamed
+        self.attempt -= not costs
+        return self._left_worker()
+
+    def failed(self) -> bool:
+        """End an attempt; if there is another one, the job waits from now on.  Return as above."""
+        self.queued_at = monotonic()
+        return self._left_worker()
+
+    def _left_worker(self) -> bool:
+        self.slot = None
+        if self.heartbeats is not None:
+            self.context = with_parts(self.context, details=self.heartbeats.details)
+        if self.began is None:
+            return False
+        self.began = self.exceeded = None
+        return True
+
+    def ended(self) -> None:
+        """Forget the call and the worker."""
+        self.slot, self.payload = None, b""
 
     @property
     def attempt_policy(self) -> JobOptions:

@@ -29,7 +29,6 @@ from asyncpool._engine.job import (
 )
 from asyncpool._engine.worker import WorkerHandle
 from asyncpool._wire.frames import Frame, FrameKind
-from asyncpool._wire.messages import with_parts
 from asyncpool._wire.pickling import PICKLE, unloadable, unpicklable
 from asyncpool.enums import CrashKind, Delivery, JobOutcome, TimeLimit
 from asyncpool.errors import (
@@ -538,14 +537,16 @@ class JobRegistry:
 
     def lose_attempt(self, job: PoolJob[Any]) -> None:
         """Note that an attempt of an open job is lost, and that it waits for the next one."""
-        self.attempt_lost(job)
+        self.attempt_failed(job)
         if isinstance(job, StreamJob):
             job.begin_again()
 
-    def unassign(self, job: PoolJob[Any]) -> None:
-        """Note that an open job has not begun and is with no worker any more."""
-        job.attempt -= 1
-        self._end_attempt(job)
+    def unassign(
+        self, job: PoolJob[Any], *, blamed: bool = False, costs: bool = False
+    ) -> None:
+        """Note that an open job has not begun and has left its worker; see :meth:`PoolJob.came_back`."""
+        if job.came_back(blamed=blamed, costs=costs):
+            self._restore_deadline(job)
         self.events.given_back(job)
 
     def fail(self, job: PoolJob[Any], error: BaseException) -> None:
@@ -590,23 +591,18 @@ class JobRegistry:
             killed=kills - kills_before,
         )
 
-    def attempt_lost(self, job: PoolJob[Any]) -> None:
-        """Note that an attempt of a job is over, and that it waits from now on, if it is tried again."""
-        job.queued_at = monotonic()
-        self._end_attempt(job)
+    def attempt_failed(self, job: PoolJob[Any]) -> None:
+        """Note that an attempt of a job is over; there may be another one."""
+        if job.failed():
+            self._restore_deadline(job)
 
-    def _end_attempt(self, job: PoolJob[Any]) -> None:
-        """Note that the job is with no worker any more."""
-        job.slot = None
-        if job.heartbeats is not None:
-            job.context = with_parts(job.context, details=job.heartbeats.details)
-        if job.began is not None:
-            job.began = job.exceeded = None
-            deadline = job.options.deadline
-            if deadline is None:
-                self.deadlines.discard(job.id)
-            else:
-                self.deadlines.set(job.id, deadline)
+    def _restore_deadline(self, job: PoolJob[Any]) -> None:
+        """Watch the deadline of a job that counted as running."""
+        deadline = job.options.deadline
+        if deadline is None:
+            self.deadlines.discard(job.id)
+        else:
+            self.deadlines.set(job.id, deadline)
 
     def _count(
         self, job: PoolJob[Any], outcome: JobOutcome, error: BaseException | None = None
@@ -621,8 +617,7 @@ class JobRegistry:
             self.deadlines.discard(job.id)
         if self.leases.holders:
             self.leases.settle(job)
-        job.slot = None
-        job.payload = b""
+        job.ended()
 
 
 # The errors that the pool gives to a job, and what they tell of its worker.

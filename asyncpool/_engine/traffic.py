@@ -281,8 +281,7 @@ class Traffic:
         engine, handle = self._engine, self._engine.handles[slot]
         for job in jobs:
             # First, since the worker may die of the job at any moment.
-            job.attempt += 1
-            job.slot = slot
+            job.sent(slot)
             if job.id in engine.hub.traced:
                 engine.registry.events.sending(job, slot)
             if type(job.payload) is OutOfBandPickle:
