@@ -24,7 +24,7 @@ import time
 import weakref
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from concurrent.futures import Executor, Future
+from concurrent.futures import Future
 from concurrent.futures.process import BrokenProcessPool
 from functools import partial
 from typing import (
@@ -32,7 +32,6 @@ from typing import (
     Any,
     NoReturn,
     ParamSpec,
-    Protocol,
     SupportsFloat,
     SupportsIndex,
     TypeAlias,
@@ -45,7 +44,7 @@ from asyncpool._core.functions import BUDGET
 from asyncpool._core.options import JobOptions, RestartPolicy, WorkerLimits
 from asyncpool._engine.job import Job
 from asyncpool._engine.machine import DEFAULT_LAUNCHER, not_picklable, usable_cpus
-from asyncpool._engine.options import LauncherKind, OutputMode, anything
+from asyncpool._engine.options import OutputMode
 from asyncpool._wire.pickling import unpicklable
 from asyncpool._worker.api import call_chunk
 from asyncpool.errors import (
@@ -59,158 +58,13 @@ from asyncpool.errors import (
 from asyncpool.pool import Pool
 
 if TYPE_CHECKING:
+    from multiprocessing.context import BaseContext
+
     from asyncpool._engine.engine import Engine as PoolEngine
     from asyncpool.sharedpool import SharedPool
     from asyncpool.sharedpool._remote_pool import RemotePool
 
 __all__ = ["ProcessPoolExecutor"]
-
-
-# The results of :meth:`asyncpool.ProcessPoolExecutor.map`, in order.
-
-T = TypeVar("T")
-
-
-def chunks_of(calls: Iterator[T], size: int) -> Iterator[tuple[list[T]]]:
-    """Yield lists of *size* calls, each as the only argument of a call."""
-    while chunk := list(itertools.islice(calls, size)):
-        yield (chunk,)
-
-
-def flatten(chunks: Iterator[list[T]]) -> Iterator[T]:
-    """Yield the items of *chunks*, and keep no reference to what was yielded."""
-    for chunk in chunks:
-        chunk.reverse()
-        while chunk:
-            yield chunk.pop()
-
-
-def results_of(
-    executor: Executor,
-    function: Callable[..., T],
-    calls: Iterator[tuple[Any, ...]],
-    timeout: float | None,
-    buffersize: int | None,
-) -> Iterator[T]:
-    """Submit *calls* now, or *buffersize* of them; return an iterator over the results."""
-    end = None if timeout is None else time.monotonic() + timeout
-    futures: deque[Future[T]] = deque()
-    # A weak reference: if nobody else has the executor, it can be collected.
-    found = weakref.ref(executor)
-
-    def submit(count: int | None) -> None:
-        owner = found()
-        if owner is not None:
-            for args in itertools.islice(calls, count):
-                futures.append(owner.submit(function, *args))
-
-    try:
-        submit(buffersize)
-    except BaseException:  # even one that an iterable has raised
-        _cancel(futures)
-        raise
-    # Without a bound, all calls have been submitted.
-    more = partial(submit, 0 if buffersize is None else 1)
-    return _in_turn(futures, more, end)
-
-
-def _in_turn(
-    futures: deque[Future[T]], more: Callable[[], None], end: float | None
-) -> Iterator[T]:
-    # No reference to a result is kept here while the caller works on it.
-    try:
-        while futures:
-            result = [_result_of(futures.popleft(), end)]
-            more()
-            yield result.pop()
-    finally:
-        _cancel(futures)
-
-
-def _result_of(future: Future[T], end: float | None) -> T:
-    try:
-        return future.result(None if end is None else end - time.monotonic())
-    finally:
-        future.cancel()
-        del future  # else its exception, its traceback and this frame would be a cycle
-
-
-def _cancel(futures: Iterable[Future[Any]]) -> None:
-    for future in futures:
-        future.cancel()
-
-
-# The options of an executor, with the standard library's error messages.
-
-# Whatever passes for an int in the standard library: integers of NumPy do too.
-INT = checks.Argument((SupportsIndex,), "an int")
-
-
-class StartMethod(Protocol):
-    """The part of a context of :mod:`multiprocessing` that the executor uses."""
-
-    def get_start_method(self) -> str:
-        """Return ``"fork"``, ``"forkserver"`` or ``"spawn"``."""
-        ...
-
-
-def _max_workers(name: str, value: SupportsIndex | None) -> int:
-    INT.or_none()(name, value)
-    workers = usable_cpus() if value is None else operator.index(value)
-    if workers <= 0:
-        raise ValueError(f"{name} must be greater than 0")
-    return workers
-
-
-def _initializer(name: str, value: object) -> object:
-    if value is not None and not callable(value):
-        raise TypeError(f"{name} must be a callable")
-    return value
-
-
-def _max_tasks(name: str, value: int | None) -> int | None:
-    if value is not None and not isinstance(value, int):
-        raise TypeError(f"{name} must be an integer")
-    if value is not None and value <= 0:
-        raise ValueError(f"{name} must be >= 1")
-    return value
-
-
-def _mp_context(name: str, value: StartMethod | None) -> LauncherKind:
-    if value is None:
-        return DEFAULT_LAUNCHER
-    get_start_method = getattr(value, "get_start_method", None)
-    if get_start_method is None:
-        raise TypeError(f"{name} must be a context of multiprocessing, not {value!r}")
-    inherits = get_start_method() in {"fork", "forkserver"}
-    return "forkserver" if inherits else "spawn"
-
-
-def _pool(name: str, value: Any) -> object:
-    if value is None:
-        return None
-    # A BoundPool has only the first one: it is a pool with options, and nothing to start.
-    if not (hasattr(value, "_running_supervisor") and hasattr(value, "start")):
-        what = "an asyncpool.Pool, or what asyncpool.connect() returns"
-        raise TypeError(f"{name} must be {what}, not {value!r}")
-    if value._is_started:  # noqa: SLF001 - it is the executor's own
-        raise ValueError(
-            f"{name} has been started: the executor starts its pool in a thread of its own, and "
-            "ends it, so give it a new one"
-        )
-    return value
-
-
-EXECUTOR_CHECKS: dict[str, checks.Check] = {
-    "max_workers": _max_workers,
-    "initializer": _initializer,
-    "max_tasks_per_child": _max_tasks,
-    "mp_context": _mp_context,
-    "initargs": anything,  # the executor's pool checks these
-    "worker_output": anything,
-    "worker_env": anything,
-    "pool": _pool,
-}
 
 
 # The thread of an executor.
@@ -294,7 +148,6 @@ class _Engine:
 
     Args:
         pool: The pool, not started.
-        workers: How many workers it has.
         on_end: Called when the thread ends.
 
     Attributes:
@@ -302,23 +155,22 @@ class _Engine:
     """
 
     def __init__(
-        self, pool: Pool | RemotePool, workers: int, on_end: Callable[[_Engine], None]
+        self, pool: Pool | RemotePool, on_end: Callable[[_Engine], None]
     ) -> None:
         self._pool = pool
-        self._workers = workers
         self._on_end = on_end
         self._queue: OrderedDict[Call, What] = OrderedDict()
         self._lock = threading.RLock()  # reentrant: a signal handler may submit, too
         self._refusal: Callable[[], Exception] | None = None
         self._open = 0
-        self._room = workers
+        self._room = self._workers = 0  # known when the pool has started
         self._awake = True  # the loop begins with a look at the queue
         self._coming = False
         self._closing = False
         self._grace: float | None = None
         self._begun = False
+        self._over = asyncio.Event()
         self._loop: asyncio.AbstractEventLoop
-        self._finished: asyncio.Future[None]
         self._supervisor: PoolEngine
         # What has ended, and what the loops of callers are to settle.
         self._ended_calls: list[_EndedCall] = []
@@ -385,13 +237,11 @@ class _Engine:
     def _wake(self) -> None:
         # Two threads may get here at once, and then wake the loop twice.
         self._awake = True
-        self._loop.call_soon_threadsafe(self._hand_over)
+        self._loop.call_soon_threadsafe(self._turn)
 
     def forked(self, refusal: Callable[[], Exception]) -> None:
         """Note that this is a copy in a forked process, where the thread does not exist."""
-        self._lock = (
-            threading.RLock()
-        )  # some thread may have held the old one at the fork
+        self._lock = threading.RLock()  # a thread may have held the old one
         self._awake, self._begun = True, False
         self.refuse(refusal)
 
@@ -407,12 +257,10 @@ class _Engine:
             self._on_end(self)
 
     async def _live(self) -> None:
-        self._loop = asyncio.get_running_loop()
         if (task := asyncio.current_task()) is not None:
             task.set_name(f"asyncpool executor {self._pool.name}")
-        self._finished = self._loop.create_future()
         with self._lock:
-            self._begun = True
+            self._loop, self._begun = asyncio.get_running_loop(), True
             if self._grace is not None:
                 return
         try:
@@ -432,9 +280,8 @@ class _Engine:
         self._traffic = supervisor.traffic
         # A pool that others share has as many workers as they have given it.
         self._workers = self._room = supervisor.most_workers * supervisor.concurrency
-        self._hand_over()
-        await self._finished
-        self._deliver()
+        self._turn()
+        await self._over.wait()
         self._settle_rest()
         await self._pool.close()
 
@@ -449,35 +296,31 @@ class _Engine:
             if call.set_running_or_notify_cancel():
                 _settle(call, None, error())
 
-    def _hand_over(self) -> None:
-        """Give the pool as many calls as it can begin soon."""
+    def _turn(self) -> None:
+        """Settle the calls that have ended, and give the pool as many as it can begin soon."""
         self._awake, self._coming = True, False
+        if self._ended_calls:
+            self._deliver()
         queue, waiting = self._queue, self._supervisor.queued
         for _ in range(_CALLS_A_TURN):
             if not queue:
-                self._rest()
-                return
+                break
             if waiting >= self._room:
                 return  # the end of the next call leads here again
             waiting += self._begin(*queue.popitem(last=False))
-        self._come_back()
+        self._awake = False
+        # A call may have come just before, from a thread that still saw the loop awake.
+        if queue:
+            self._awake = True
+            self._come_back()
+        elif self._closing and not self._open:
+            self._awake = True  # nobody wakes it any more
+            self._over.set()
 
     def _come_back(self) -> None:
         if not self._coming:
             self._coming = True
-            self._loop.call_soon(self._hand_over)
-
-    def _rest(self) -> None:
-        if self._finished.done():
-            return  # the loop counts as awake, so nobody wakes it any more
-        if self._closing and not self._open:
-            self._finished.set_result(None)
-            return
-        self._awake = False
-        # A call may have come just before, from a thread that still saw the loop awake.
-        if self._queue or (self._closing and not self._open):
-            self._awake = True
-            self._come_back()
+            self._loop.call_soon(self._turn)
 
     def _begin(self, call: Call, what: What) -> bool:
         """Submit a call to the pool, and return whether it is queued there."""
@@ -502,12 +345,8 @@ class _Engine:
         self._open -= 1
         error = job.exception()
         value = job.result() if error is None else None
-        if not self._ended_calls:
-            self._loop.call_soon(self._deliver)
         self._ended_calls.append((call, value, error))
-        # If the loop is awake, it has left calls in the queue.
-        if self._awake or self._closing:
-            self._come_back()
+        self._come_back()
 
     def _deliver(self) -> None:
         """Settle the futures of all calls that have ended.
@@ -523,17 +362,14 @@ class _Engine:
             homes.setdefault(ended[0].home, deque()).append(ended)
         self._ended_calls.clear()
         for home, ended_calls in homes.items():
-            if home is None:
-                _settle_all(ended_calls)
-                continue
-            try:
-                home.call_soon_threadsafe(_settle_all, ended_calls)
-            except RuntimeError:  # the caller's loop has been closed
-                _settle_all(ended_calls)
-                continue
-            if not self._sent:
-                self._loop.call_later(_PATIENCE, self._settle_rest)
-            self._sent.append(ended_calls)
+            if home is not None:
+                with contextlib.suppress(RuntimeError):  # the caller's loop is closed
+                    home.call_soon_threadsafe(_settle_all, ended_calls)
+                    if not self._sent:
+                        self._loop.call_later(_PATIENCE, self._settle_rest)
+                    self._sent.append(ended_calls)
+                    continue
+            _settle_all(ended_calls)
 
     def _settle_rest(self) -> None:
         for ended_calls in self._sent:
@@ -558,7 +394,8 @@ _AFTER_EXIT = "cannot schedule new futures after interpreter shutdown"
 # not after ten.
 _RESTART = RestartPolicy(max_failed_starts=3)
 
-# Any object that converts to a float, as INT is any object that converts to an int.
+# Whatever passes for a number in the standard library: NumPy's do too.
+_INT = checks.Argument((SupportsIndex,), "an int")
 _SECONDS = checks.Argument((SupportsFloat,), "a number of seconds")
 
 # Seconds: long enough to kill a worker that SIGTERM has not ended.
@@ -603,7 +440,7 @@ class ProcessPoolExecutor(concurrent.futures.Executor):
     def __init__(
         self,
         max_workers: int | None = None,
-        mp_context: StartMethod | None = None,
+        mp_context: BaseContext | None = None,
         initializer: Callable[..., object] | None = None,
         initargs: Iterable[Any] = (),
         *,
@@ -615,39 +452,62 @@ class ProcessPoolExecutor(concurrent.futures.Executor):
         pool: Pool | SharedPool | None = None,
     ) -> None:
         given = locals()
-        options = checks.apply(EXECUTOR_CHECKS, given)  # by the names of the signature
-        if options["pool"] is not None:
-            for name, option in inspect.signature(
-                ProcessPoolExecutor
-            ).parameters.items():
+        _INT.or_none()("max_workers", max_workers)
+        workers = usable_cpus() if max_workers is None else operator.index(max_workers)
+        if workers <= 0:
+            raise ValueError("max_workers must be greater than 0")
+        if initializer is not None and not callable(initializer):
+            raise TypeError("initializer must be a callable")
+        limit = max_tasks_per_child
+        if limit is not None and not isinstance(limit, int):
+            raise TypeError("max_tasks_per_child must be an integer")
+        if limit is not None and limit <= 0:
+            raise ValueError("max_tasks_per_child must be >= 1")
+        launcher = DEFAULT_LAUNCHER
+        if mp_context is not None:
+            if not hasattr(mp_context, "get_start_method"):
+                what = "a context of multiprocessing"
+                raise TypeError(f"mp_context must be {what}, not {mp_context!r}")
+            inherits = mp_context.get_start_method() in {"fork", "forkserver"}
+            launcher = "forkserver" if inherits else "spawn"
+        if pool is None:
+            # A worker that has made its calls ends before its replacement starts, so that there are
+            # never more calls at once than workers.  No worker waits for another one's replacement.
+            surge, unavailable = (1, 0) if limit is None else (0, workers)
+            pool = Pool(
+                workers,
+                restart_policy=_RESTART,
+                worker_limits=WorkerLimits(max_jobs=limit, jitter=0),
+                max_surge=surge,
+                max_unavailable=unavailable,
+                initializer=initializer,
+                initargs=initargs,
+                launcher=launcher,
+                worker_output=worker_output,
+                worker_env=worker_env,
+                max_message_size=None,
+            )
+        else:
+            # A BoundPool has only the first one: it is a pool with options, and nothing to start.
+            if not (hasattr(pool, "_running_supervisor") and hasattr(pool, "start")):
+                what = "an asyncpool.Pool, or what asyncpool.connect() returns"
+                raise TypeError(f"pool must be {what}, not {pool!r}")
+            if pool._is_started:  # noqa: SLF001 - it is the executor's own
+                raise ValueError(
+                    "pool has been started: the executor starts its pool in a thread of its own, "
+                    "and ends it, so give it a new one"
+                )
+            parameters = inspect.signature(ProcessPoolExecutor).parameters
+            for name, option in parameters.items():
                 if name != "pool" and given[name] != option.default:
                     raise ValueError(
                         f"the workers are those of pool, so {name} must not be given"
                     )
         # dask reads this name to learn how many calls to submit at a time.
-        self._max_workers: int = options["max_workers"]
-        self._pool: Pool | SharedPool = options["pool"] or self._own_pool(options)
+        self._max_workers: int = workers
+        self._pool: Pool | SharedPool = pool
         self._engine: _Engine | None = None
         self._shut_down = False
-
-    def _own_pool(self, options: dict[str, Any]) -> Pool:
-        # A worker that has made its calls ends before its replacement starts, so that there are
-        # never more calls at once than workers.  No worker waits for another one's replacement.
-        limit = options["max_tasks_per_child"]
-        surge, unavailable = (1, 0) if limit is None else (0, self._max_workers)
-        return Pool(
-            self._max_workers,
-            restart_policy=_RESTART,
-            worker_limits=WorkerLimits(max_jobs=limit, jitter=0),
-            max_surge=surge,
-            max_unavailable=unavailable,
-            initializer=options["initializer"],
-            initargs=options["initargs"],
-            launcher=options["mp_context"],
-            worker_output=options["worker_output"],
-            worker_env=options["worker_env"],
-            max_message_size=None,
-        )
 
     def submit(
         self, fn: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs
@@ -697,22 +557,62 @@ class ProcessPoolExecutor(concurrent.futures.Executor):
             TypeError: If one of them is of the wrong type.
             RuntimeError: As :meth:`submit` does.
 
-        The iterator raises an exception of *fn* in the place of its result.  If the iterator
-        ends, or is garbage-collected, before all results are there, it cancels the pending calls.
+        The iterator raises an exception of *fn* in the place of its result.  Once somebody has
+        asked it for a result, it cancels the pending calls when it ends, or is garbage-collected,
+        before all results are there.
         """
         _SECONDS.or_none()("timeout", timeout)
-        INT("chunksize", chunksize)
+        _INT("chunksize", chunksize)
         if chunksize < 1:
             raise ValueError("chunksize must be >= 1.")
         if buffersize is not None and not isinstance(buffersize, int):
             raise TypeError("buffersize must be an integer or None")
         if buffersize is not None and buffersize < 1:
             raise ValueError("buffersize must be None or > 0")
-        calls = zip(*iterables, strict=False)
-        if chunksize == 1:
-            return results_of(self, fn, calls, timeout, buffersize)
-        function, chunks = partial(call_chunk, fn), chunks_of(calls, chunksize)
-        return flatten(results_of(self, function, chunks, timeout, buffersize))
+        end = None if timeout is None else time.monotonic() + timeout
+        function: Callable[..., Any] = fn
+        calls: Iterator[tuple[Any, ...]] = zip(*iterables, strict=False)
+        if in_chunks := chunksize > 1:
+            function, rows = partial(call_chunk, fn), calls
+            chunks = iter(lambda: list(itertools.islice(rows, chunksize)), [])
+            calls = zip(chunks, strict=False)
+        # A weak reference: if nobody else has the executor, it can be collected.
+        executor = weakref.ref(self)
+        futures: deque[Future[Any]] = deque()
+
+        def submit(count: int | None) -> None:
+            owner = executor()
+            if owner is not None:
+                for args in itertools.islice(calls, count):
+                    futures.append(owner.submit(function, *args))
+
+        def cancel() -> None:
+            # No reference is kept: a future, its error, the traceback and a frame would be a cycle.
+            while futures:
+                futures.popleft().cancel()
+
+        def results() -> Iterator[Any]:
+            try:
+                while futures:
+                    left = None if end is None else end - time.monotonic()
+                    found = futures[0].result(left)
+                    del futures[0]
+                    if buffersize is not None:
+                        submit(1)
+                    found = found if in_chunks else [found]
+                    found.reverse()
+                    # No reference to a result is kept here while the caller works on it.
+                    while found:
+                        yield found.pop()
+            finally:
+                cancel()
+
+        try:
+            submit(buffersize)
+        except BaseException:  # even one that an iterable has raised
+            cancel()
+            raise
+        return results()
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:  # noqa: FBT001, FBT002 - theirs
         """Take no more calls, and end the thread and the workers when all calls are done.
@@ -763,7 +663,7 @@ class ProcessPoolExecutor(concurrent.futures.Executor):
             if _exiting:
                 raise RuntimeError(_AFTER_EXIT)
             if self._engine is None:
-                engine = _Engine(self._pool, self._max_workers, _engines.discard)
+                engine = _Engine(self._pool, _engines.discard)
                 _engines.add(engine)
                 try:
                     engine.thread.start()

@@ -2,27 +2,18 @@
 
 from __future__ import annotations
 
-import asyncio
 import operator
-from collections.abc import (
-    AsyncGenerator,
-    AsyncIterator,
-    Awaitable,
-    Callable,
-    Generator,
-    Iterable,
-    Iterator,
-)
+from collections.abc import AsyncGenerator, Callable, Generator, Iterable, Iterator
 from contextlib import aclosing
 from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
 from asyncpool._dataclass import dataclass
-from asyncpool._engine.batches import Batch, MapRun, Plan, any_failed
+from asyncpool._engine.batches import Batch, MapRun
 from asyncpool._engine.iteration import Demand, Iteration
 from asyncpool._wire.page import Failure
 
-__all__ = ["Map", "Outcome", "Plan"]
+__all__ = ["Map", "MapRun", "Outcome"]
 
 
 R = TypeVar("R")
@@ -59,7 +50,32 @@ class Outcome(Generic[R]):
         return cast("R", self._value)
 
 
-class Map(Generic[R]):
+def _outcomes(batch: Batch) -> Iterator[Outcome[Any]]:
+    for index, (item, found) in enumerate(
+        zip(batch.items, batch.outcomes, strict=True), batch.first
+    ):
+        if type(found) is Failure:
+            yield Outcome(index, item, found.error, None)
+        else:
+            yield Outcome(index, item, None, found)
+
+
+def _results(batch: Batch) -> Iterable[Any]:
+    """Return the results; the iterator raises the first error in its place."""
+    if Failure not in set(map(type, batch.outcomes)):
+        return batch.outcomes
+    return _until_failure(batch)
+
+
+def _until_failure(batch: Batch) -> Iterator[Any]:
+    for index, found in enumerate(batch.outcomes, batch.first):
+        if type(found) is Failure:
+            found.error.add_note(f"It is the error of item {index} of a map.")
+            raise found.error
+        yield found
+
+
+class Map(Iteration[R]):
     """The results of a function for many items; :meth:`asyncpool.Pool.map` makes it.
 
     Await it for a list, or iterate over it with ``async for``, once.  The map draws and submits
@@ -80,61 +96,43 @@ class Map(Generic[R]):
 
     def __init__(
         self,
-        plan: Plan,
-        *,
-        ordered: bool = True,
-        present: Callable[[Batch], Iterable[R]] | None = None,
+        check_loop: Callable[[], None],
+        run: partial[MapRun],
+        iterables: tuple[Any, ...],
+        present: Callable[[Batch], Iterable[R]] = _results,
     ) -> None:
-        self._plan = plan
-        self._ordered = ordered
-        self._present = present or _results
-        self._run = partial(MapRun, plan, ordered=ordered)
-        self._iteration: Iteration[R] = Iteration(
-            plan.backend.check_loop,
-            partial(_each, self._run, self._present),
+        super().__init__(
+            check_loop,
+            partial(_each, run, present),
             "a map can be iterated over, or awaited, only once, and not after aclose()",
         )
+        self._run = run
+        self._iterables = iterables
+        self._present = present
 
     def unordered(self) -> Map[R]:
         """Return the same map, but with the results as they come."""
-        return Map(self._plan, ordered=False, present=self._present)
+        run = partial(self._run, ordered=False)
+        return Map(self._check_loop, run, self._iterables, self._present)
 
     def outcomes(self) -> Map[Outcome[R]]:
         """Return the same map, but with an :class:`Outcome` for each item.
 
         So no error ends the map, and each outcome says which item it belongs to.
         """
-        return Map(self._plan, ordered=self._ordered, present=_outcomes)
-
-    def __aiter__(self) -> AsyncIterator[R]:
-        return self._iteration.take()
+        return Map(self._check_loop, self._run, self._iterables, _outcomes)
 
     if not TYPE_CHECKING:  # checkers see by themselves that there is none
 
         def __iter__(self) -> Iterator[R]:
             raise TypeError("a map is no plain iterable: use 'async for', or await it")
 
-    def __anext__(self) -> Awaitable[R]:
-        """Return an awaitable of the next result."""
-        return self._iteration.anext()
-
     def __await__(self) -> Generator[Any, None, list[R]]:
-        self._iteration.claim()
+        self._check_loop()
+        if self._begun:
+            raise RuntimeError(self._once)
+        self._begun, self._held = True, None
         return _all(self._run, self._present).__await__()
-
-    async def aclose(self) -> None:
-        """Cancel the jobs of the map, and draw no more items.
-
-        A map that has not begun never does.
-
-        Raises:
-            RuntimeError: Outside the pool's event loop, or while a task waits for the next
-                result: cancel that task.
-
-        Cancellation:
-            Safe: the rest is done when the iteration is garbage-collected.
-        """
-        await self._iteration.aclose()
 
     def __len__(self) -> int:
         """Return how many results there will be.
@@ -142,7 +140,7 @@ class Map(Generic[R]):
         Raises:
             TypeError: If the length of one of the iterables is not known.
         """
-        iterables = self._plan.iterables
+        iterables = self._iterables
         if not all(hasattr(items, "__len__") for items in iterables):
             raise TypeError("it has no length: that of its inputs is not known")
         return min(map(len, iterables))
@@ -151,26 +149,22 @@ class Map(Generic[R]):
         return True  # whatever its length
 
     def __length_hint__(self) -> int:
-        hints = [operator.length_hint(items, -1) for items in self._plan.iterables]
+        hints = [operator.length_hint(items, -1) for items in self._iterables]
         known = [hint for hint in hints if hint >= 0]
         return min(known) if known else NotImplemented
 
 
-# None of these knows the map, which may hold the iteration: that must end when the map is dropped.
+# Neither knows the map, which holds the iteration: that must end when the map is dropped.
 
 
 async def _each(
     make: Callable[[], MapRun], present: Callable[[Batch], Iterable[R]], demand: Demand
 ) -> AsyncGenerator[R, None]:
-    demand.begin()
-    try:
+    with demand:
         async with aclosing(make().batches()) as batches:
             async for batch in batches:
                 for result in demand.meet(present(batch)):
                     yield result
-    except asyncio.CancelledError:
-        demand.cancelled()
-        raise
 
 
 async def _all(
@@ -181,26 +175,3 @@ async def _all(
         async for batch in batches:
             found.extend(present(batch))
     return found
-
-
-def _outcomes(batch: Batch) -> Iterator[Outcome[Any]]:
-    for index, (item, found) in enumerate(
-        zip(batch.items, batch.outcomes, strict=True), batch.first
-    ):
-        if type(found) is Failure:
-            yield Outcome(index, item, found.error, None)
-        else:
-            yield Outcome(index, item, None, found)
-
-
-def _results(batch: Batch) -> Iterable[Any]:
-    """Return the results; the iterator raises the first error in its place."""
-    return _until_failure(batch) if any_failed(batch.outcomes) else batch.outcomes
-
-
-def _until_failure(batch: Batch) -> Iterator[Any]:
-    for index, found in enumerate(batch.outcomes, batch.first):
-        if type(found) is Failure:
-            found.error.add_note(f"It is the error of item {index} of a map.")
-            raise found.error
-        yield found

@@ -600,17 +600,19 @@ class Submitter:
         for name, value in (("buffersize", buffersize), ("chunksize", chunksize)):
             if value is not None:
                 checks.at_least(1)(name, value)
-        plan = mapping.Plan(
-            backend=self._running_supervisor(),
-            function=fn,
+        backend = self._running_supervisor()
+        run = partial(
+            mapping.MapRun,
+            backend,
+            fn,
+            iterables,
             star=verb == "starmap" or len(iterables) > 1,
-            iterables=iterables,
             chunksize=chunksize,
             buffersize=buffersize,
             options=self._options,
             submit=self._submit,
         )
-        return mapping.Map(plan)
+        return mapping.Map(backend.check_loop, run, iterables)
 
 
 # What pools and clusters let their owner see of their workers, and do to them.

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from functools import partial
-from typing import Any, Generic, TypeVar, cast
+from typing import Any, TypeVar
 
-from asyncpool._engine.engine import Engine
 from asyncpool._engine.iteration import Demand, Iteration
 from asyncpool._engine.job import Job, StreamJob, attribute_to
+from asyncpool._wire.frames import Frame
 from asyncpool.errors import JobNotPicklableError
 
 __all__ = ["Stream"]
@@ -17,7 +16,7 @@ __all__ = ["Stream"]
 T = TypeVar("T")
 
 
-class Stream(Generic[T]):
+class Stream(Iteration[T]):
     """The items that a generator yields in a worker; :meth:`asyncpool.Pool.stream` makes it.
 
     Iterate over it with ``async for``, once.  The job is submitted then, or when :meth:`started`
@@ -28,6 +27,10 @@ class Stream(Generic[T]):
     iterator that you hold yourself, from ``aiter()``, ends the stream when it is
     garbage-collected.
 
+    To close the generator, ``GeneratorExit`` is raised in it, at its ``yield`` or wherever it
+    computes.  If it has not ended after its ``cancel_grace``, the pool kills its worker; nobody
+    waits for that.
+
     Raises:
         RuntimeError: If it is used outside the pool's event loop.
 
@@ -35,13 +38,12 @@ class Stream(Generic[T]):
         Of the task that iterates: closes the generator.
     """
 
-    def __init__(self, supervisor: Any, submit: Callable[[], Job[Any]]) -> None:
-        self._supervisor = supervisor
+    def __init__(self, supervisor: Any, submit: Callable[[], Any]) -> None:
         self._submit = submit
         self._jobs: list[StreamJob] = []
-        self._iteration: Iteration[T] = Iteration(
+        super().__init__(
             supervisor.check_loop,
-            partial(_items, supervisor, submit, self._jobs),
+            partial(_items, supervisor.load, submit, self._jobs),
             "a stream can be iterated over only once",
         )
 
@@ -53,13 +55,6 @@ class Stream(Generic[T]):
         returns.
         """
         return self._jobs[0] if self._jobs else None
-
-    def __aiter__(self) -> AsyncIterator[T]:
-        return self._iteration.take()
-
-    def __anext__(self) -> Awaitable[T]:
-        """Return an awaitable of the next item."""
-        return self._iteration.anext()
 
     async def started(self) -> None:
         """Submit the job, and return when its first item is there, or it has ended without one.
@@ -80,67 +75,43 @@ class Stream(Generic[T]):
             Any number of tasks may wait.  Only the cancellation of the first one closes the
             generator.
         """
-        self._supervisor.check_loop()
+        self._check_loop()
         if self._jobs:
             await self._jobs[0].started()
             return
-        if self._iteration.begun:
+        if self._begun:
             raise RuntimeError("started() is for before the iteration")
-        make = partial(_items, self._supervisor, self._submit, self._jobs)
-        items = self._iteration.begin(partial(make, announced=True))
-        try:
-            await anext(items)
-        except BaseException:
-            if not self._jobs:
-                self._iteration.withdraw()
-            raise
-
-    async def aclose(self) -> None:
-        """Close the generator, and take no more items.
-
-        ``GeneratorExit`` is raised in the generator, at its ``yield`` or wherever it computes.  If
-        it has not ended after its ``cancel_grace``, the pool kills its worker; this function does
-        not wait for that.  A stream that has not begun never does.
-
-        Raises:
-            RuntimeError: Outside the pool's event loop, or while a task waits for the next
-                item: cancel that task.
-
-        Cancellation:
-            Safe: the rest is done when the iteration is garbage-collected.
-        """
-        await self._iteration.aclose()
+        # Not by the generator, which would have ended if the job is refused.
+        self._jobs.append(self._submit())
+        await anext(self)
 
 
 # This generator does not know the stream: it must end when the stream is dropped.
 
 
 async def _items(
-    supervisor: Engine,
-    submit: Callable[[], Job[Any]],
+    load: Callable[[StreamJob, Frame], Awaitable[Any]],
+    submit: Callable[[], Any],
     jobs: list[StreamJob],
     demand: Demand,
-    *,
-    announced: bool = False,
 ) -> AsyncGenerator[Any, None]:
-    """Yield the items; if *announced*, yield ``None`` before them, when the first is there."""
-    job = cast("StreamJob", submit())
-    jobs.append(job)
-    demand.begin()
-    try:
-        if announced:
-            await job.started()
-            yield demand.meet(None)
-        while (frame := await job.take()) is not None:
-            yield demand.meet(await supervisor.load(job, frame))
-            del frame
-        job.result()
-    except asyncio.CancelledError:
-        demand.cancelled()
-        raise
-    except JobNotPicklableError as error:
-        attribute_to(error, job)
-        raise
-    finally:
-        job.cancel()
-        _ = job.cancelled() or job.exception()  # retrieved, even if not raised here
+    """Yield the items; ``None`` before them, when the first is there, if the job is submitted."""
+    announced = bool(jobs)
+    if not announced:
+        jobs.append(submit())
+    [job] = jobs
+    with demand:
+        try:
+            if announced:
+                await job.started()
+                yield demand.meet(None)
+            while (frame := await job.take()) is not None:
+                yield demand.meet(await load(job, frame))
+                del frame
+            job.result()
+        except JobNotPicklableError as error:
+            attribute_to(error, job)
+            raise
+        finally:
+            job.cancel()
+            _ = job.cancelled() or job.exception()  # retrieved, even if not raised here

@@ -23,7 +23,7 @@ from collections.abc import (
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 from asyncpool._core.deadlines import RecentCount
 from asyncpool._core.functions import BUDGET, UNKNOWN, travels_by_name
@@ -45,30 +45,6 @@ from asyncpool.errors import (
 )
 
 
-class Plan(NamedTuple):
-    """All that a map needs to begin.
-
-    Attributes:
-        backend: The pool.
-        function: What is called with each item.
-        star: Whether an item is a tuple of arguments.
-        iterables: Where the items come from.
-        chunksize: How many items travel as one job; ``None`` lets the pool choose.
-        buffersize: How many items may be drawn and not yielded; ``None`` lets the pool choose.
-        options: The options of each call.
-        submit: Submits a job.
-    """
-
-    backend: Any  # an engine, whose types are no public matter
-    function: Callable[..., Any]
-    star: bool
-    iterables: tuple[Any, ...]
-    chunksize: int | None
-    buffersize: int | None
-    options: JobOptions
-    submit: Callable[..., PoolJob[Any]]
-
-
 class Batch:
     """Items that follow one another, and their outcomes.
 
@@ -86,16 +62,6 @@ class Batch:
         self.items = items
         self.outcomes: list[Any] = []
         self.open = len(items)
-
-    def settle(self, offset: int, outcomes: list[Any]) -> None:
-        """Store the outcomes of the items from *offset* on."""
-        self.open -= len(outcomes)
-        if len(outcomes) == len(self.items):
-            self.outcomes = outcomes
-            return
-        if not self.outcomes:
-            self.outcomes = [None] * len(self.items)
-        self.outcomes[offset : offset + len(outcomes)] = outcomes
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,19 +91,6 @@ class Part:
 # How long a map goes on before other code has the loop, in seconds.  To unpickle all that one round
 # of the stall watch brings may take 40 ms, and to pickle all items that may be drawn 15 ms.
 TURN = 0.001
-
-
-class TimeSlice:
-    """The part of one turn of the loop that a map may use, from now on."""
-
-    def __init__(self) -> None:
-        self._until = time.monotonic() + TURN
-
-    @property
-    def over(self) -> bool:
-        """Whether other code should have the loop now."""
-        return time.monotonic() > self._until
-
 
 # How many microseconds a job of several items should take: a hundred times what the
 # pool adds to it, and a sixteenth of what a worker may have in flight.
@@ -242,7 +195,14 @@ class MapRun:
     """One run of a map, with enough items in jobs to keep the pool busy.
 
     Args:
-        plan: What the map is to do.
+        backend: The pool.
+        function: What is called with each item.
+        iterables: Where the items come from.
+        star: Whether an item is a tuple of arguments.
+        chunksize: How many items travel as one job; ``None`` lets the pool choose.
+        buffersize: How many items may be drawn and not yielded; ``None`` lets the pool choose.
+        options: The options of each call.
+        submit: Submits a job.
         ordered: Whether batches come in the order of their items.
 
     Raises:
@@ -250,16 +210,36 @@ class MapRun:
         TypeError: If one of the iterables is not iterable.
     """
 
-    def __init__(self, plan: Plan, *, ordered: bool) -> None:
-        self._plan = plan
-        backend = self._backend = plan.backend
-        chunksize = plan.chunksize
-        # A pool that is data only sends each item by itself.
-        data_only = plan.options.codec is not None
+    def __init__(
+        self,
+        backend: Any,  # an engine, whose types are no public matter
+        function: Callable[..., Any],
+        iterables: tuple[Any, ...],
+        *,
+        star: bool,
+        chunksize: int | None,
+        buffersize: int | None,
+        options: JobOptions,
+        submit: Callable[..., PoolJob[Any]],
+        ordered: bool = True,
+    ) -> None:
+        self._backend = backend
+        self._function, self._star, self._submit = function, star, submit
+        self._packed: bytes | None = None
         with Abroad() if backend.is_remote else nullcontext():
-            self._packed = None if data_only else _pack(plan.function)
-            self._named = travels_by_name(plan.function)
-        alone = backend.fresh or self._packed is None or not _may_share(plan.options)
+            # A pool that is data only sends each item by itself.
+            if options.codec is None:
+                with suppress(Exception):  # each job by itself says what is wrong
+                    self._packed = dumps_call(function)
+            self._named = travels_by_name(function)
+        alone = (
+            backend.fresh
+            or self._packed is None
+            # Each item has these for itself.
+            or options.heartbeat_timeout is not None
+            or options.lease is not None
+            or (options.timeout is not None and options.timeout < _SHORTEST_TIMEOUT)
+        )
         if backend.fresh and chunksize not in {None, 1}:
             raise ValueError(
                 f"chunksize is {chunksize}, and in a pool with fresh=True each item has a worker "
@@ -268,18 +248,18 @@ class MapRun:
         # max_jobs counts each item, unless the user asks for chunks.
         if alone or (backend.counts_jobs and chunksize is None):
             chunksize = 1
-        self._pace = Pace(chunksize, plan.buffersize, backend.concurrency)
+        self._pace = Pace(chunksize, buffersize, backend.concurrency)
         # A remote job does not tell how long it took, but the result of a chunk does.
         self._probes = backend.is_remote and not alone
-        self._singles = 0
-        name = function_name(plan.function)
+        self._slow_singles = itertools.count(1)
+        name = function_name(function)
         self._hold = MapHold(name)
-        self._each = replace(plan.options, hold=self._hold)
+        self._each = replace(options, hold=self._hold)
         self._together = replace(self._each, max_attempts=1, via="map", name=name)
         self._loop = asyncio.get_running_loop()
         # The source, and the end of each batch, set it.
         self._news = asyncio.Event()
-        self._source = open_source(plan.iterables, self._news.set)
+        self._source = open_source(iterables, self._news.set)
         self._ordered = ordered
         # If ordered, all batches in their order; else those that are complete, as they come.
         self._ready: deque[Batch] = deque()
@@ -301,14 +281,14 @@ class MapRun:
         Cancellation:
             Cancels the open jobs.
         """
-        source, hold, time_slice = self._source, self._hold, TimeSlice()
+        source, hold, until = self._source, self._hold, time.monotonic() + TURN
         try:
             self._backend.draining.hold(hold)
             while True:
-                if time_slice.over:
+                if time.monotonic() > until:
                     await asyncio.sleep(0)
-                    time_slice = TimeSlice()
-                drew_all = self._draw(time_slice)
+                    until = time.monotonic() + TURN
+                drew_all = self._draw(until)
                 self._release_if_done()
                 if self._ready and not self._ready[0].open:
                     batch = self._ready.popleft()
@@ -316,8 +296,12 @@ class MapRun:
                     hold.under_way -= len(batch.items)
                 elif source.exhausted and not hold.under_way:
                     break
+                elif drew_all and self._held and not self._jobs:
+                    await self._backend.admission.room()
+                    self._send_held()
                 elif drew_all:
-                    await self._wait()
+                    self._news.clear()
+                    await self._news.wait()
             if source.error is not None:
                 raise source.error
         finally:
@@ -328,8 +312,12 @@ class MapRun:
             hold.release()
             await source.aclose()
 
-    def _draw(self, time_slice: TimeSlice) -> bool:
-        """Draw and submit items; return whether to wait now, since there is no room for more."""
+    def _draw(self, until: float) -> bool:
+        """Draw and submit items; return whether to wait now, since there is no room for more.
+
+        Args:
+            until: When other code is to have the loop.
+        """
         source, hold, workers = self._source, self._hold, self._backend.most_workers
         while not source.exhausted and not self._held:
             size = self._pace.size(workers)
@@ -346,17 +334,9 @@ class MapRun:
             hold.under_way += len(items)
             self._next += len(items)
             self._send(Part(batch, 0, len(items)))
-            if time_slice.over:
+            if time.monotonic() > until:
                 return False
         return True
-
-    async def _wait(self) -> None:
-        if self._held and not self._jobs:
-            await self._backend.admission.room()
-            self._send_held()
-        else:
-            self._news.clear()
-            await self._news.wait()
 
     def _release_if_done(self) -> None:
         """Let the pool close if it is not needed, though the caller may not have all results."""
@@ -370,17 +350,37 @@ class MapRun:
         if self._held:
             self._held.append(part)
             return
-        is_chunk = part.count > 1 or (self._probes and self._is_probe(part))
-        if is_chunk and self._backend.are_stored(part.items, star=self._plan.star):
+        items = part.items
+        # One item travels as a chunk if that tells how long it took.
+        is_chunk = part.count > 1 or (
+            self._probes
+            and not part.alone
+            and (not self._pace.is_slow or next(self._slow_singles) % _PROBE_EVERY == 0)
+        )
+        if is_chunk and self._backend.are_stored(items, star=self._star):
             self._send_each(part)
             return
+        call: tuple[Any, ...]
         try:
-            try:
-                call = self._chunk_of(part) if is_chunk else self._call_of(part)
-            except Exception as error:  # noqa: BLE001 - the item's own code may run
-                self._fail(part, error)
-                return
-            job = self._plan.submit(*call)
+            if is_chunk:
+                names = {
+                    "star": self._star,
+                    "named": self._named,
+                    "max_payload": self._backend.max_payload,
+                }
+                call = run_chunk, (self._packed, items), names, self._together
+            else:
+                [item] = items
+                try:
+                    args = tuple(item) if self._star else (item,)
+                except Exception as error:  # noqa: BLE001 - the item's own code
+                    self._fail(part, error)
+                    return
+                options = self._each
+                if part.attempts:
+                    options = replace(options, prior_attempts=part.attempts)
+                call = self._function, args, {}, options
+            job = self._submit(*call)
         except PoolFullError:
             self._held.append(part)
             self._news.set()  # perhaps no job is open whose end would wake the map
@@ -394,33 +394,6 @@ class MapRun:
             self._jobs.add(job)
             job.add_done_callback(partial(self._on_done, part))
 
-    def _is_probe(self, part: Part) -> bool:
-        """Tell whether a single item travels as a chunk, whose result tells how long it took."""
-        if part.alone:
-            return False
-        if not self._pace.is_slow:
-            return True
-        self._singles += 1
-        return self._singles % _PROBE_EVERY == 0
-
-    def _chunk_of(self, part: Part) -> tuple[Any, ...]:
-        """Return what to submit, so that the items of *part* travel together."""
-        names = {
-            "star": self._plan.star,
-            "named": self._named,
-            "max_payload": self._backend.max_payload,
-        }
-        return run_chunk, (self._packed, part.items), names, self._together
-
-    def _call_of(self, part: Part) -> tuple[Any, ...]:
-        """Return what to submit for the only item of *part*."""
-        [item] = part.items
-        args = tuple(item) if self._plan.star else (item,)
-        options = self._each
-        if part.attempts:
-            options = replace(options, prior_attempts=part.attempts)
-        return self._plan.function, args, {}, options
-
     def _send_held(self) -> None:
         """Submit the parts that the queue had no room for."""
         held, self._held = self._held, deque()
@@ -432,14 +405,6 @@ class MapRun:
         """Submit each item of *part* as a job of its own."""
         for offset in range(part.offset, part.offset + part.count):
             self._send(Part(part.batch, offset, 1, alone=True))
-
-    def _send_rest(self, part: Part, done: int) -> None:
-        """Submit the items of *part* that were not begun."""
-        offset, end = part.offset + done, part.offset + part.count
-        while offset < end:
-            count = min(self._pace.size(self._backend.most_workers), end - offset)
-            self._send(Part(part.batch, offset, count))
-            offset += count
 
     # The way of items back from jobs.
 
@@ -470,11 +435,11 @@ class MapRun:
 
     def _unload(self) -> None:
         """Take the outcomes of chunks, as many as there is time for in one turn of the loop."""
-        turn = TimeSlice()
+        until = time.monotonic() + TURN
         try:
             while self._returned and not self._ended:
                 self._on_chunk(*self._returned.popleft())
-                if turn.over:
+                if time.monotonic() > until:
                     break
         finally:  # a signal's exception may leave, too
             if self._returned and not self._ended:
@@ -490,28 +455,28 @@ class MapRun:
             # The item that ran last has ended the chunk, so it gets the chunk's error.
             outcomes = [Failure(error) if one is LOST else one for one in job.found]
             outcomes = [*outcomes, Failure(error)][: part.count]
-        elif _is_of_all(error):
-            self._fail(part, error)
-            return
         else:
-            # None of the items has begun, since a chunk that has begun notes each outcome.  Alone,
-            # each item shows whether it is the cause.
-            self._send_each(part)
+            # None of the items has begun, since a chunk that has begun notes each outcome.
+            if _is_of_all(error):
+                self._fail(part, error)
+            else:  # alone, each item shows whether it is the cause
+                self._send_each(part)
             return
         job.function.figures.items += len(outcomes)
-        self._take_in(part, outcomes)
-        self._send_rest(part, len(outcomes))
-
-    def _take_in(self, part: Part, outcomes: list[Any]) -> None:
-        """Take outcomes; send each item that is to be tried again as a job of its own."""
-        if self._each.max_attempts == 1 or not any_failed(outcomes):
+        if self._each.max_attempts == 1 or Failure not in set(map(type, outcomes)):
             self._settle(part.batch, part.offset, outcomes)
-            return
-        for offset, outcome in enumerate(outcomes, part.offset):
-            if type(outcome) is Failure and self._again(outcome.error):
-                self._send(Part(part.batch, offset, 1, attempts=1, alone=True))
-            else:
-                self._settle(part.batch, offset, [outcome])
+        else:
+            for offset, outcome in enumerate(outcomes, part.offset):
+                if type(outcome) is Failure and self._again(outcome.error):
+                    self._send(Part(part.batch, offset, 1, attempts=1, alone=True))
+                else:
+                    self._settle(part.batch, offset, [outcome])
+        # Those that were not begun.
+        offset, end = part.offset + len(outcomes), part.offset + part.count
+        while offset < end:
+            count = min(self._pace.size(self._backend.most_workers), end - offset)
+            self._send(Part(part.batch, offset, count))
+            offset += count
 
     def _again(self, error: BaseException) -> bool:
         """Return whether an item gets another attempt after its first."""
@@ -524,7 +489,13 @@ class MapRun:
         self._settle(part.batch, part.offset, [Failure(error)] * part.count)
 
     def _settle(self, batch: Batch, offset: int, outcomes: list[Any]) -> None:
-        batch.settle(offset, outcomes)
+        """Store the outcomes of the items of *batch* from *offset* on."""
+        batch.open -= len(outcomes)
+        if len(outcomes) == len(batch.items):
+            batch.outcomes = outcomes
+        else:
+            batch.outcomes = batch.outcomes or [None] * len(batch.items)
+            batch.outcomes[offset : offset + len(outcomes)] = outcomes
         if not batch.open:
             self._incomplete -= 1
             if not self._ordered:
@@ -533,32 +504,15 @@ class MapRun:
             self._news.set()
 
 
-def any_failed(outcomes: list[Any]) -> bool:
-    """Tell whether any of *outcomes* is a failure."""
-    return Failure in set(map(type, outcomes))
-
-
-def _pack(function: Callable[..., Any]) -> bytes | None:
-    try:
-        return dumps_call(function)
-    except Exception:  # noqa: BLE001 - each job by itself says what is wrong
-        return None
-
-
-def _may_share(options: JobOptions) -> bool:
-    """Return whether items may share a job, though each has the options for itself."""
-    patient = options.timeout is None or options.timeout >= _SHORTEST_TIMEOUT
-    return patient and options.heartbeat_timeout is None and options.lease is None
-
-
 def _is_of_all(error: BaseException) -> bool:
     """Return whether the error of a chunk is also the error of each of its items."""
     if isinstance(error, JobNotPicklableError):
         return error.direction == "result"
     if isinstance(error, NodeLostError):
         return True  # there is no other node
-    crashed = isinstance(error, WorkerCrashedError)
-    return isinstance(error, AsyncPoolError) and not crashed
+    return isinstance(error, AsyncPoolError) and not isinstance(
+        error, WorkerCrashedError
+    )
 
 
 # Where the items of a map come from: sync and async iterables, drawn step by step.
@@ -584,16 +538,15 @@ class SyncSource:
         """Return up to *count* items; draw no more than *room* items ahead."""
         del room  # this source draws nothing ahead
         found: list[Any] = []
-        turn = TimeSlice()
+        until = time.monotonic() + TURN
         try:
             while len(found) < count:
                 goal = min(count, len(found) + _AT_ONCE)
                 # What it has found before an error stays there.
                 found.extend(itertools.islice(self._items, goal - len(found)))
                 self.exhausted = len(found) < goal
-                if (
-                    self.exhausted or turn.over
-                ):  # a slow iterator leaves others the loop
+                # A slow iterator leaves others the loop.
+                if self.exhausted or time.monotonic() > until:
                     break
         except (SystemExit, KeyboardInterrupt):
             raise

@@ -133,6 +133,14 @@ class TestMap:
         with pytest.raises(LookupError, match="no more"):
             executor.map(jobs.square, items())
 
+    def test_whoever_reads_no_result_has_all_calls_made(
+        self, own_executor: cf.Executor, tmp_path: Path
+    ) -> None:
+        path = tmp_path / "signed"
+        own_executor.map(partial(jobs.sign, str(path)), range(300))
+        own_executor.shutdown()
+        assert len(path.read_text().split()) == 300
+
     def test_whoever_stops_reading_cancels_the_rest(
         self, own_executor: cf.Executor, room: WaitingRoom, tmp_path: Any
     ) -> None:

@@ -187,7 +187,7 @@ def test_nothing_is_started_any_more(how: str) -> None:
     executor = asyncpool.ProcessPoolExecutor(1)
     ended: list[_Engine] = []
     # The thread, as it is before it has begun.
-    engine = _Engine(pool_of(executor), 1, ended.append)
+    engine = _Engine(pool_of(executor), ended.append)
     put_engine(executor, engine)
     end(executor, how)
     engine.thread.start()

@@ -7,6 +7,7 @@ import gc
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Coroutine, Generator, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, TypeVar, cast
 
 import pytest
@@ -25,7 +26,7 @@ from asyncpool._engine.job import ChunkJob, PoolJob
 from asyncpool._wire.page import ChunkResult, run_chunk
 from asyncpool._wire.pickling import pack_error
 from asyncpool.enums import Delivery
-from asyncpool.mapping import Map, Outcome, Plan
+from asyncpool.mapping import Map, MapRun, Outcome
 from tests.helpers.crashes import crash_with
 from tests.helpers.functions import known_function
 from tests.helpers.owner import Owner
@@ -167,16 +168,11 @@ class Inputs:
 
 
 def map_of(
-    pool: FakePool,
-    inputs: Any,
-    *,
-    chunksize: int | None,
-    buffersize: int | None,
-    attempts: int = 1,
+    pool: FakePool, inputs: Any, attempts: int = 1, **sizes: int | None
 ) -> Map[Any]:
-    options, sizes = JobOptions(max_attempts=attempts), (chunksize, buffersize)
-    plan = cast("Any", pool), identity, False, (inputs,), *sizes, options, pool.submit
-    return Map(Plan(*plan))
+    options: Any = {"options": JobOptions(max_attempts=attempts), **sizes}
+    of_pool = partial(MapRun, pool, identity, (inputs,), submit=pool.submit)
+    return Map(pool.check_loop, partial(of_pool, star=False, **options), (inputs,))
 
 
 # None ever ends, or each at once: what is in between would depend on the machine's speed.

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from asyncpool import Cluster, JobNotPicklableError, Pool, ProcessPoolExecutor
+from asyncpool import Cluster, JobNotPicklableError, Pool
 from asyncpool._core import checks
 from asyncpool._core.options import CHECKS, OPTIONS, JobOptions, Options
 from asyncpool._engine.options import (
@@ -27,7 +27,6 @@ from asyncpool._wire.messages import MAX_VARIABLES, JobContext
 from asyncpool._wire.pickling import unpack_variables
 from asyncpool.cluster import Worker
 from asyncpool.cluster._options import CLUSTER_CHECKS
-from asyncpool.executor import EXECUTOR_CHECKS
 from tests.helpers import tracing
 from tests.helpers.inside import config_of, options_of
 from tests.helpers.scripts import ROOT
@@ -48,11 +47,7 @@ def names(record: type[Any]) -> set[str]:
 
 @pytest.mark.parametrize(
     ("kind", "checks"),
-    [
-        (Pool, POOL_CHECKS),
-        (Cluster, CLUSTER_CHECKS),
-        (ProcessPoolExecutor, EXECUTOR_CHECKS),
-    ],
+    [(Pool, POOL_CHECKS), (Cluster, CLUSTER_CHECKS)],
 )
 def test_each_option_of_a_signature_has_one_check(
     kind: type[Any], checks: Mapping[str, checks.Check]
