@@ -23,6 +23,7 @@ import functools
 import itertools
 import pickle
 import threading
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import nullcontext
 from dataclasses import field
@@ -32,10 +33,9 @@ from asyncpool._core.functions import SessionTraits
 from asyncpool._core.options import JobOptions
 from asyncpool._core.slots import STARTING_OR_UP
 from asyncpool._dataclass import dataclass, replace
-from asyncpool._engine.admission import SessionHold
 from asyncpool._engine.job import Job, PoolJob
 from asyncpool._engine.large import Call, too_large
-from asyncpool._engine.loop import Pause, Threads
+from asyncpool._engine.loop import Pause, Threads, fail_quietly
 from asyncpool._engine.registry import broken_errors
 from asyncpool._wire.buffers import StreamTooLongError, dump
 from asyncpool._wire.messages import MAX_BROADCASTS, WorkerConfig
@@ -43,7 +43,6 @@ from asyncpool._wire.pickling import PICKLE, Serializer, unpicklable
 from asyncpool._wire.scripts import Abroad, is_in_use
 from asyncpool._wire.text import function_name
 from asyncpool.errors import (
-    AsyncPoolError,
     BroadcastError,
     JobError,
     JobNotPicklableError,
@@ -352,15 +351,15 @@ class Broadcaster:
             run.over.set_result(dict(sorted(run.results.items())))
 
 
-@dataclass(slots=True)
 class SessionWorker:
-    """The worker of one session.
+    """The worker of one session; from when the caller waits for it, it holds the pool open.
 
     Attributes:
         session: The number of the session.
         slot: The worker's slot.
-        pid: The worker's pid.
-        hold: Keeps the pool open.
+        pid: The worker's pid; 0 before the session has a worker.
+        asked: Whether the caller has asked for the worker.
+        given: Done when the caller gets the worker, or an error.
         gone: Whether it takes no more calls: the worker is gone, or the session was left.
         left: Whether the session was left.
         crash: How the worker died, if the pool did not end it.
@@ -368,15 +367,18 @@ class SessionWorker:
         jobs: The calls that are open.
     """
 
-    session: int
-    slot: int
-    pid: int
-    hold: SessionHold = field(default_factory=SessionHold)
-    gone: bool = False
-    left: bool = False
-    crash: Crash | None = None
-    cause: BaseException | None = None
-    jobs: dict[PoolJob[Any], None] = field(default_factory=dict)
+    def __init__(self) -> None:
+        self.session = self.slot = self.pid = 0
+        self.asked = self.gone = self.left = False
+        self.given: asyncio.Future[None]
+        self.crash: Crash | None = None
+        self.cause: BaseException | None = None
+        self.jobs: dict[PoolJob[Any], None] = {}
+
+    def __str__(self) -> str:
+        if not self.pid:
+            return "a session that waits for a worker"
+        return f"a session with worker {self.pid} in slot {self.slot}"
 
     def error(self) -> WorkerGoneError:
         """Return the error of a call that has no worker any more."""
@@ -384,21 +386,25 @@ class SessionWorker:
         error.__cause__ = self.cause
         return error
 
-    def call(
-        self, submit: Callable[..., PoolJob[Any]], *called: Any, options: JobOptions
-    ) -> PoolJob[Any]:
-        """Have it run what is *called*, which *submit* takes, after the session's other calls."""
+    def call(self, engine: Engine, call: Call, options: JobOptions) -> PoolJob[Any]:
+        """Have it make a call after the session's other calls.
+
+        Raises:
+            WorkerGoneError: If the session has lost its worker.
+            AsyncPoolError: If the pool takes no call.
+        """
+        engine.sessions.check(self)
         bound = SessionTraits(self.session)
-        job = submit(*called, replace(options, session=bound, hold=self.hold))
+        job = engine.traffic.submit(*call, replace(options, session=bound, hold=self))
         self.jobs[job] = None
         job.add_done_callback(self._done)
         return job
 
-    async def finish(self, *, failed: bool) -> None:
-        """Wait for the open calls, unless the session has *failed*; take no more.
+    async def leave(self, engine: Engine, *, fresh: bool, failed: bool) -> None:
+        """Give the worker back when its calls are done; at once if the session has *failed*.
 
         Cancellation:
-            Cancels the calls that are left.
+            Cancels the calls that are left, and gives the worker back at once.
         """
         try:
             while self.jobs and not failed:
@@ -407,6 +413,8 @@ class SessionWorker:
             for job in [*self.jobs]:
                 job.cancel()
             self.gone = self.left = True
+            engine.sessions.give_back(self, fresh=fresh)
+            engine.draining.release(self)
 
     def _done(self, job: PoolJob[Any]) -> None:
         del self.jobs[job]
@@ -425,88 +433,69 @@ class Sessions:
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
-        # The core knows how many callers wait.  For each there will be a worker, or an error, in the
-        # queue.  An asyncio.Queue is not fair: a late caller may take what woke an earlier one.  A
-        # lock is, so only the one who holds it calls get().
-        self._waiting = 0
-        self._offers: asyncio.Queue[SessionWorker | AsyncPoolError] = asyncio.Queue()
-        self._first = asyncio.Lock()
+        # Who waits, the next one first.  The core knows how many.
+        self._waiting: deque[SessionWorker] = deque()
         self._session_workers: dict[int, SessionWorker] = {}
 
     # How sessions begin.
 
     async def take(
         self,
+        worker: SessionWorker,
         timeout: float | None,  # noqa: ASYNC109 - it is only for the wait
-    ) -> SessionWorker:
-        """Wait for a worker; see :meth:`asyncpool.Pool.worker`."""
-        self._engine.admission.check_session()
-        hold, limit = SessionHold(), asyncio.timeout(timeout)
-        self._engine.draining.hold(hold)
-        self._waiting += 1
+    ) -> None:
+        """Wait for a *worker*; see :meth:`asyncpool.Pool.worker`."""
+        engine, core, limit = self._engine, self._engine.core, asyncio.timeout(timeout)
+        engine.admission.check_session()
+        engine.draining.hold(worker)
+        line_up = self._waiting.append
         try:
-            self._want()
-            async with limit, self._first:
-                offer = await self._offers.get()
-                while isinstance(offer, SessionWorker) and offer.gone:
-                    # The worker has died in this turn of the loop.
-                    refusal = self._refusal()
-                    if refusal is None:
-                        self._want()
-                    offer = refusal or await self._offers.get()
+            async with limit:
+                while not worker.pid or worker.gone:
+                    engine.admission.check_open(worker)
+                    worker.given = engine.loop.create_future()
+                    line_up(worker)
+                    with engine.turn:
+                        core.request_worker()
+                    if core.dispatcher.session_waiters and core.exits.sizing.watching:
+                        engine.admission.note_queued()
+                    # A caller that is cancelled may get a worker in the same turn.
+                    await asyncio.shield(worker.given)
+                    line_up = self._waiting.appendleft  # if the worker has died since
         except BaseException as error:
-            self._cancel_request()
-            hold.release()
+            if worker in self._waiting:
+                self._waiting.remove(worker)
+                with engine.turn as now:
+                    core.cancel_request(now)
+            elif worker.pid:  # it was given in this turn
+                self.give_back(worker, fresh=False)
+            worker.pid = 0
+            engine.draining.release(worker)
             if isinstance(error, TimeoutError) and limit.expired():
-                name = self._engine.config.title
+                name = engine.config.title
                 text = f"no worker of {name} was free within {timeout:g} s"
                 raise TimeoutError(text) from None
             raise
-        self._waiting -= 1
-        if not isinstance(offer, SessionWorker):
-            hold.release()
-            raise offer
-        hold.what = f"a session with worker {offer.pid} in slot {offer.slot}"
-        offer.hold = hold
-        return offer
-
-    def _refusal(self) -> AsyncPoolError | None:
-        """Return why nobody who waits gets a worker any more; ``None`` if that is not so."""
-        closing = self._engine.core.closing
-        if closing.finish is not None and not closing.draining:
-            return PoolClosedError()
-        broken = self._engine.core.broken is not None
-        return broken_errors(self._engine)(None) if broken else None
-
-    def _want(self) -> None:
-        core = self._engine.core
-        with self._engine.turn:
-            core.request_worker()
-        if core.dispatcher.session_waiters and core.exits.sizing.watching:
-            self._engine.admission.note_queued()
-
-    def _cancel_request(self) -> None:
-        """Note that a caller waits no more, who may have been given something in this turn."""
-        self._waiting -= 1
-        if self._offers.qsize() <= self._waiting:
-            with self._engine.turn as now:
-                self._engine.core.cancel_request(now)
-            return
-        offer = self._offers.get_nowait()  # there is one for each of the others
-        if isinstance(offer, SessionWorker):
-            self._end(offer, fresh=False)
 
     def offer(self, slot: int, session: int) -> None:
         """Give the worker in *slot* to the caller that has waited longest."""
         pid = self._engine.handles[slot].pid
         assert pid is not None
-        worker = self._session_workers[session] = SessionWorker(session, slot, pid)
-        self._offers.put_nowait(worker)
+        worker = self._waiting.popleft()
+        self._session_workers.pop(worker.session, None)
+        self._session_workers[session] = worker
+        worker.session, worker.slot, worker.pid = session, slot, pid
+        worker.gone, worker.crash = False, None
+        worker.given.set_result(None)
 
     def refuse(self) -> None:
         """Turn away all callers that wait."""
-        while self._offers.qsize() < self._waiting:
-            self._offers.put_nowait(self._refusal() or PoolClosedError())
+        closing = self._engine.core.closing
+        closes = closing.finish is not None and not closing.draining
+        broken = self._engine.core.broken is not None and not closes
+        while self._waiting:
+            error = broken_errors(self._engine)(None) if broken else PoolClosedError()
+            fail_quietly(self._waiting.popleft().given, error)
 
     # How sessions go on.
 
@@ -520,7 +509,7 @@ class Sessions:
         """
         if worker.gone:
             # Whatever keeps the pool from taking any call comes first.
-            self._engine.admission.check_open(worker.hold)
+            self._engine.admission.check_open(worker)
             raise worker.error()
 
     # How sessions end.
@@ -548,19 +537,8 @@ class Sessions:
             if job is not None:
                 self._engine.registry.fail(job, worker.error())
 
-    async def leave(self, worker: SessionWorker, *, fresh: bool, failed: bool) -> None:
-        """End a session when its calls are done; at once if it has *failed*.
-
-        Cancellation:
-            Ends it at once.
-        """
-        try:
-            await worker.finish(failed=failed)
-        finally:
-            self._end(worker, fresh=fresh)
-            worker.hold.release()
-
-    def _end(self, worker: SessionWorker, *, fresh: bool) -> None:
+    def give_back(self, worker: SessionWorker, *, fresh: bool) -> None:
+        """Return the worker of a session to the pool, or have it replaced by a *fresh* one."""
         self._session_workers.pop(worker.session, None)
         core = self._engine.core
         if not core.closing.over:

@@ -12,6 +12,7 @@ from asyncpool._core.options import JobOptions
 from asyncpool._core.slots import text_for_client
 from asyncpool._engine.engine import Engine
 from asyncpool._engine.job import PoolJob
+from asyncpool._engine.sessions import SessionWorker
 from asyncpool._remote.agent_errors import pack_failure, pack_results
 from asyncpool._remote.client_jobs import crash_for_client
 from asyncpool._remote.messages import Message, unpack_question
@@ -161,7 +162,8 @@ class Answers:
         self, client: ClientQuestions, number: int, about: dict[str, Any]
     ) -> tuple[int, int]:
         """Give a worker to the client; return its slot and its pid."""
-        worker = await self._supervisor.sessions.take(about["timeout"])
+        worker = SessionWorker()
+        await self._supervisor.sessions.take(worker, about["timeout"])
         client.lend(number, worker)
         return worker.slot, worker.pid
 

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from asyncpool._core.data_only import DataOnly
 from asyncpool._core.options import JobOptions
 from asyncpool._dataclass import replace
-from asyncpool._engine.admission import Hold
 from asyncpool._engine.loop import Threads
 from asyncpool._engine.sessions import Broadcast, StartBroadcasts, make_broadcast
 from asyncpool._remote.agent_errors import AgentErrors, Answer, read_broadcast
@@ -96,13 +95,12 @@ class ClientBroadcasts:
                 abroad=True,
             )
             run = self._begin(broadcast)
-        hold = Hold(f"a broadcast of {broadcast.name}")
-        self._owner.hold(hold)
+        self._owner.draining.hold(broadcast)
         try:
             await run.wait()
         finally:
             self._runs.remove(run)
-            hold.release()
+            self._owner.draining.release(broadcast)
         results = await self._read(broadcast, _found(run.answers))
         # An agent that comes later has no time of its caller's.
         later = replace(options, queue_timeout=None, deadline=None)
