@@ -422,6 +422,7 @@ class Sessions:
         try:
             async with limit:
                 while not worker.pid or worker.gone:
+                    self._session_workers.pop(worker.session, None)
                     engine.admission.check_open(worker)
                     worker.given = engine.loop.create_future()
                     line_up(worker)
@@ -452,7 +453,6 @@ class Sessions:
         pid = self._engine.handles[slot].pid
         assert pid is not None
         worker = self._waiting.popleft()
-        self._session_workers.pop(worker.session, None)
         self._session_workers[session] = worker
         worker.session, worker.slot, worker.pid = session, slot, pid
         worker.gone, worker.crash = False, None
