@@ -160,7 +160,7 @@ async def test_half_a_frame_is_of_no_use_to_a_worker(taken: int, told: str) -> N
     job = Parts().add()
     job.attempt, job.frame_end = 1, 100
     page = SimpleNamespace(begun=lambda *_: False)
-    worker: Any = SimpleNamespace(page=page, outbox=SimpleNamespace(taken=taken))
+    worker: Any = SimpleNamespace(page=page, outbox=SimpleNamespace(sent_bytes=taken))
     assert delivery_of(job, worker) == told
 
 
