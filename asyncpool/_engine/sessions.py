@@ -22,7 +22,6 @@ import asyncio
 import pickle
 import threading
 from abc import ABC, abstractmethod
-from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
@@ -404,7 +403,7 @@ class Sessions:
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
         # Who waits, the next one first.  The core knows how many.
-        self._waiting: deque[SessionWorker] = deque()
+        self._waiting: list[SessionWorker] = []
         self._session_workers: dict[int, SessionWorker] = {}
 
     # How sessions begin.
@@ -418,24 +417,21 @@ class Sessions:
         engine, core, limit = self._engine, self._engine.core, asyncio.timeout(timeout)
         engine.admission.check_session()
         engine.draining.hold(worker)
-        line_up = self._waiting.append
+        self._waiting.append(worker)
         try:
             async with limit:
-                while not worker.pid or worker.gone:
-                    self._session_workers.pop(worker.session, None)
+                while not worker.pid or worker.gone:  # gone: it has died in this turn
                     engine.admission.check_open(worker)
+                    self._session_workers.pop(worker.session, None)
                     worker.given = engine.loop.create_future()
-                    line_up(worker)
                     with engine.turn:
                         core.request_worker()
                     if core.dispatcher.session_waiters and core.exits.sizing.watching:
                         engine.admission.note_queued()
                     # A caller that is cancelled may get a worker in the same turn.
                     await asyncio.shield(worker.given)
-                    line_up = self._waiting.appendleft  # if the worker has died since
         except BaseException as error:
-            if worker in self._waiting:
-                self._waiting.remove(worker)
+            if worker.given.cancel():
                 with engine.turn as now:
                     core.cancel_request(now)
             elif worker.pid:  # it was given in this turn
@@ -447,12 +443,14 @@ class Sessions:
                 text = f"no worker of {name} was free within {timeout:g} s"
                 raise TimeoutError(text) from None
             raise
+        finally:
+            self._waiting.remove(worker)
 
     def offer(self, slot: int, session: int) -> None:
         """Give the worker in *slot* to the caller that has waited longest."""
         pid = self._engine.handles[slot].pid
         assert pid is not None
-        worker = self._waiting.popleft()
+        worker = next(one for one in self._waiting if not one.given.done())
         self._session_workers[session] = worker
         worker.session, worker.slot, worker.pid = session, slot, pid
         worker.gone, worker.crash = False, None
@@ -463,9 +461,9 @@ class Sessions:
         closing = self._engine.core.closing
         closes = closing.finish is not None and not closing.draining
         broken = self._engine.core.broken is not None and not closes
-        while self._waiting:
+        for worker in self._waiting:
             error = broken_errors(self._engine)(None) if broken else PoolClosedError()
-            fail_quietly(self._waiting.popleft().given, error)
+            fail_quietly(worker.given, error)
 
     # How sessions go on.
 

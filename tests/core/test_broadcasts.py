@@ -14,9 +14,7 @@ from asyncpool._engine.sessions import Broadcast, Broadcasts
 from asyncpool._wire.pickling import PICKLE
 
 
-class Memory(Broadcasts):
-    """The broadcasts of a pool without workers."""
-
+class WithoutWorkers(Broadcasts):
     _targets: Any = tuple
     _call: Any = None
     _results: Any = None
@@ -32,7 +30,7 @@ class Memory(Broadcasts):
 
 
 def test_who_took_longer_than_one_that_came_later_is_not_remembered() -> None:
-    memory = Memory()
+    memory = WithoutWorkers()
     old, new = memory.begin("one", b"old"), memory.begin("one", b"new")
     assert memory.end(new) == memory.end(old) == [b"new"]
 
@@ -41,7 +39,7 @@ def test_all_together_have_no_more_bytes_than_the_limit(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(sessions, "MAX_BROADCASTS", 10)
-    memory = Memory()
+    memory = WithoutWorkers()
     memory.end(memory.begin("one", bytes(4)))
     memory.begin("other", bytes(3))
     # What it replaces does not count.
@@ -60,7 +58,7 @@ def test_however_many_there_are_only_one_of_each_is_kept(
     told: list[tuple[str, bool]],
 ) -> None:
     """The bound on what a start takes; some of them fail, and change nothing."""
-    memory, last = Memory(), dict[str, bytes]()
+    memory, last = WithoutWorkers(), dict[str, bytes]()
     for number, (name, good) in enumerate(told):
         payload = b"%d" % number
         if good:

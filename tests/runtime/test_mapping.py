@@ -64,7 +64,8 @@ class FakePool:
         self.let_go: list[object] = []
         self._most_open = most_open
         self.admission = self.draining = self
-        self.hold, self.release = lambda _: None, self.let_go.append
+        self.hold: Callable[[object], object] = id
+        self.release = self.let_go.append
 
     async def room(self) -> None:
         await asyncio.sleep(0)
