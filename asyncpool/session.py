@@ -10,9 +10,10 @@ from typing import Any, ParamSpec, Self, TypeVar, Unpack, overload
 
 from asyncpool._core import checks
 from asyncpool._core.options import JobOptions, Options, changed
-from asyncpool._dataclass import dataclass, replace
+from asyncpool._dataclass import replace
 from asyncpool._engine.engine import Engine
 from asyncpool._engine.job import Job
+from asyncpool._engine.large import Call
 from asyncpool._engine.sessions import SessionWorker
 from asyncpool.stream import Stream
 
@@ -20,12 +21,6 @@ __all__ = ["WorkerSession"]
 
 P = ParamSpec("P")
 R = TypeVar("R")
-
-
-@dataclass(slots=True)
-class _State:
-    session_worker: SessionWorker | None = None
-    entered: bool = False
 
 
 class WorkerSession:
@@ -51,7 +46,7 @@ class WorkerSession:
         self._timeout = timeout
         self._fresh = fresh
         # All views of the session share it, so each knows when the session begins and ends.
-        self._state = _State()
+        self._worker = SessionWorker()
 
     @property
     def slot(self) -> int:
@@ -60,7 +55,7 @@ class WorkerSession:
         Raises:
             RuntimeError: If the context has not been entered.
         """
-        return self._session_worker.slot
+        return self._entered_worker.slot
 
     @property
     def pid(self) -> int:
@@ -69,7 +64,7 @@ class WorkerSession:
         Raises:
             RuntimeError: If the context has not been entered.
         """
-        return self._session_worker.pid
+        return self._entered_worker.pid
 
     def options(self, **changes: Unpack[Options]) -> WorkerSession:
         """Return a view of the session whose calls have these options.
@@ -124,7 +119,7 @@ class WorkerSession:
             As in the pool.  If the pool has to kill the worker for it, the session loses it.
         """
         checks.called("submit", fn)
-        return self._call(fn, args, kwargs, self._options)
+        return self._call((fn, args, kwargs), self._options)
 
     @overload
     def stream(
@@ -153,9 +148,8 @@ class WorkerSession:
         """
         checks.called("stream", fn)
         options = replace(self._options, via="stream")
-        return Stream(
-            self._running_supervisor(), partial(self._call, fn, args, kwargs, options)
-        )
+        call = fn, args, kwargs
+        return Stream(self._running_supervisor(), partial(self._call, call, options))
 
     async def __aenter__(self) -> Self:
         """Wait for a worker, first come, first served; see :meth:`asyncpool.Pool.worker`.
@@ -171,12 +165,12 @@ class WorkerSession:
         Cancellation:
             Safe.  If the session has just got a worker, the pool gives it to the next one.
         """
-        if self._state.entered:
+        if self._worker.asked:
             raise RuntimeError("a session can be entered only once: ask for another")
         supervisor = self._running_supervisor()
         supervisor.check_loop()
-        self._state.entered = True
-        self._state.session_worker = await supervisor.sessions.take(self._timeout)
+        self._worker.asked = True
+        await supervisor.sessions.take(self._worker, self._timeout)
         return self
 
     async def __aexit__(
@@ -198,33 +192,25 @@ class WorkerSession:
         """
         supervisor = self._running_supervisor()
         supervisor.check_loop()
-        await supervisor.sessions.leave(
-            self._session_worker, fresh=self._fresh, failed=error is not None
+        await self._entered_worker.leave(
+            supervisor, fresh=self._fresh, failed=error is not None
         )
 
     @property
-    def _session_worker(self) -> SessionWorker:
-        if self._state.session_worker is None:
+    def _entered_worker(self) -> SessionWorker:
+        if not self._worker.pid:
             raise RuntimeError("the session has no worker: use 'async with'")
-        return self._state.session_worker
+        return self._worker
 
-    def _call(
-        self,
-        fn: Callable[..., Any],
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        options: JobOptions,
-    ) -> Job[Any]:
-        worker = self._session_worker
+    def _call(self, call: Call, options: JobOptions) -> Job[Any]:
+        worker = self._entered_worker
         if worker.left:
             raise RuntimeError("the session is over: its context was left")
-        supervisor = self._running_supervisor()
-        supervisor.sessions.check(worker)
-        return worker.call(supervisor.traffic.submit, fn, args, kwargs, options=options)
+        return worker.call(self._running_supervisor(), call, options)
 
     def __repr__(self) -> str:
-        worker = self._state.session_worker
-        if worker is None:
+        worker = self._worker
+        if not worker.pid:
             return "<WorkerSession, not begun>"
         over = ", over" if worker.left else ""
         return f"<WorkerSession: worker {worker.pid} in slot {worker.slot}{over}>"

@@ -600,15 +600,6 @@ class Keeper(Protocol):
         """Keep *lease* until the future *holder* is done; cancel *holder* if it is lost."""
 
 
-class DrainHold(Protocol):
-    """A source of jobs that may keep a closing pool open for jobs to come, such as a map."""
-
-    @property
-    def held(self) -> bool:
-        """Whether it keeps the pool open."""
-        ...
-
-
 class CancelMode(NamedTuple):
     """How the pool ends a running job.
 
@@ -783,8 +774,8 @@ class JobOptions:
         details: The pickled details that the last of these has sent, or nothing.
         via: How the function is called: by itself, for several items of a map that
             travel together, as a stream of what it yields, or in every worker.
-        hold: What keeps the pool open for this job, if anything does.  A pool that
-            drains accepts such a job.
+        hold: What keeps the pool open for this job, if anything does: its map or its
+            session.  A pool that drains accepts such a job.
         session: The session that it is a call of, if it is one.
         name: The name of the user's function, if workers call another function in
             its place.
@@ -810,7 +801,7 @@ class JobOptions:
     prior_attempts: int = 0
     details: bytes = b""
     via: Via = "submit"
-    hold: DrainHold | None = None
+    hold: object = None
     session: SessionTraits | None = None
     name: str = ""
     # The pool reads each of these several times for each job, so they are no properties.

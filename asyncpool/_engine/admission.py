@@ -6,12 +6,12 @@ import asyncio
 import itertools
 import logging
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from asyncpool import events
 from asyncpool._core import log_messages as say
-from asyncpool._core.options import DrainHold, JobOptions
+from asyncpool._core.options import JobOptions
 from asyncpool._engine.loop import Alarm
 from asyncpool._engine.registry import broken_errors
 from asyncpool.errors import PoolClosedError, PoolFullError
@@ -38,11 +38,12 @@ class Admission:
         self.saturated = False
         self._has_room = asyncio.Event()
 
-    def check_open(self, hold: DrainHold | None = None) -> None:
+    def check_open(self, hold: object = None) -> None:
         """Check that the pool is open.
 
         Args:
-            hold: A hold that still admits the caller while the pool drains.
+            hold: The caller's map or session: while it holds the pool open, a pool that
+                drains still admits the caller.
 
         Raises:
             PoolClosedError: If the pool is closed.
@@ -50,7 +51,7 @@ class Admission:
         """
         closing = self._core.closing
         if closing.finish is not None and not (
-            closing.draining and hold is not None and hold.held
+            closing.draining and hold in self._engine.draining.holds
         ):
             raise PoolClosedError
         if self._core.broken is not None:
@@ -205,82 +206,36 @@ _LOGGER = logging.getLogger("asyncpool")
 _LOOKED_AT = 1000
 
 
-class Hold:
-    """What holds a pool open until it is released.
-
-    Attributes:
-        what: What logs call it.
-    """
-
-    def __init__(self, what: str = "") -> None:
-        self.what = what
-        self._let_go: Callable[[Hold], None] | None = None
-
-    def __str__(self) -> str:
-        return self.what
-
-    @property
-    def held(self) -> bool:
-        """Whether this holds the pool open."""
-        return self._let_go is not None
-
-    def take(self, let_go: Callable[[Hold], None]) -> None:
-        """Hold the pool open; :meth:`release` calls *let_go*."""
-        self._let_go = let_go
-
-    def release(self) -> None:
-        """Let the pool close, whatever is left."""
-        let_go, self._let_go = self._let_go, None
-        if let_go is not None:
-            let_go(self)
-
-
-class MapHold(Hold):
-    """The hold of a map, until all its items are drawn and done.
-
-    Args:
-        name: What logs call the function of the map.
-
-    Attributes:
-        under_way: How many items are drawn and not yielded.
-    """
-
-    def __init__(self, name: str) -> None:
-        super().__init__()
-        self.under_way = 0
-        self._name = name
-
-    def __str__(self) -> str:
-        return f"a map of {self._name}, {self.under_way} items under way"
-
-
-class SessionHold(Hold):
-    """The hold of a session, or of a caller that waits for one."""
-
-    def __init__(self) -> None:
-        super().__init__("a session that waits for a worker")
-
-
 class Draining:
     """Lets maps and sessions hold a pool open, and logs what a closing pool waits for.
 
     Args:
         engine: The pool's engine.
+
+    Attributes:
+        holds: The maps and sessions that hold the pool open, the oldest first; each is described
+            by its ``str()``.
     """
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
-        self._holds: dict[Hold, None] = {}
+        self.holds: dict[object, None] = {}
         self._began: float | None = None
         self._alarm = Alarm(engine.loop, self._say)
 
-    def hold(self, hold: Hold) -> None:
+    def hold(self, hold: object) -> None:
         """Let *hold* keep the pool open from now on, unless it closes already."""
-        core = self._engine.core
-        if core.closing.finish is None:
-            self._holds[hold] = None
-            core.closing.holds += 1
-            hold.take(self._let_go)
+        closing = self._engine.core.closing
+        if closing.finish is None:
+            self.holds[hold] = None
+            closing.holds += 1
+
+    def release(self, hold: object) -> None:
+        """Let the pool close, whatever is left of *hold*."""
+        if hold in self.holds:
+            del self.holds[hold]
+            with self._engine.turn as now:
+                self._engine.core.release(now)
 
     def begin(self) -> None:
         """Note that the pool closes."""
@@ -300,11 +255,6 @@ class Draining:
                 names=list_functions(unheard),
             )
 
-    def _let_go(self, hold: Hold) -> None:
-        del self._holds[hold]
-        with self._engine.turn as now:
-            self._engine.core.release(now)
-
     def _say(self, _: float) -> None:
         assert self._began is not None
         engine, jobs = self._engine, self._engine.registry.jobs
@@ -314,7 +264,7 @@ class Draining:
             jobs=len(jobs),
             queued=queued,
             names=Counter(names),
-            holds=[str(hold) for hold in self._holds],
+            holds=[*map(str, self.holds)],
         )
         seconds = round(engine.loop.time() - self._began)
         extra = {

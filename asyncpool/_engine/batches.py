@@ -29,7 +29,6 @@ from asyncpool._core.deadlines import RecentCount
 from asyncpool._core.functions import BUDGET, UNKNOWN, travels_by_name
 from asyncpool._core.options import JobOptions
 from asyncpool._dataclass import replace
-from asyncpool._engine.admission import MapHold
 from asyncpool._engine.job import ChunkJob, PoolJob
 from asyncpool._wire.buffers import dumps_call
 from asyncpool._wire.page import CHUNK_SIZE, LOST, Failure, run_chunk
@@ -191,6 +190,25 @@ _SHORTEST_TIMEOUT = 0.1
 _PROBE_EVERY = 32
 
 
+class MapHold:
+    """Holds the pool of a map open, until all items are drawn and done.
+
+    Args:
+        name: What logs call the function of the map.
+
+    Attributes:
+        under_way: How many items are drawn and not yielded.
+    """
+
+    # The jobs of the map refer to it, and not to its MapRun, which refers to them.
+    def __init__(self, name: str) -> None:
+        self.under_way = 0
+        self._name = name
+
+    def __str__(self) -> str:
+        return f"a map of {self._name}, {self.under_way} items under way"
+
+
 class MapRun:
     """One run of a map, with enough items in jobs to keep the pool busy.
 
@@ -309,7 +327,7 @@ class MapRun:
             self._held.clear()
             for job in list(self._jobs):
                 job.cancel()
-            hold.release()
+            self._backend.draining.release(hold)
             await source.aclose()
 
     def _draw(self, until: float) -> bool:
@@ -341,7 +359,7 @@ class MapRun:
     def _release_if_done(self) -> None:
         """Let the pool close if it is not needed, though the caller may not have all results."""
         if self._source.exhausted and not self._incomplete:
-            self._hold.release()
+            self._backend.draining.release(self._hold)
 
     # The way of items to jobs.
 

@@ -19,23 +19,20 @@ knows how many callers wait.  This module knows which callers, and in which orde
 from __future__ import annotations
 
 import asyncio
-import functools
-import itertools
 import pickle
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import nullcontext
-from dataclasses import field
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from asyncpool._core.functions import SessionTraits
 from asyncpool._core.options import JobOptions
 from asyncpool._core.slots import STARTING_OR_UP
-from asyncpool._dataclass import dataclass, replace
-from asyncpool._engine.admission import SessionHold
+from asyncpool._dataclass import replace
 from asyncpool._engine.job import Job, PoolJob
 from asyncpool._engine.large import Call, too_large
-from asyncpool._engine.loop import Pause, Threads
+from asyncpool._engine.loop import Pause, Threads, fail_quietly
 from asyncpool._engine.registry import broken_errors
 from asyncpool._wire.buffers import StreamTooLongError, dump
 from asyncpool._wire.messages import MAX_BROADCASTS, WorkerConfig
@@ -43,7 +40,6 @@ from asyncpool._wire.pickling import PICKLE, Serializer, unpicklable
 from asyncpool._wire.scripts import Abroad, is_in_use
 from asyncpool._wire.text import function_name
 from asyncpool.errors import (
-    AsyncPoolError,
     BroadcastError,
     JobError,
     JobNotPicklableError,
@@ -58,178 +54,66 @@ if TYPE_CHECKING:
     from asyncpool._engine.engine import Engine
 
 
-class Broadcast(NamedTuple):
+class Broadcast:
     """A call for every worker.
 
     Attributes:
-        number: Which broadcast it is; an earlier one has a lower number.
         name: The name of its function in errors and reports.
         payload: The pickled call.
         options: The options of the calls.
         serializer: Loads what the calls return.
+        calls: The last call of each slot, or the answer of each agent, until it is over.
     """
 
-    number: int
-    name: str
-    payload: bytes
-    options: JobOptions
-    serializer: Serializer
+    def __init__(
+        self, name: str, payload: bytes, options: JobOptions, serializer: Serializer
+    ) -> None:
+        self.name, self.payload = name, payload
+        self.options, self.serializer = options, serializer
+        self.calls: dict[Any, asyncio.Future[Any]] = {}
+
+    @property
+    def errors(self) -> dict[Any, BaseException]:
+        """What calls have raised, by slot."""
+        return {
+            slot: error
+            for slot, call in self.calls.items()
+            if (error := error_of(call)) is not None
+        }
 
 
-class StartBroadcasts:
-    """The broadcasts that a new worker runs before it is ready, in their order.
-
-    Args:
-        limit: The most bytes that all of the pickled calls may have together.
-    """
-
-    def __init__(self, limit: int) -> None:
-        self._limit = limit
-        self._last: dict[str, Broadcast] = {}  # of each function, by its name
-
-    def __iter__(self) -> Iterator[Broadcast]:
-        return iter(sorted(self._last.values(), key=lambda each: each.number))
-
-    def check(self, new: Broadcast, under_way: Iterable[Broadcast]) -> None:
-        """Check that there is room for *new* and for the broadcasts that are *under way*.
-
-        Raises:
-            ValueError: If there is not.
-        """
-        others = [each for each in self._last.values() if each.name != new.name]
-        kept = sum(len(each.payload) for each in (*others, *under_way))
-        if kept + len(new.payload) > self._limit:
-            raise ValueError(
-                f"the call of {new.name} has {len(new.payload)} bytes when pickled, the "
-                f"broadcasts before it have {kept}, and {self._limit} is the most, since "
-                "every new worker gets them: have the function load what is large, from "
-                "a file for example"
-            )
-
-    def add(self, new: Broadcast) -> None:
-        """Remember *new* instead of an earlier broadcast of the same function."""
-        last = self._last.get(new.name)
-        if last is None or last.number < new.number:  # else a later one was faster
-            self._last[new.name] = new
+def error_of(call: asyncio.Future[Any]) -> BaseException | None:
+    """Return what a call has raised, if it has; asyncio then takes the error for read."""
+    return call.exception() if call.done() and not call.cancelled() else None
 
 
-async def make_broadcast(
-    number: int,
-    threads: Threads,
-    data: DataOnly | None,
-    call: Call,
-    options: JobOptions,
-    *,
-    abroad: bool = False,
-) -> Broadcast:
-    """Pickle the call of a broadcast, in one piece: a worker's configuration has no other.
+class Broadcasts(ABC):
+    """The broadcasts that are open, and those that new workers run; in the order of the calls.
 
     Args:
-        number: That of the broadcast.
-        threads: They pickle it.
+        threads: Pickle the calls.
         data: What calls may be, if the pool is data only.
-        call: The function and its arguments.
-        options: Those of the broadcast.
-        abroad: Whether the workers are another program's.
-
-    Raises:
-        JobNotPicklableError: If it cannot be pickled.
-        ValueError: If it is too large, or a broadcast cannot have these options.
-        PoolClosedError: If the threads are closed meanwhile.
-
-    Cancellation:
-        Safe.
-    """
-    if options.key is not None or options.lease is not None:
-        raise ValueError("a broadcast is for every worker: it has no key, no lease")
-    function, args, kwargs = call
-
-    def pack(pause: Pause) -> bytes:
-        if data is None:
-            with Abroad() if abroad else nullcontext():
-                pickled = dump(call, limit=MAX_BROADCASTS, pause=pause, in_band=True)
-                return b"".join(pickled.pieces)
-        pause()
-        payload = data.pack_alone(function, args, kwargs, options.codec or data.how)
-        if len(payload) > MAX_BROADCASTS:
-            raise StreamTooLongError
-        return payload
-
-    serializer: Serializer = PICKLE
-    if data is not None:
-        serializer = data.serializer_of(function, options.codec or data.how)
-    unwanted = threading.Event()
-    packing = threads.pickle(pack, unwanted=unwanted.is_set)
-    try:
-        await asyncio.wait([packing])
-    finally:
-        unwanted.set()
-        packing.cancel()  # if the caller was cancelled before it was done
-    if packing.cancelled():
-        raise PoolClosedError
-    error = packing.exception()
-    if isinstance(error, StreamTooLongError):
-        raise ValueError(  # noqa: TRY004 - of the argument, which is too large
-            f"the call has more than {MAX_BROADCASTS} bytes when pickled, which is "
-            "the most, since every new worker gets it: have the function load "
-            "large objects itself, for example from a file"
-        )
-    if isinstance(error, JobNotPicklableError):
-        raise error
-    if error is not None:  # even a SystemExit, since an argument has raised it
-        raise unpicklable(error)
-    name = function_name(function)
-    return Broadcast(number, name, packing.result(), options, serializer)
-
-
-@dataclass(slots=True)
-class _Run:
-    """One broadcast that is not over.
-
-    Attributes:
-        broadcast: Its call.
-        over: The future that the caller awaits.
-        calls: The pinned jobs that are open, by slot.
-        results: What the calls have returned, by slot.
-        errors: What they have raised, by slot.
     """
 
-    broadcast: Broadcast
-    over: asyncio.Future[dict[int, Any]]
-    calls: dict[int, PoolJob[Any]] = field(default_factory=dict)
-    results: dict[int, Any] = field(default_factory=dict)
-    errors: dict[int, BaseException] = field(default_factory=dict)
+    # Whether the workers are another program's.
+    _abroad = False
 
-
-class Broadcaster:
-    """The broadcasts of one pool.
-
-    Args:
-        engine: The pool's engine.
-        config: The configuration of workers before any broadcast.
-    """
-
-    def __init__(self, engine: Engine, config: WorkerConfig) -> None:
-        self._engine = engine
-        self._config = config
-        self._packed: bytes | None = None
-        self._remembered = StartBroadcasts(MAX_BROADCASTS)
-        self._numbers = itertools.count(1)
-        self._runs: list[_Run] = []
+    def __init__(self, threads: Threads, data: DataOnly | None) -> None:
+        self._threads, self._data = threads, data
+        self._is_open: dict[Broadcast, bool] = {}
         # They begin in the order of the calls, however long one is pickled: the last call is
         # the one whose effect all workers have in the end.
         self._order = asyncio.Lock()
 
-    def config(self) -> bytes:
-        """Return the configuration for a worker that is started now, packed."""
-        # Until a job has needed the script, workers import it when they need it.  After that,
-        # a new worker imports it before it is ready.
-        first = is_in_use() or self._config.script_first
-        if self._packed is None or first != self._config.script_first:
-            self._config = self._config._replace(script_first=first)
-            calls = tuple((each.name, each.payload) for each in self._remembered)
-            self._packed = pickle.dumps(self._config._replace(broadcasts=calls))
-        return self._packed
+    @property
+    def open(self) -> list[Broadcast]:
+        """Those that are not over."""
+        return [it for it, is_open in self._is_open.items() if is_open]
+
+    @property
+    def remembered(self) -> list[Broadcast]:
+        """Those that new workers run."""
+        return [it for it, is_open in self._is_open.items() if not is_open]
 
     async def broadcast(
         self,
@@ -239,70 +123,194 @@ class Broadcaster:
         options: JobOptions,
     ) -> dict[int, Any]:
         """Run a call in every worker; see :meth:`asyncpool.Pool.broadcast`."""
-        engine = self._engine
+        self._targets()  # refuses the call before it is pickled
         async with self._order:
-            broadcast = await make_broadcast(
-                next(self._numbers),
-                engine.threads,
-                engine.config.data,
-                (function, args, kwargs),
-                options,
-            )
-            run = self._begin(broadcast)
-        return await self._result(run)
+            broadcast = await self._pack((function, args, kwargs), options)
+            self._begin(broadcast)
+        return await self._results(broadcast)
 
-    async def broadcast_packed(
-        self,
-        name: str,
-        payload: bytes,
-        options: JobOptions,
-        serializer: Serializer,
-    ) -> dict[int, Any]:
-        """Do the same with a call that is pickled already."""
-        async with self._order:
-            number = next(self._numbers)
-            run = self._begin(Broadcast(number, name, payload, options, serializer))
-        return await self._result(run)
+    @abstractmethod
+    def _targets(self) -> Iterable[Any]:
+        """Return what is to make a call now: slots, or agents.
 
-    async def _result(self, run: _Run) -> dict[int, Any]:
-        try:
-            return await run.over
-        finally:
-            if run in self._runs:  # the caller has been cancelled
-                self._runs.remove(run)
-            for call in list(run.calls.values()):
-                call.cancel()
+        Raises:
+            PoolClosedError: If the pool is closed.
+            PoolBrokenError: If it is broken.
+        """
 
-    def _begin(self, broadcast: Broadcast) -> _Run:
-        """Send the call to all workers that there are, if the pool takes it."""
-        self._engine.admission.check_open()
-        if len(broadcast.payload) > self._config.max_payload:
-            raise too_large(len(broadcast.payload), self._config.max_payload)
-        self._remembered.check(broadcast, [run.broadcast for run in self._runs])
-        options = replace(
-            broadcast.options,
-            max_attempts=1,
-            via="broadcast",
-            name=broadcast.name,
+    @abstractmethod
+    def _call(self, target: Any, broadcast: Broadcast) -> asyncio.Future[Any]:
+        """Have a target make the call."""
+
+    @abstractmethod
+    async def _results(self, broadcast: Broadcast) -> dict[int, Any]:
+        """Return what the workers have returned, by slot, when the broadcast is over."""
+
+    async def _pack(self, call: Call, options: JobOptions) -> Broadcast:
+        """Pickle a call, in one piece: the configuration of a worker has no other.
+
+        Raises:
+            JobNotPicklableError: If it cannot be pickled.
+            ValueError: If it is too large, or a broadcast cannot have these options.
+            PoolClosedError: If the threads are closed meanwhile.
+
+        Cancellation:
+            Safe.
+        """
+        if options.key is not None or options.lease is not None:
+            raise ValueError("a broadcast is for every worker: it has no key, no lease")
+        data, function = self._data, call[0]
+        serializer: Serializer = PICKLE
+        if data is not None:
+            serializer = data.serializer_of(function, options.codec or data.how)
+        unwanted = threading.Event()
+        packing = self._threads.pickle(
+            self._packed_call, call, options, unwanted=unwanted.is_set
         )
-        broadcast = broadcast._replace(options=options)
-        run = _Run(broadcast, self._engine.loop.create_future())
-        self._runs.append(run)
-        for slot in self._engine.core.slots:
-            if slot.state in STARTING_OR_UP and not slot.draining:
-                self._run_in(slot.index, run)
-        self._engine.loop.call_soon(self._look, run)
-        return run
+        try:
+            await asyncio.wait([packing])
+        finally:
+            unwanted.set()
+            packing.cancel()  # if the caller was cancelled before it was done
+        if packing.cancelled():
+            raise PoolClosedError
+        error = packing.exception()
+        if isinstance(error, StreamTooLongError):
+            raise ValueError(  # noqa: TRY004 - of the argument, which is too large
+                f"the call has more than {MAX_BROADCASTS} bytes when pickled, which is "
+                "the most, since every new worker gets it: have the function load "
+                "large objects itself, for example from a file"
+            )
+        if error is not None:  # even a SystemExit, since an argument has raised it
+            refused = isinstance(error, JobNotPicklableError)
+            raise error if refused else unpicklable(error)
+        name = function_name(function)
+        return Broadcast(name, packing.result(), options, serializer)
+
+    def _packed_call(self, call: Call, options: JobOptions, pause: Pause) -> bytes:
+        """Return a call pickled; a thread runs this."""
+        data = self._data
+        if data is None:
+            with Abroad() if self._abroad else nullcontext():
+                pickled = dump(call, limit=MAX_BROADCASTS, pause=pause, in_band=True)
+                return b"".join(pickled.pieces)
+        pause()
+        payload = data.pack_alone(*call, options.codec or data.how)
+        if len(payload) > MAX_BROADCASTS:
+            raise StreamTooLongError
+        return payload
+
+    def _begin(self, new: Broadcast) -> None:
+        """Have all targets make the call, if there is room for it.
+
+        Raises:
+            ValueError: If there is not.
+        """
+        targets, size = self._targets(), len(new.payload)
+        # An earlier one of the same function will be replaced, if it is over.
+        kept = [*self.open, *(it for it in self.remembered if it.name != new.name)]
+        before = sum(len(it.payload) for it in kept)
+        if before + size > MAX_BROADCASTS:
+            raise ValueError(
+                f"the call of {new.name} has {size} bytes when pickled, the "
+                f"broadcasts before it have {before}, and {MAX_BROADCASTS} is the most, since "
+                "every new worker gets them: have the function load what is large, from "
+                "a file for example"
+            )
+        new.calls = {target: self._call(target, new) for target in targets}
+        self._is_open[new] = True
+
+    def _end(self, broadcast: Broadcast, *, remember: bool) -> None:
+        """Forget a broadcast, or remember it instead of an earlier one of the same function."""
+        broadcast.calls = {}
+        if not remember:
+            del self._is_open[broadcast]
+            return
+        self._is_open[broadcast] = False
+        same = [it for it in self.remembered if it.name == broadcast.name]
+        for superseded in same[:-1]:  # this one, if a later one was over sooner
+            del self._is_open[superseded]
+
+
+class Broadcaster(Broadcasts):
+    """The broadcasts of one pool.
+
+    Args:
+        engine: The pool's engine.
+        config: The configuration of workers before any broadcast.
+    """
+
+    def __init__(self, engine: Engine, config: WorkerConfig) -> None:
+        super().__init__(engine.threads, engine.config.data)
+        self._engine, self._config = engine, config
+        self._packed: bytes | None = None
+
+    def config(self) -> bytes:
+        """Return the configuration for a worker that is started now, packed."""
+        # Until a job has needed the script, workers import it when they need it.  After that,
+        # a new worker imports it before it is ready.
+        first = is_in_use() or self._config.script_first
+        if self._packed is None or first != self._config.script_first:
+            self._config = self._config._replace(script_first=first)
+            calls = tuple((it.name, it.payload) for it in self.remembered)
+            self._packed = pickle.dumps(self._config._replace(broadcasts=calls))
+        return self._packed
+
+    async def broadcast_packed(self, broadcast: Broadcast) -> dict[int, Any]:
+        """Run a call that is pickled already in every worker."""
+        async with self._order:
+            self._begin(broadcast)
+        return await self._results(broadcast)
+
+    def _targets(self) -> list[int]:
+        self._engine.admission.check_open()
+        slots = self._engine.core.slots
+        ups = (it for it in slots if it.state in STARTING_OR_UP and not it.draining)
+        return [slot.index for slot in ups]
+
+    def _call(self, target: int, broadcast: Broadcast) -> PoolJob[Any]:
+        call = self._engine.traffic.send_pinned(target, broadcast)
+        call.add_done_callback(error_of)  # nobody else may: the caller may be cancelled
+        return call
+
+    def _begin(self, new: Broadcast) -> None:
+        if len(new.payload) > self._config.max_payload:
+            raise too_large(len(new.payload), self._config.max_payload)
+        new.options = replace(
+            new.options, max_attempts=1, via="broadcast", name=new.name
+        )
+        super()._begin(new)
+
+    async def _results(self, broadcast: Broadcast) -> dict[int, Any]:
+        calls, succeeded = broadcast.calls, False
+        try:
+            while waiting := [call for call in calls.values() if not call.done()]:
+                await asyncio.wait(waiting, return_when=asyncio.FIRST_EXCEPTION)
+                for error in broadcast.errors.values():
+                    if isinstance(error, (PoolClosedError, PoolBrokenError)):
+                        raise error
+            # One that is cancelled was dropped, since its worker has left.
+            ended = {it: calls[it] for it in sorted(calls) if not calls[it].cancelled()}
+            errors = broadcast.errors
+            results = {it: ended[it].result() for it in ended if it not in errors}
+            if errors:
+                raise BroadcastError(broadcast.name, results=results, errors=errors)
+            self._packed, succeeded = None, True
+            return results
+        finally:
+            self._end(broadcast, remember=succeeded)
+            for call in calls.values():
+                call.cancel()
 
     # What happens to workers while a broadcast is open.
 
     def on_spawn(self, slot: int) -> None:
         """Send the open broadcasts to a worker that is being started."""
-        for run in self._runs:
-            last = run.calls.get(slot)
+        for broadcast in self.open:
+            last = broadcast.calls.get(slot)
             dying = last is not None and not last.done()  # of the previous worker
-            if not dying and not run.errors:  # an error ends the broadcast
-                self._run_in(slot, run)
+            if not dying and not broadcast.errors:  # an error ends the broadcast
+                broadcast.calls[slot] = self._call(slot, broadcast)
 
     def on_dropped(self, numbers: Iterable[int]) -> None:
         """Cancel pinned jobs whose workers leave before they begin them."""
@@ -311,56 +319,16 @@ class Broadcaster:
             self._engine.registry.cancelled(call)
             super(Job, call).cancel()  # not Job's, which would tell the pool
 
-    def _run_in(self, slot: int, run: _Run) -> None:
-        call = self._engine.traffic.send_pinned(slot, run.broadcast)
-        run.calls[slot] = call
-        call.add_done_callback(functools.partial(self._on_done, slot, run))
 
-    def _on_done(self, slot: int, run: _Run, call: PoolJob[Any]) -> None:
-        error = None if call.cancelled() else call.exception()
-        if run.calls.get(slot) is not call:
-            return  # another worker is in the slot now, and has its own call
-        del run.calls[slot]
-        run.results.pop(slot, None)
-        if error is not None:
-            run.errors[slot] = error
-        elif not call.cancelled():
-            run.results[slot] = call.result()
-        self._look(run)
-
-    def _look(self, run: _Run) -> None:
-        """End a broadcast if no call is open, or if the pool has ended."""
-        if run not in self._runs:
-            return
-        ended = (PoolClosedError, PoolBrokenError)
-        end = next((e for e in run.errors.values() if isinstance(e, ended)), None)
-        if run.calls and end is None:
-            return
-        self._runs.remove(run)
-        if run.over.done():
-            return
-        if end is not None:
-            run.over.set_exception(end)
-        elif run.errors:
-            name = run.broadcast.name
-            run.over.set_exception(
-                BroadcastError(name, results=run.results, errors=run.errors)
-            )
-        else:
-            self._remembered.add(run.broadcast)
-            self._packed = None
-            run.over.set_result(dict(sorted(run.results.items())))
-
-
-@dataclass(slots=True)
 class SessionWorker:
-    """The worker of one session.
+    """The worker of one session; from when the caller waits for it, it holds the pool open.
 
     Attributes:
         session: The number of the session.
         slot: The worker's slot.
-        pid: The worker's pid.
-        hold: Keeps the pool open.
+        pid: The worker's pid; 0 before the session has a worker.
+        asked: Whether the caller has asked for the worker.
+        given: Done when the caller gets the worker, or an error.
         gone: Whether it takes no more calls: the worker is gone, or the session was left.
         left: Whether the session was left.
         crash: How the worker died, if the pool did not end it.
@@ -368,15 +336,18 @@ class SessionWorker:
         jobs: The calls that are open.
     """
 
-    session: int
-    slot: int
-    pid: int
-    hold: SessionHold = field(default_factory=SessionHold)
-    gone: bool = False
-    left: bool = False
-    crash: Crash | None = None
-    cause: BaseException | None = None
-    jobs: dict[PoolJob[Any], None] = field(default_factory=dict)
+    def __init__(self) -> None:
+        self.session = self.slot = self.pid = 0
+        self.asked = self.gone = self.left = False
+        self.given: asyncio.Future[None]
+        self.crash: Crash | None = None
+        self.cause: BaseException | None = None
+        self.jobs: dict[PoolJob[Any], None] = {}
+
+    def __str__(self) -> str:
+        if not self.pid:
+            return "a session that waits for a worker"
+        return f"a session with worker {self.pid} in slot {self.slot}"
 
     def error(self) -> WorkerGoneError:
         """Return the error of a call that has no worker any more."""
@@ -384,21 +355,25 @@ class SessionWorker:
         error.__cause__ = self.cause
         return error
 
-    def call(
-        self, submit: Callable[..., PoolJob[Any]], *called: Any, options: JobOptions
-    ) -> PoolJob[Any]:
-        """Have it run what is *called*, which *submit* takes, after the session's other calls."""
+    def call(self, engine: Engine, call: Call, options: JobOptions) -> PoolJob[Any]:
+        """Have it make a call after the session's other calls.
+
+        Raises:
+            WorkerGoneError: If the session has lost its worker.
+            AsyncPoolError: If the pool takes no call.
+        """
+        engine.sessions.check(self)
         bound = SessionTraits(self.session)
-        job = submit(*called, replace(options, session=bound, hold=self.hold))
+        job = engine.traffic.submit(*call, replace(options, session=bound, hold=self))
         self.jobs[job] = None
         job.add_done_callback(self._done)
         return job
 
-    async def finish(self, *, failed: bool) -> None:
-        """Wait for the open calls, unless the session has *failed*; take no more.
+    async def leave(self, engine: Engine, *, fresh: bool, failed: bool) -> None:
+        """Give the worker back when its calls are done; at once if the session has *failed*.
 
         Cancellation:
-            Cancels the calls that are left.
+            Cancels the calls that are left, and gives the worker back at once.
         """
         try:
             while self.jobs and not failed:
@@ -407,6 +382,8 @@ class SessionWorker:
             for job in [*self.jobs]:
                 job.cancel()
             self.gone = self.left = True
+            engine.sessions.give_back(self, fresh=fresh)
+            engine.draining.release(self)
 
     def _done(self, job: PoolJob[Any]) -> None:
         del self.jobs[job]
@@ -425,88 +402,68 @@ class Sessions:
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
-        # The core knows how many callers wait.  For each there will be a worker, or an error, in the
-        # queue.  An asyncio.Queue is not fair: a late caller may take what woke an earlier one.  A
-        # lock is, so only the one who holds it calls get().
-        self._waiting = 0
-        self._offers: asyncio.Queue[SessionWorker | AsyncPoolError] = asyncio.Queue()
-        self._first = asyncio.Lock()
+        # Who waits, the next one first.  The core knows how many.
+        self._waiting: list[SessionWorker] = []
         self._session_workers: dict[int, SessionWorker] = {}
 
     # How sessions begin.
 
     async def take(
         self,
+        worker: SessionWorker,
         timeout: float | None,  # noqa: ASYNC109 - it is only for the wait
-    ) -> SessionWorker:
-        """Wait for a worker; see :meth:`asyncpool.Pool.worker`."""
-        self._engine.admission.check_session()
-        hold, limit = SessionHold(), asyncio.timeout(timeout)
-        self._engine.draining.hold(hold)
-        self._waiting += 1
+    ) -> None:
+        """Wait for a *worker*; see :meth:`asyncpool.Pool.worker`."""
+        engine, core, limit = self._engine, self._engine.core, asyncio.timeout(timeout)
+        engine.admission.check_session()
+        engine.draining.hold(worker)
+        self._waiting.append(worker)
         try:
-            self._want()
-            async with limit, self._first:
-                offer = await self._offers.get()
-                while isinstance(offer, SessionWorker) and offer.gone:
-                    # The worker has died in this turn of the loop.
-                    refusal = self._refusal()
-                    if refusal is None:
-                        self._want()
-                    offer = refusal or await self._offers.get()
+            async with limit:
+                while not worker.pid or worker.gone:  # gone: it has died in this turn
+                    engine.admission.check_open(worker)
+                    self._session_workers.pop(worker.session, None)
+                    worker.given = engine.loop.create_future()
+                    with engine.turn:
+                        core.request_worker()
+                    if core.dispatcher.session_waiters and core.exits.sizing.watching:
+                        engine.admission.note_queued()
+                    # A caller that is cancelled may get a worker in the same turn.
+                    await asyncio.shield(worker.given)
         except BaseException as error:
-            self._cancel_request()
-            hold.release()
+            if worker.given.cancel():
+                with engine.turn as now:
+                    core.cancel_request(now)
+            elif worker.pid:  # it was given in this turn
+                self.give_back(worker, fresh=False)
+            worker.pid = 0
+            engine.draining.release(worker)
             if isinstance(error, TimeoutError) and limit.expired():
-                name = self._engine.config.title
+                name = engine.config.title
                 text = f"no worker of {name} was free within {timeout:g} s"
                 raise TimeoutError(text) from None
             raise
-        self._waiting -= 1
-        if not isinstance(offer, SessionWorker):
-            hold.release()
-            raise offer
-        hold.what = f"a session with worker {offer.pid} in slot {offer.slot}"
-        offer.hold = hold
-        return offer
-
-    def _refusal(self) -> AsyncPoolError | None:
-        """Return why nobody who waits gets a worker any more; ``None`` if that is not so."""
-        closing = self._engine.core.closing
-        if closing.finish is not None and not closing.draining:
-            return PoolClosedError()
-        broken = self._engine.core.broken is not None
-        return broken_errors(self._engine)(None) if broken else None
-
-    def _want(self) -> None:
-        core = self._engine.core
-        with self._engine.turn:
-            core.request_worker()
-        if core.dispatcher.session_waiters and core.exits.sizing.watching:
-            self._engine.admission.note_queued()
-
-    def _cancel_request(self) -> None:
-        """Note that a caller waits no more, who may have been given something in this turn."""
-        self._waiting -= 1
-        if self._offers.qsize() <= self._waiting:
-            with self._engine.turn as now:
-                self._engine.core.cancel_request(now)
-            return
-        offer = self._offers.get_nowait()  # there is one for each of the others
-        if isinstance(offer, SessionWorker):
-            self._end(offer, fresh=False)
+        finally:
+            self._waiting.remove(worker)
 
     def offer(self, slot: int, session: int) -> None:
         """Give the worker in *slot* to the caller that has waited longest."""
         pid = self._engine.handles[slot].pid
         assert pid is not None
-        worker = self._session_workers[session] = SessionWorker(session, slot, pid)
-        self._offers.put_nowait(worker)
+        worker = next(one for one in self._waiting if not one.given.done())
+        self._session_workers[session] = worker
+        worker.session, worker.slot, worker.pid = session, slot, pid
+        worker.gone, worker.crash = False, None
+        worker.given.set_result(None)
 
     def refuse(self) -> None:
         """Turn away all callers that wait."""
-        while self._offers.qsize() < self._waiting:
-            self._offers.put_nowait(self._refusal() or PoolClosedError())
+        closing = self._engine.core.closing
+        closes = closing.finish is not None and not closing.draining
+        broken = self._engine.core.broken is not None and not closes
+        for worker in self._waiting:
+            error = broken_errors(self._engine)(None) if broken else PoolClosedError()
+            fail_quietly(worker.given, error)
 
     # How sessions go on.
 
@@ -520,7 +477,7 @@ class Sessions:
         """
         if worker.gone:
             # Whatever keeps the pool from taking any call comes first.
-            self._engine.admission.check_open(worker.hold)
+            self._engine.admission.check_open(worker)
             raise worker.error()
 
     # How sessions end.
@@ -548,19 +505,8 @@ class Sessions:
             if job is not None:
                 self._engine.registry.fail(job, worker.error())
 
-    async def leave(self, worker: SessionWorker, *, fresh: bool, failed: bool) -> None:
-        """End a session when its calls are done; at once if it has *failed*.
-
-        Cancellation:
-            Ends it at once.
-        """
-        try:
-            await worker.finish(failed=failed)
-        finally:
-            self._end(worker, fresh=fresh)
-            worker.hold.release()
-
-    def _end(self, worker: SessionWorker, *, fresh: bool) -> None:
+    def give_back(self, worker: SessionWorker, *, fresh: bool) -> None:
+        """Return the worker of a session to the pool, or have it replaced by a *fresh* one."""
         self._session_workers.pop(worker.session, None)
         core = self._engine.core
         if not core.closing.over:

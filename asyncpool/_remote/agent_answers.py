@@ -12,6 +12,7 @@ from asyncpool._core.options import JobOptions
 from asyncpool._core.slots import text_for_client
 from asyncpool._engine.engine import Engine
 from asyncpool._engine.job import PoolJob
+from asyncpool._engine.sessions import Broadcast, SessionWorker
 from asyncpool._remote.agent_errors import pack_failure, pack_results
 from asyncpool._remote.client_jobs import crash_for_client
 from asyncpool._remote.messages import Message, unpack_question
@@ -161,16 +162,16 @@ class Answers:
         self, client: ClientQuestions, number: int, about: dict[str, Any]
     ) -> tuple[int, int]:
         """Give a worker to the client; return its slot and its pid."""
-        worker = await self._supervisor.sessions.take(about["timeout"])
+        worker = SessionWorker()
+        await self._supervisor.sessions.take(worker, about["timeout"])
         client.lend(number, worker)
         return worker.slot, worker.pid
 
     async def _broadcast(self, about: dict[str, Any], payload: bytes) -> Any:
-        broadcasts, options = self._supervisor.broadcasts, _read_call(about)
+        name, options = str(about["name"]), _read_call(about)
+        call = Broadcast(name, payload, options, PACKED)
         try:
-            results = await broadcasts.broadcast_packed(
-                str(about["name"]), payload, options, PACKED
-            )
+            results = await self._supervisor.broadcasts.broadcast_packed(call)
         except BroadcastError as error:
             return pack_failure(error)
         return pack_results(results), {}

@@ -10,7 +10,6 @@ from typing import Any
 
 from asyncpool._core.data_only import DataOnly
 from asyncpool._core.endings import Finish
-from asyncpool._engine.admission import Hold
 from asyncpool._engine.hub import PoolHub
 from asyncpool._engine.job import PoolJob, StreamJob, unreadable
 from asyncpool._engine.large import load_item
@@ -91,21 +90,26 @@ class ClientHolds:
 
     Attributes:
         closed: Whether the client takes no more jobs but those of maps and sessions.
+        holds: The maps, sessions and broadcasts that hold it open.
     """
 
     def __init__(self, registry: JobRegistry) -> None:
         self.closed = False
         self._registry = registry
-        self._holds: set[Hold] = set()
+        self.holds: set[object] = set()
         self._idle = asyncio.Event()
         self._idle.set()
 
-    def hold(self, hold: Hold) -> None:
+    def hold(self, hold: object) -> None:
         """Let *hold* keep the client open, unless it closes already."""
         if not self.closed:
-            self._holds.add(hold)
-            hold.take(self._let_go)
+            self.holds.add(hold)
             self._idle.clear()
+
+    def release(self, hold: object) -> None:
+        """Let the client close, whatever is left of *hold*."""
+        self.holds.discard(hold)
+        self.look()
 
     def busy(self) -> None:
         """Note that there is an open job."""
@@ -113,7 +117,7 @@ class ClientHolds:
 
     def look(self) -> None:
         """Note it if nothing is left to do."""
-        if not self._registry.jobs and not self._holds:
+        if not self._registry.jobs and not self.holds:
             self._idle.set()
 
     async def drain(self) -> None:
@@ -128,11 +132,7 @@ class ClientHolds:
     def close(self) -> None:
         """Take no more jobs, and let nothing keep the client open."""
         self.closed = True
-        for hold in [*self._holds]:
-            hold.release()
-
-    def _let_go(self, hold: Hold) -> None:
-        self._holds.discard(hold)
+        self.holds.clear()
         self.look()
 
 
@@ -240,10 +240,6 @@ class Client:
     def check_loop(self) -> None:
         """Check that this is the client's event loop."""
         check_loop(self._loop, self.title)
-
-    def hold(self, hold: Any, /) -> None:
-        """Let *hold* keep the client open."""
-        self.draining.hold(hold)
 
     async def load(self, job: PoolJob[Any], frame: Frame) -> Any:
         """Return the item of a stream."""

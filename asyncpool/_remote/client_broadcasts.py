@@ -3,52 +3,23 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 from asyncpool._core.data_only import DataOnly
-from asyncpool._core.options import JobOptions
 from asyncpool._dataclass import replace
-from asyncpool._engine.admission import Hold
 from asyncpool._engine.loop import Threads
-from asyncpool._engine.sessions import Broadcast, StartBroadcasts, make_broadcast
+from asyncpool._engine.sessions import Broadcast, Broadcasts, error_of
 from asyncpool._remote.agent_errors import AgentErrors, Answer, read_broadcast
 from asyncpool._remote.node import Node, Questions
 from asyncpool._remote.options import write_options
-from asyncpool._wire.messages import MAX_BROADCASTS
 from asyncpool.errors import AsyncPoolError, PoolClosedError
 
 if TYPE_CHECKING:
     from asyncpool._remote.client import Client
 
 
-class _Run(NamedTuple):
-    """A broadcast that is not over.
-
-    Attributes:
-        broadcast: What agents are asked for.
-        answers: The answer of each agent, to come.
-    """
-
-    broadcast: Broadcast
-    answers: dict[Node, asyncio.Task[Any]]
-
-    async def wait(self) -> None:
-        """Wait for all answers, also of agents that join meanwhile.
-
-        Cancellation:
-            Takes the questions back.
-        """
-        try:
-            while waiting := [one for one in self.answers.values() if not one.done()]:
-                await asyncio.wait(waiting)
-        finally:
-            for one in self.answers.values():
-                one.cancel()
-
-
-class ClientBroadcasts:
+class ClientBroadcasts(Broadcasts):
     """The broadcasts of one client.
 
     Args:
@@ -58,6 +29,8 @@ class ClientBroadcasts:
         data: What calls may be, if the pool is data only.
     """
 
+    _abroad = True
+
     def __init__(
         self,
         owner: Client,
@@ -65,69 +38,47 @@ class ClientBroadcasts:
         threads: Threads,
         data: DataOnly | None,
     ) -> None:
+        super().__init__(threads, data)
         self._owner = owner
         self._questions = questions
-        self._threads = threads
-        self._data = data
         self._loop = asyncio.get_running_loop()
-        self._numbers = itertools.count(1)
-        self._runs: list[_Run] = []
-        self._remembered = StartBroadcasts(MAX_BROADCASTS)
-        # They reach the agents in the order of the calls, as in a local pool.
-        self._order = asyncio.Lock()
         self._preparing: set[asyncio.Task[None]] = set()
 
-    async def broadcast(
-        self,
-        function: Callable[..., Any],
-        args: tuple[Any, ...],
-        kwargs: Mapping[str, Any],
-        options: JobOptions,
-    ) -> dict[int, Any]:
-        """Have every worker of all agents make a call; see :meth:`asyncpool.Pool.broadcast`."""
-        self._owner.usual_nodes()  # refuses the call before it is pickled
-        async with self._order:
-            broadcast = await make_broadcast(
-                next(self._numbers),
-                self._threads,
-                self._data,
-                (function, args, kwargs),
-                options,
-                abroad=True,
-            )
-            run = self._begin(broadcast)
-        hold = Hold(f"a broadcast of {broadcast.name}")
-        self._owner.hold(hold)
+    def _targets(self) -> list[Node]:
+        return self._owner.usual_nodes()
+
+    async def _results(self, broadcast: Broadcast) -> dict[int, Any]:
+        answers, succeeded = broadcast.calls, False
+        self._owner.draining.hold(broadcast)
         try:
-            await run.wait()
+            # Also for agents that join meanwhile.
+            while waiting := [one for one in answers.values() if not one.done()]:
+                await asyncio.wait(waiting)
+            results = await self._read(broadcast, _found(answers))
+            # An agent that comes later has no time of its caller's.
+            broadcast.options = replace(
+                broadcast.options, queue_timeout=None, deadline=None
+            )
+            succeeded = True
+            return results
         finally:
-            self._runs.remove(run)
-            hold.release()
-        results = await self._read(broadcast, _found(run.answers))
-        # An agent that comes later has no time of its caller's.
-        later = replace(options, queue_timeout=None, deadline=None)
-        self._remembered.add(broadcast._replace(options=later))
-        return results
+            self._end(broadcast, remember=succeeded)
+            self._owner.draining.release(broadcast)
+            if not succeeded:
+                for answer in answers.values():
+                    answer.cancel()
 
-    def _begin(self, broadcast: Broadcast) -> _Run:
-        """Ask all agents that there are."""
-        nodes = self._owner.usual_nodes()
-        self._remembered.check(broadcast, [run.broadcast for run in self._runs])
-        run = _Run(broadcast, {node: self._ask(node, broadcast) for node in nodes})
-        self._runs.append(run)
-        return run
-
-    def _ask(self, node: Node, broadcast: Broadcast) -> asyncio.Task[Any]:
-        """Ask *node*, after all that it was asked before."""
+    def _call(self, target: Node, broadcast: Broadcast) -> asyncio.Task[Any]:
+        """Ask an agent, after all that it was asked before."""
         question = self._questions.ask(
-            node,
+            target,
             "broadcast",
             broadcast.payload,
             name=broadcast.name,
             options=write_options(broadcast.options, self._loop.time()),
         )
         task = self._loop.create_task(question, name="asyncpool broadcast")
-        task.add_done_callback(_mark_as_read)
+        task.add_done_callback(error_of)  # the caller may be cancelled
         return task
 
     def _read(
@@ -145,8 +96,8 @@ class ClientBroadcasts:
 
     def give_up(self) -> None:
         """Take back those that are under way: their callers get a ``PoolClosedError``."""
-        for run in self._runs:
-            for answer in run.answers.values():
+        for broadcast in self.open:
+            for answer in broadcast.calls.values():
                 answer.cancel()
 
     # Agents that come later.
@@ -156,14 +107,15 @@ class ClientBroadcasts:
 
         Else its workers have calls to make first.
         """
-        asked = [(call, self._ask(node, call)) for call in self._remembered]
-        for run in self._runs:
-            run.answers[node] = self._ask(node, run.broadcast)
-        if not asked and not self._runs:
+        asked = [(call, self._call(node, call)) for call in self.remembered]
+        under_way = [(call, self._call(node, call)) for call in self.open]
+        for call, answer in under_way:
+            call.calls[node] = answer
+        if not asked and not under_way:
             return True
-        under_way = [run.answers[node] for run in self._runs]
         task = self._loop.create_task(
-            self._prepare(node, asked, under_way), name="asyncpool start of an agent"
+            self._prepare(node, asked, [answer for _, answer in under_way]),
+            name="asyncpool start of an agent",
         )
         self._preparing.add(task)
         task.add_done_callback(self._preparing.discard)
@@ -188,13 +140,7 @@ class ClientBroadcasts:
             self._owner.on_ready(node)
 
 
-def _mark_as_read(answer: asyncio.Task[Any]) -> None:
-    """Have nobody told that an answer was not read: its caller was cancelled."""
-    if not answer.cancelled():
-        answer.exception()
-
-
-def _found(answers: Mapping[Node, asyncio.Task[Any]]) -> list[Answer]:
+def _found(answers: Mapping[Node, asyncio.Future[Any]]) -> list[Answer]:
     """Return the answers of the agents that are not lost.
 
     Raises:

@@ -6,7 +6,6 @@ import asyncio
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
-from asyncpool._engine.admission import SessionHold
 from asyncpool._engine.job import PoolJob
 from asyncpool._engine.sessions import SessionWorker
 from asyncpool._remote.client_jobs import crash_at_client
@@ -62,26 +61,24 @@ class ClientSessions:
 
     async def take(
         self,
+        worker: SessionWorker,
         timeout: float | None,  # noqa: ASYNC109 - it is only for the wait
-    ) -> SessionWorker:
-        """Wait for a worker; see :meth:`asyncpool.Pool.worker`."""
+    ) -> None:
+        """Wait for a *worker*; see :meth:`asyncpool.Pool.worker`."""
         node, number = self._node_to_ask(), self._questions.next_number()
-        hold = SessionHold()
-        self._owner.hold(hold)
+        self._owner.draining.hold(worker)
         self._asked.append(node)
         try:
             slot, pid = await self._questions.ask(
                 node, "session", number=number, timeout=timeout
             )
         except BaseException:
-            hold.release()
+            self._owner.draining.release(worker)
             raise
         finally:
             self._asked.remove(node)
-        worker = SessionWorker(number, node.first_slot + slot, pid)
-        worker.hold = hold
+        worker.session, worker.slot, worker.pid = number, node.first_slot + slot, pid
         self._lent[number] = _Lent(node, worker)
-        return worker
 
     def _node_to_ask(self) -> Node:
         """Return the agent with the most workers to spare, as far as this client knows."""
@@ -175,23 +172,11 @@ class ClientSessions:
                 lent.worker.gone = True
                 lent.waiting.clear()
 
-    async def leave(
-        self, session_worker: SessionWorker, *, fresh: bool, failed: bool
-    ) -> None:
-        """Give a worker back when its calls are done; at once if the session has *failed*.
-
-        Cancellation:
-            Gives it back at once.
-        """
-        try:
-            await session_worker.finish(failed=failed)
-        finally:
-            lent = self._lent.pop(session_worker.session)
-            lent.node.put(
-                Message(Kind.LEAVE, session_worker.session, options=int(fresh))
-            )
-            lent.node.flush(asyncio.get_running_loop().time())
-            session_worker.hold.release()
+    def give_back(self, worker: SessionWorker, *, fresh: bool) -> None:
+        """Return the worker of a session to its agent, or have it replaced by a *fresh* one."""
+        lent = self._lent.pop(worker.session)
+        lent.node.put(Message(Kind.LEAVE, worker.session, options=int(fresh)))
+        lent.node.flush(asyncio.get_running_loop().time())
 
 
 def _crash_of(crash: object, node: Node) -> Crash:

@@ -305,10 +305,7 @@ class Relay:
             return self._traffic.submit(function, (payload,), _NO_KWARGS, options)
         if options.session is not None:
             worker = client.workers[options.session.session]
-            self._supervisor.sessions.check(worker)
-            return worker.call(
-                self._traffic.submit, function, (payload,), {}, options=options
-            )
+            return worker.call(self._supervisor, (function, (payload,), {}), options)
         submit: Callable[[], PoolJob[Any]] = partial(
             self._traffic.submit, function, (payload,), {}, options
         )
@@ -395,7 +392,7 @@ class Relay:
 
     def leave(self, worker: SessionWorker, *, fresh: bool, failed: bool) -> None:
         """Give a worker back to the pool when its calls are done, or at once."""
-        leaving = self._supervisor.sessions.leave(worker, fresh=fresh, failed=failed)
+        leaving = worker.leave(self._supervisor, fresh=fresh, failed=failed)
         self._spawn(leaving, "asyncpool end of a session")
 
 

@@ -118,9 +118,8 @@ class Submissions:
             PoolClosedError: If it is closed, or has no agent.
             PoolFullError: If too many jobs wait.
         """
-        closed = self._client.draining.closed and not (
-            options.hold and options.hold.held
-        )
+        draining = self._client.draining
+        closed = draining.closed and options.hold not in draining.holds
         if closed or not self._client.nodes.any:
             raise no_agent(self._client.title)
         if self._is_full() and options.session is None:

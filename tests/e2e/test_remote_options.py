@@ -17,7 +17,6 @@ import pytest
 
 from asyncpool import LeaseKeeper, Pool
 from asyncpool._core.options import OPTIONS, JobOptions
-from asyncpool._engine.admission import SessionHold
 from asyncpool._remote.client import Client
 from asyncpool.sharedpool import SharedPool
 from tests.helpers import beats, jobs
@@ -91,7 +90,7 @@ TABLE = {
     "details": Row(None, KEPT, True, NONE, "they travel with each job"),
     "via": Row("stream", SENT, True, NONE, "they are plain calls"),
     "hold": Row(None, KEPT, True, NONE, "it is the client that is held open"),
-    "bound": Row(
+    "session": Row(
         None, KEPT, True, NONE, "see the test of the calls of a session, which have it"
     ),
     "name": Row("named", KEPT, True, OWN, "it travels with the function"),
@@ -110,7 +109,7 @@ def values_for(form: str, **others: Any) -> dict[str, Any]:
     """Return another value than the default for each option that the client takes in this form."""
     deadline = asyncio.get_running_loop().time() + 1004.0
     values = {name: row.value for name, row in TABLE.items() if row.value is not None}
-    values |= {"deadline": deadline, "hold": SessionHold()} | others
+    values |= {"deadline": deadline, "hold": object()} | others
     return {
         name: value
         for name, value in values.items()

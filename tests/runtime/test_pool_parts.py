@@ -17,7 +17,7 @@ from asyncpool._core.lifecycle import Aftermath
 from asyncpool._core.options import JobOptions
 from asyncpool._core.slots import Slot
 from asyncpool._engine import deaths
-from asyncpool._engine.admission import MapHold
+from asyncpool._engine.batches import MapHold
 from asyncpool._engine.engine import Engine
 from asyncpool._engine.hub import PoolHub
 from asyncpool._engine.job import ChunkJob, PoolJob, StreamJob
@@ -90,7 +90,7 @@ async def test_every_ten_seconds_it_says_what_it_waits_for(
         parts.draining.begin()
         await pass_by(15)
         parts.registry.jobs.clear()
-        hold.release()
+        parts.draining.release(hold)
         await pass_by(10)
         parts.draining.stop()
         await pass_by(30)
