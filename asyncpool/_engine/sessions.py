@@ -32,7 +32,7 @@ from asyncpool._core.slots import STARTING_OR_UP
 from asyncpool._dataclass import replace
 from asyncpool._engine.job import Job, PoolJob
 from asyncpool._engine.large import Call, too_large
-from asyncpool._engine.loop import Pause, Threads, fail_quietly
+from asyncpool._engine.loop import Pause, Threads
 from asyncpool._engine.registry import broken_errors
 from asyncpool._wire.buffers import StreamTooLongError, dump
 from asyncpool._wire.messages import MAX_BROADCASTS, WorkerConfig
@@ -40,6 +40,7 @@ from asyncpool._wire.pickling import PICKLE, Serializer, unpicklable
 from asyncpool._wire.scripts import Abroad, is_in_use
 from asyncpool._wire.text import function_name
 from asyncpool.errors import (
+    AsyncPoolError,
     BroadcastError,
     JobError,
     JobNotPicklableError,
@@ -328,7 +329,6 @@ class SessionWorker:
         slot: The worker's slot.
         pid: The worker's pid; 0 before the session has a worker.
         asked: Whether the caller has asked for the worker.
-        given: Done when the caller gets the worker, or an error.
         gone: Whether it takes no more calls: the worker is gone, or the session was left.
         left: Whether the session was left.
         crash: How the worker died, if the pool did not end it.
@@ -339,7 +339,6 @@ class SessionWorker:
     def __init__(self) -> None:
         self.session = self.slot = self.pid = 0
         self.asked = self.gone = self.left = False
-        self.given: asyncio.Future[None]
         self.crash: Crash | None = None
         self.cause: BaseException | None = None
         self.jobs: dict[PoolJob[Any], None] = {}
@@ -382,7 +381,7 @@ class SessionWorker:
             for job in [*self.jobs]:
                 job.cancel()
             self.gone = self.left = True
-            engine.sessions.give_back(self, fresh=fresh)
+            engine.sessions.give_back(self.session, fresh=fresh)
             engine.draining.release(self)
 
     def _done(self, job: PoolJob[Any]) -> None:
@@ -402,9 +401,14 @@ class Sessions:
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
-        # Who waits, the next one first.  The core knows how many.
-        self._waiting: list[SessionWorker] = []
-        self._session_workers: dict[int, SessionWorker] = {}
+        # The core knows how many callers wait.  For each there will be a worker, or an error, in the
+        # queue.  An asyncio.Queue is not fair: a late caller may take what woke an earlier one.  A
+        # lock is, so only the one who holds it calls get().
+        self._waiting = 0
+        self._offers: asyncio.Queue[tuple[int, int, int] | AsyncPoolError]
+        self._offers, self._first = asyncio.Queue(), asyncio.Lock()
+        # By the sessions' numbers; none as long as the worker is in the queue.
+        self._session_workers: dict[int, SessionWorker | None] = {}
 
     # How sessions begin.
 
@@ -414,56 +418,74 @@ class Sessions:
         timeout: float | None,  # noqa: ASYNC109 - it is only for the wait
     ) -> None:
         """Wait for a *worker*; see :meth:`asyncpool.Pool.worker`."""
-        engine, core, limit = self._engine, self._engine.core, asyncio.timeout(timeout)
+        engine, limit = self._engine, asyncio.timeout(timeout)
         engine.admission.check_session()
         engine.draining.hold(worker)
-        self._waiting.append(worker)
+        self._waiting += 1
         try:
-            async with limit:
-                while not worker.pid or worker.gone:  # gone: it has died in this turn
-                    engine.admission.check_open(worker)
-                    self._session_workers.pop(worker.session, None)
-                    worker.given = engine.loop.create_future()
-                    with engine.turn:
-                        core.request_worker()
-                    if core.dispatcher.session_waiters and core.exits.sizing.watching:
-                        engine.admission.note_queued()
-                    # A caller that is cancelled may get a worker in the same turn.
-                    await asyncio.shield(worker.given)
+            self._request()
+            async with limit, self._first:
+                offer = await self._offers.get()
+                while (
+                    isinstance(offer, tuple) and offer[0] not in self._session_workers
+                ):
+                    # The worker has died in this turn of the loop.
+                    refusal = self._refusal()
+                    if refusal is None:
+                        self._request()
+                    offer = refusal or await self._offers.get()
         except BaseException as error:
-            if worker.given.cancel():
-                with engine.turn as now:
-                    core.cancel_request(now)
-            elif worker.pid:  # it was given in this turn
-                self.give_back(worker, fresh=False)
-            worker.pid = 0
+            self._cancel_request()
             engine.draining.release(worker)
             if isinstance(error, TimeoutError) and limit.expired():
                 name = engine.config.title
                 text = f"no worker of {name} was free within {timeout:g} s"
                 raise TimeoutError(text) from None
             raise
-        finally:
-            self._waiting.remove(worker)
+        self._waiting -= 1
+        if isinstance(offer, AsyncPoolError):
+            engine.draining.release(worker)
+            raise offer
+        worker.session, worker.slot, worker.pid = offer
+        self._session_workers[worker.session] = worker
+
+    def _refusal(self) -> AsyncPoolError | None:
+        """Return why nobody who waits gets a worker any more; ``None`` if that is not so."""
+        closing = self._engine.core.closing
+        if closing.finish is not None and not closing.draining:
+            return PoolClosedError()
+        broken = self._engine.core.broken is not None
+        return broken_errors(self._engine)(None) if broken else None
+
+    def _request(self) -> None:
+        core = self._engine.core
+        with self._engine.turn:
+            core.request_worker()
+        if core.dispatcher.session_waiters and core.exits.sizing.watching:
+            self._engine.admission.note_queued()
+
+    def _cancel_request(self) -> None:
+        """Note that a caller waits no more, who may have been given something in this turn."""
+        self._waiting -= 1
+        if self._offers.qsize() <= self._waiting:
+            with self._engine.turn as now:
+                self._engine.core.cancel_request(now)
+            return
+        offer = self._offers.get_nowait()  # there is one for each of the others
+        if isinstance(offer, tuple):
+            self.give_back(offer[0], fresh=False)
 
     def offer(self, slot: int, session: int) -> None:
         """Give the worker in *slot* to the caller that has waited longest."""
         pid = self._engine.handles[slot].pid
         assert pid is not None
-        worker = next(one for one in self._waiting if not one.given.done())
-        self._session_workers[session] = worker
-        worker.session, worker.slot, worker.pid = session, slot, pid
-        worker.gone, worker.crash = False, None
-        worker.given.set_result(None)
+        self._session_workers[session] = None
+        self._offers.put_nowait((session, slot, pid))
 
     def refuse(self) -> None:
         """Turn away all callers that wait."""
-        closing = self._engine.core.closing
-        closes = closing.finish is not None and not closing.draining
-        broken = self._engine.core.broken is not None and not closes
-        for worker in self._waiting:
-            error = broken_errors(self._engine)(None) if broken else PoolClosedError()
-            fail_quietly(worker.given, error)
+        while self._offers.qsize() < self._waiting:
+            self._offers.put_nowait(self._refusal() or PoolClosedError())
 
     # How sessions go on.
 
@@ -484,7 +506,7 @@ class Sessions:
 
     def worker_crashed(self, crash: Crash) -> None:
         """Keep *crash*, which says how the worker of a session has died."""
-        for worker in self._session_workers.values():
+        for worker in filter(None, self._session_workers.values()):
             if (worker.slot, worker.pid) == (crash.slot, crash.pid):
                 worker.crash = crash
 
@@ -492,7 +514,9 @@ class Sessions:
         """End *session*, whose worker is gone, and fail *calls*."""
         worker = self._session_workers.get(session)
         if worker is None:
-            return  # its calls were cancelled with it
+            # Its calls were cancelled with it, or nobody has it yet.
+            self._session_workers.pop(session, None)
+            return
         worker.gone = True
         if calls:
             # Later, since the error of the running call is their cause, and must be known first.
@@ -505,10 +529,10 @@ class Sessions:
             if job is not None:
                 self._engine.registry.fail(job, worker.error())
 
-    def give_back(self, worker: SessionWorker, *, fresh: bool) -> None:
-        """Return the worker of a session to the pool, or have it replaced by a *fresh* one."""
-        self._session_workers.pop(worker.session, None)
+    def give_back(self, session: int, *, fresh: bool) -> None:
+        """Return the worker of *session* to the pool, or have it replaced by a *fresh* one."""
+        self._session_workers.pop(session, None)
         core = self._engine.core
         if not core.closing.over:
             with self._engine.turn as now:
-                core.end_session(worker.session, now, fresh=fresh)
+                core.end_session(session, now, fresh=fresh)

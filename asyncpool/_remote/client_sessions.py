@@ -172,10 +172,10 @@ class ClientSessions:
                 lent.worker.gone = True
                 lent.waiting.clear()
 
-    def give_back(self, worker: SessionWorker, *, fresh: bool) -> None:
-        """Return the worker of a session to its agent, or have it replaced by a *fresh* one."""
-        lent = self._lent.pop(worker.session)
-        lent.node.put(Message(Kind.LEAVE, worker.session, options=int(fresh)))
+    def give_back(self, session: int, *, fresh: bool) -> None:
+        """Return the worker of *session* to its agent, or have it replaced by a *fresh* one."""
+        lent = self._lent.pop(session)
+        lent.node.put(Message(Kind.LEAVE, session, options=int(fresh)))
         lent.node.flush(asyncio.get_running_loop().time())
 
 

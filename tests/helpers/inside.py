@@ -179,7 +179,7 @@ async def start_threads(pool: Pool) -> None:
 def sessions_of(pool: Pool) -> list[int]:
     """Return the sessions that are open, and that wait for a worker."""
     sessions = supervisor_of(pool).sessions
-    return [*sessions._session_workers, *range(len(sessions._waiting))]
+    return [*sessions._session_workers, *range(sessions._waiting)]
 
 
 def listeners_of(pool: Pool) -> list[object]:

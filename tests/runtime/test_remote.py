@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from asyncpool._core.options import JobOptions
+from asyncpool._core.slots import JobText
 from asyncpool._remote.agent_answers import event_for_client
 from asyncpool._remote.agent_client import AgentClient, ClientKeeper, ComingCalls
 from asyncpool._remote.agent_errors import AgentErrors, read_broadcast
@@ -150,10 +151,10 @@ NOT_MINE_TOLD = crash_with(concurrent_jobs=(2,))
         ),
         (TakenOver(31, 3), TakenOver(2, 3)),
         (TakenOver(40, 3), None),
-        (exited("cancellation of job 40"), exited("cancellation")),
+        (exited(JobText("{}", 40, "cancellation")), exited("cancellation")),
         (
-            exited("timeout of job 31", "killed since job 31 did not end"),
-            exited("timeout of job 2", "killed since job 2 did not end"),
+            exited(JobText("of {}", 31, ""), JobText("since {}", 31, "")),
+            exited("of 2", "since 2"),
         ),
         (exited("retire(): out of job cards"), exited("retire(): out of job cards")),
     ],
