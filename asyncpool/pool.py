@@ -279,19 +279,9 @@ class Submitter:
             return engine.traffic.submit(fn, args, kwargs, options)
         return self._submit(fn, args, kwargs, options)
 
-    @overload
     def stream(
-        self, fn: Callable[P, Iterable[R]], /, *args: P.args, **kwargs: P.kwargs
-    ) -> Stream[R]: ...
-
-    @overload
-    def stream(
-        self, fn: Callable[P, AsyncIterable[R]], /, *args: P.args, **kwargs: P.kwargs
-    ) -> Stream[R]: ...
-
-    def stream(
-        self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any
-    ) -> Stream[Any]:
+        self, fn: Callable[P, Items[R]], /, *args: P.args, **kwargs: P.kwargs
+    ) -> Stream[R]:
         """Run a generator function in a worker; return its items, for ``async for``.
 
         The items come as the generator yields them.  The worker is ahead of the caller by

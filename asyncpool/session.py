@@ -126,19 +126,13 @@ class WorkerSession:
         checks.called("submit", fn)
         return self._call(fn, args, kwargs, self._options)
 
-    @overload
     def stream(
-        self, fn: Callable[P, Iterable[R]], /, *args: P.args, **kwargs: P.kwargs
-    ) -> Stream[R]: ...
-
-    @overload
-    def stream(
-        self, fn: Callable[P, AsyncIterable[R]], /, *args: P.args, **kwargs: P.kwargs
-    ) -> Stream[R]: ...
-
-    def stream(
-        self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any
-    ) -> Stream[Any]:
+        self,
+        fn: Callable[P, Iterable[R] | AsyncIterable[R]],
+        /,
+        *args: P.args,
+        **kwargs: P.kwargs,
+    ) -> Stream[R]:
         """Run a generator function in this worker; return its items, for ``async for``.
 
         See :meth:`asyncpool.Pool.stream`.  A stream is a call of the session: later calls wait
