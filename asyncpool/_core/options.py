@@ -48,6 +48,7 @@ from typing import (
 )
 
 from asyncpool._core import checks
+from asyncpool._core.checks import option
 from asyncpool._dataclass import dataclass, replace
 from asyncpool._wire.frames import MAX_ATTEMPTS, MAX_NUMBER
 from asyncpool._wire.messages import JobContext, Variables, end_of
@@ -600,15 +601,6 @@ class Keeper(Protocol):
         """Keep *lease* until the future *holder* is done; cancel *holder* if it is lost."""
 
 
-class DrainHold(Protocol):
-    """A source of jobs that may keep a closing pool open for jobs to come, such as a map."""
-
-    @property
-    def held(self) -> bool:
-        """Whether it keeps the pool open."""
-        ...
-
-
 class CancelMode(NamedTuple):
     """How the pool ends a running job.
 
@@ -629,7 +621,7 @@ KILL = CancelMode("kill", 0.0)
 class Options(TypedDict, total=False):
     """The options as users write them; see :meth:`asyncpool.Pool.options`.
 
-    Each of them has a check in :data:`CHECKS`, and a field in :class:`JobOptions`.
+    Each of them has a field in :class:`JobOptions`, with its check.
     """
 
     max_attempts: int
@@ -721,33 +713,7 @@ def _codec(name: str, codec: object) -> Format:
     return format_of(codec)
 
 
-_PERIOD = checks.SECONDS.or_none().within("> 0 seconds", checks.is_positive)
-
-# The check of each option, which returns what the record has of it.
-CHECKS: dict[str, checks.Check] = {
-    "max_attempts": checks.INT.within(
-        f"between 1 and {MAX_ATTEMPTS}", lambda number: 1 <= number <= MAX_ATTEMPTS
-    ),
-    "retry_on": _retry_on,
-    "timeout": _PERIOD,
-    "queue_timeout": _PERIOD,
-    "heartbeat_timeout": _PERIOD,
-    "deadline": checks.SECONDS.or_none().within(
-        "a point on the loop's clock",
-        lambda when: when == when,  # noqa: PLR0124 - NaN
-    ),
-    "on_cancel": checks.one_of(get_args(OnCancel)),
-    "cancel_grace": checks.SECONDS.within(">= 0 seconds", lambda seconds: seconds >= 0),
-    "priority": _priority,
-    "key": _key,
-    "lease": _lease,
-    "prefetch": checks.INT.within(">= 1 item", lambda number: 0 < number <= MAX_NUMBER),
-    "codec": _codec,
-}
-
-# Their names.  No module that a worker imports has them: to import this one would take it 30 ms.
-# So the pool tells its workers, for the hint that an option is no argument of a function.
-OPTIONS = CHECKS.keys()
+_LIMIT = checks.PERIOD.or_none()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -783,8 +749,8 @@ class JobOptions:
         details: The pickled details that the last of these has sent, or nothing.
         via: How the function is called: by itself, for several items of a map that
             travel together, as a stream of what it yields, or in every worker.
-        hold: What keeps the pool open for this job, if anything does.  A pool that
-            drains accepts such a job.
+        hold: The ``Hold`` of ``_engine/admission.py`` that keeps the pool open for this job, if
+            there is one.  A pool that drains accepts such a job.
         session: The session that it is a call of, if it is one.
         name: The name of the user's function, if workers call another function in
             its place.
@@ -794,23 +760,38 @@ class JobOptions:
         plain: Whether nothing but its priority and its attempts is special.
     """
 
-    max_attempts: int = 1
-    retry_on: tuple[RetryOn, ...] = (CrashKind.CRASH, CrashKind.HUNG)
-    timeout: float | None = None
-    queue_timeout: float | None = None
-    heartbeat_timeout: float | None = None
-    deadline: float | None = None
-    on_cancel: OnCancel = "interrupt"
-    cancel_grace: float = 2.0
-    priority: int = 0
-    key: int | None = None
-    lease: tuple[Keeper, Hashable] | None = None
-    prefetch: int = 16
-    codec: Any = None
+    # The options that callers write, each with the check that returns what is kept of it.
+    max_attempts: int = option(
+        checks.INT.within(
+            f"between 1 and {MAX_ATTEMPTS}", lambda number: 1 <= number <= MAX_ATTEMPTS
+        ),
+        1,
+    )
+    retry_on: tuple[RetryOn, ...] = option(_retry_on, (CrashKind.CRASH, CrashKind.HUNG))
+    timeout: float | None = option(_LIMIT, None)
+    queue_timeout: float | None = option(_LIMIT, None)
+    heartbeat_timeout: float | None = option(_LIMIT, None)
+    deadline: float | None = option(
+        checks.SECONDS.or_none().within(
+            "a point on the loop's clock",
+            lambda when: when == when,  # noqa: PLR0124 - NaN
+        ),
+        None,
+    )
+    on_cancel: OnCancel = option(checks.one_of(get_args(OnCancel)), "interrupt")
+    cancel_grace: float = option(checks.DURATION, 2.0)
+    priority: int = option(_priority, 0)
+    key: int | None = option(_key, None)
+    lease: tuple[Keeper, Hashable] | None = option(_lease, None)
+    prefetch: int = option(
+        checks.INT.within(">= 1 item", lambda number: 0 < number <= MAX_NUMBER), 16
+    )
+    codec: Any = option(_codec, None)
+    # What the pool adds.
     prior_attempts: int = 0
     details: bytes = b""
     via: Via = "submit"
-    hold: DrainHold | None = None
+    hold: Any = None
     session: SessionTraits | None = None
     name: str = ""
     # The pool reads each of these several times for each job, so they are no properties.
@@ -880,6 +861,14 @@ class JobOptions:
             beat: When its last heartbeat was; *began* if there was none.
         """
         return end_of(beat, self.heartbeat_timeout, self.run_end(began))
+
+
+CHECKS = checks.table_of(JobOptions)
+
+# The names of the options.  No module that a worker imports has them: to import this one would
+# take it 30 ms.  So the pool tells its workers, for the hint that an option is no argument of a
+# function.
+OPTIONS = CHECKS.keys()
 
 
 def changed(options: JobOptions, changes: Mapping[str, Any]) -> JobOptions:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from asyncpool import events
 from asyncpool._core import log_messages as say
-from asyncpool._core.options import DrainHold, JobOptions
+from asyncpool._core.options import JobOptions
 from asyncpool._engine.loop import Alarm
 from asyncpool._engine.registry import broken_errors
 from asyncpool.errors import PoolClosedError, PoolFullError
@@ -38,7 +38,7 @@ class Admission:
         self.saturated = False
         self._has_room = asyncio.Event()
 
-    def check_open(self, hold: DrainHold | None = None) -> None:
+    def check_open(self, hold: Hold | None = None) -> None:
         """Check that the pool is open.
 
         Args:

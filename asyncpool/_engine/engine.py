@@ -238,7 +238,8 @@ class Engine:
         loop_lag: Measures how late the loop runs what is due.
         log: Logs the steps of its life.
         threads: Pickle and copy large objects.
-        serving: What workers do instead of jobs, if they serve.
+        serving: What workers do instead of jobs, if they serve: a ``Service`` of
+            ``_cluster/service.py``, of which the pool knows no more.
         status: Whether the pool is ready, broken or over.
         admission: Checks whether the pool takes a job.
         draining: Keeps the pool open while it drains.
@@ -272,7 +273,7 @@ class Engine:
             levels=levels, disabled=disabled, preload=config.preload
         )
         self.loop, self.thread, self.config, self.hub = loop, get_ident(), config, hub
-        self.core = _core_of(config)
+        self.core = Core(config)
         self.concurrency = config.worker.concurrency
         self.max_payload = config.worker.max_payload
         self.fresh = config.fresh
@@ -688,20 +689,3 @@ class Engine:
     def summary(self) -> events.CloseSummary:
         """Return what the close did."""
         return self.registry.summary(self.core.lifecycle.kills)
-
-
-def _core_of(config: SupervisorConfig) -> Core:
-    """Return the core of a pool with these options."""
-    return Core(
-        workers=config.workers,
-        policy=config.restart_policy,
-        start_timeout=config.start_timeout,
-        limits=config.worker_limits,
-        idle_timeout=config.idle_timeout,
-        concurrency=config.worker.concurrency,
-        max_surge=config.max_surge,
-        max_unavailable=config.max_unavailable,
-        stop_grace=config.stop_grace,
-        end_grace=config.end_grace,
-        serving=config.serving is not None,
-    )

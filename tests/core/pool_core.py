@@ -93,15 +93,18 @@ class Core:
         policy: RestartPolicy | None = None,
         start_timeout: float = 20.0,
         limits: WorkerLimits | None = None,
+        serving: bool = False,
         **options: Any,
     ) -> None:
-        self._core = core = core_module.Core(
+        told = core_module.CoreOptions(
             workers=(workers, most or workers),
-            policy=policy or RestartPolicy(),
+            restart_policy=policy or RestartPolicy(),
             start_timeout=start_timeout,
-            limits=limits or WorkerLimits(),
+            worker_limits=limits or WorkerLimits(),
+            serving=object if serving else None,
             **options,
         )
+        self._core = core = core_module.Core(told)
         self.closing, self.dispatcher = core.closing, core.dispatcher
         self.exits, self.lifecycle = core.exits, core.lifecycle
         # Workers.
