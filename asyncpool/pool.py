@@ -9,7 +9,7 @@ from collections.abc import AsyncIterable, Callable, Coroutine, Iterable, Mappin
 from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from functools import partial
-from types import FunctionType, TracebackType
+from types import FunctionType
 from typing import (
     TYPE_CHECKING,
     Any,
@@ -39,7 +39,7 @@ from asyncpool._core.options import (
 from asyncpool._dataclass import dataclass, replace
 from asyncpool._engine.deaths import CrashCallback
 from asyncpool._engine.engine import Engine
-from asyncpool._engine.hub import EventStream
+from asyncpool._engine.hub import EventStream, PoolHub
 from asyncpool._engine.job import Job, PoolJob
 from asyncpool._engine.loop import shielded
 from asyncpool._engine.machine import (
@@ -78,13 +78,12 @@ class EventSource:
 
     __slots__ = ()
 
-    # It has the ``hub``, and a ``check_loop()``; each class knows its type.
-    _life: Any
+    _life: SupervisorRunner  # a pool whose workers belong to agents has a _Life in its place
 
     def _on_listener(self) -> None:
         """Hear that somebody listens from now on."""
 
-    def _hub_for_listener(self) -> Any:
+    def _hub_for_listener(self) -> PoolHub:
         """Return the hub, for somebody who listens from now on."""
         self._life.check_loop()
         self._on_listener()
@@ -103,8 +102,7 @@ class EventSource:
             RuntimeError: If the pool or cluster was started in another event loop.
         """
         checks.at_least(1)("buffer", buffer)
-        stream: EventStream[Event] = self._hub_for_listener().listen(buffer)
-        return stream
+        return self._hub_for_listener().listen(buffer)
 
     def add_listener(self, listener: Callable[[Event], object]) -> None:
         """Have *listener* called with each event from now on, as soon as it happens.
@@ -126,8 +124,7 @@ class EventSource:
             RuntimeError: If the pool or cluster was started in another event loop.
         """
         self._life.check_loop()
-        count: int = self._life.hub.remove_listener(listener)
-        return count
+        return self._life.hub.remove_listener(listener)
 
 
 class JobEventSource(EventSource):
@@ -148,10 +145,7 @@ class JobEventSource(EventSource):
             RuntimeError: If the pool was started in another event loop.
         """
         checks.at_least(1)("buffer", buffer)
-        stream: EventStream[Event | JobEvent] = self._hub_for_listener().listen_to_jobs(
-            buffer
-        )
-        return stream
+        return self._hub_for_listener().listen_to_jobs(buffer)
 
     def add_job_listener(self, listener: Callable[[Event | JobEvent], object]) -> None:
         """Have *listener* called with each event of the pool and of its jobs from now on.
@@ -196,7 +190,7 @@ class Submitter:
     __slots__ = ()
 
     _options: JobOptions
-    _life: Any  # a SupervisorRunner, or what a shared pool has in its place
+    _life: SupervisorRunner
 
     def __reduce__(self) -> NoReturn:
         raise not_picklable(self)
@@ -207,8 +201,7 @@ class Submitter:
         Raises:
             PoolClosedError: If there is no pool that was started.
         """
-        engine: Engine = self._life.supervisor or self._life.running()
-        return engine
+        return self._life.supervisor or self._life.running()
 
     def _submit(
         self,
@@ -275,7 +268,7 @@ class Submitter:
         """
         options = self._options
         if type(fn) is FunctionType and options.lease is None:  # as _submit() does
-            engine: Engine = self._life.supervisor or self._life.running()
+            engine = self._life.supervisor or self._life.running()
             return engine.traffic.submit(fn, args, kwargs, options)
         return self._submit(fn, args, kwargs, options)
 
@@ -366,10 +359,7 @@ class Submitter:
         """
         checks.called("broadcast", fn)
         broadcasts = self._life.open().broadcasts
-        results: dict[int, Any] = await broadcasts.broadcast(
-            fn, args, kwargs, self._options
-        )
-        return results
+        return await broadcasts.broadcast(fn, args, kwargs, self._options)
 
     def worker(
         self, *, timeout: float | None = None, fresh: bool = True
@@ -611,8 +601,6 @@ class Supervised(EventSource):
 
     __slots__ = ()
 
-    _life: SupervisorRunner
-
     def retire(self, slot: int) -> None:
         """Replace the worker in *slot* by a fresh one.
 
@@ -676,7 +664,7 @@ class BoundPool(Submitter):
         return BoundPool(self._pool, changed(self._options, changes))
 
     @property
-    def _life(self) -> Any:  # pyright: ignore[reportIncompatibleVariableOverride]
+    def _life(self) -> SupervisorRunner:  # type: ignore[override]  # pyright: ignore[reportIncompatibleVariableOverride]
         return self._pool._life  # noqa: SLF001
 
 
@@ -1148,10 +1136,7 @@ class Pool(Submitter, Supervised, JobEventSource):
         return self
 
     async def __aexit__(
-        self,
-        error_type: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
+        self, _: object, error: BaseException | None, __: object
     ) -> None:
         """Close the pool: finish all jobs, or none if an exception leaves the context.
 

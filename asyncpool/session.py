@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 from collections.abc import AsyncIterable, Callable, Coroutine, Iterable
 from functools import partial
-from types import TracebackType
 from typing import Any, ParamSpec, Self, TypeVar, Unpack, overload
 
 from asyncpool._core import checks
@@ -174,10 +173,7 @@ class WorkerSession:
         return self
 
     async def __aexit__(
-        self,
-        error_type: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
+        self, _: object, error: BaseException | None, __: object
     ) -> None:
         """Give the worker back, or have it replaced, when its calls have ended.
 

@@ -36,6 +36,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import field
+from itertools import accumulate, takewhile
 from types import MappingProxyType
 from typing import (
     TYPE_CHECKING,
@@ -374,7 +375,8 @@ class RestartPolicy:
                 "initial_delay=0 would start workers that never become ready without "
                 "any pause, and needs max_restarts"
             )
-        self._refuse_unreachable()
+        if self.max_restarts is not None and self.initial_delay > 0:
+            self._refuse_unreachable(self.max_restarts)
 
     @classmethod
     def limited(cls, max_restarts: int, period: float) -> RestartPolicy:
@@ -399,28 +401,21 @@ class RestartPolicy:
         full = min(self.initial_delay * 2.0 ** min(failures - 1, 1000), self.max_delay)
         return full * (1.0 - 0.5 * jitter)
 
-    def _refuse_unreachable(self) -> None:
+    def _refuse_unreachable(self, max_restarts: int) -> None:
         # If all starts fail and all delays are the longest, death number n + 1 comes
         # after the sum of the first n delays.
-        if self.max_restarts is None or self.initial_delay == 0:
-            return
-        elapsed, deaths = 0.0, 1
-        delays: list[float] = []
-        while deaths <= self.max_restarts:
-            delays.append(self.delay(deaths, jitter=0.0))
-            elapsed += delays[-1]
-            if elapsed > self.period:
-                break
-            deaths += 1
-        if deaths <= self.max_restarts:
+        delays = (self.delay(n, jitter=0.0) for n in range(1, max_restarts + 1))
+        ends = takewhile(lambda end: end <= self.period, accumulate(delays))
+        deaths = 1 + sum(1 for _ in ends)
+        if deaths <= max_restarts:
             # The last delay is too long, and is named only if there is no other.
-            named = ", ".join(f"{delay:g}" for delay in delays[:-1] or delays)
+            named = (self.delay(n, jitter=0.0) for n in range(1, max(deaths, 2)))
             many = "1 death" if deaths == 1 else f"{deaths} deaths"
             raise ValueError(
-                f"starts that fail never exceed max_restarts={self.max_restarts} in "
+                f"starts that fail never exceed max_restarts={max_restarts} in "
                 f"period={self.period:g} s: with initial_delay={self.initial_delay:g} and "
                 f"max_delay={self.max_delay:g} they are tried again after "
-                f"{named} s, which makes at most {many} in "
+                f"{', '.join(f'{delay:g}' for delay in named)} s, which makes at most {many} in "
                 f"{self.period:g} s; use a smaller max_restarts, a longer period, or "
                 "smaller delays"
             )

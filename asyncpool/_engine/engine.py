@@ -155,19 +155,19 @@ class PoolStatus:
         if self.ready.done():
             return self.ready.exception() is not None
         core = self._engine.core
-        breaks_pool = self._engine.config.wait_for_all and core.failure is not None
+        breaks_pool = self._engine.config.ready == "all" and core.failure is not None
         return breaks_pool or core.broken is not None
 
     def worker_ready(self) -> None:
         """Note that a worker is ready."""
-        if not (self.ready.done() or self._engine.config.wait_for_all):
+        if not self.ready.done() and self._engine.config.ready == "any":
             self.ready.set_result(None)
         self.check_all_ready()
 
     def check_all_ready(self) -> None:
         """End the wait for all workers, if they are ready, or if some have failed to start."""
         core = self._engine.core
-        if self.ready.done() or not self._engine.config.wait_for_all:
+        if self.ready.done() or self._engine.config.ready == "any":
             return
         if core.minimum_ready:
             self.ready.set_result(None)

@@ -220,11 +220,6 @@ class SupervisorConfig(CoreOptions):
         return self.confinement is not None and self.data is None
 
     @property
-    def wait_for_all(self) -> bool:
-        """Whether the start waits until all workers are ready."""
-        return self.ready == "all"
-
-    @property
     def title(self) -> str:
         """The name in logs and errors."""
         return f"{'pool' if self.serving is None else 'cluster'} {self.name}"
