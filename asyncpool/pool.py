@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import os
 from asyncio import isfuture
 from collections.abc import AsyncIterable, Callable, Coroutine, Iterable, Mapping
@@ -1151,7 +1150,7 @@ class Pool(Submitter, Supervised, JobEventSource):
             Kills the workers that are left, and returns when they have ended.
         """
         await self._life.exit_context(
-            error, functools.partial(self.close, timeout=self._config.close_timeout)
+            error, partial(self.close, timeout=self._config.close_timeout)
         )
 
     def __del__(self) -> None:

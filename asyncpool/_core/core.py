@@ -68,10 +68,9 @@ from asyncpool.enums import NextStep, SlotState
 Effect: TypeAlias = tuple[Any, ...]
 
 
-def _restart_policy(name: str, value: Any) -> RestartPolicy:
+def _restart_policy(name: str, value: Any) -> Any:
     policy = RestartPolicy() if value is None else value
-    checks.Argument((RestartPolicy,), "a RestartPolicy")(name, policy)
-    return policy
+    return checks.Argument((RestartPolicy,), "a RestartPolicy")(name, policy)
 
 
 def _concurrency(name: str, value: int) -> int:

@@ -421,7 +421,6 @@ class RestartPolicy:
             )
 
 
-@dataclass(slots=True)
 class RestartLedger:
     """What a :class:`RestartPolicy` must remember of one pool.
 
@@ -434,15 +433,14 @@ class RestartLedger:
         hopeless: Whether the next start would fail as the last one has.
     """
 
-    policy: RestartPolicy
-    workers: int
-    failures: int = 0
-    hopeless: bool = False
-    _failed_at: float = float("-inf")
-    _interval: float = _INTERVALS[0]
-    _free: float = field(default=float("inf"))  # restarts that need not wait
-    _filled_at: float = 0.0
-    _deaths: deque[float] = field(default_factory=deque)
+    def __init__(self, policy: RestartPolicy, workers: int) -> None:
+        self.policy, self.workers = policy, workers
+        self.failures, self.hopeless = 0, False
+        self._failed_at = float("-inf")
+        self._interval = _INTERVALS[0]
+        self._free = float("inf")  # restarts that need not wait
+        self._filled_at = 0.0
+        self._deaths: deque[float] = deque()
 
     @property
     def breaks_pool(self) -> bool:
@@ -685,10 +683,6 @@ def _priority(name: str, value: int) -> int:
     return value
 
 
-def _key(_: str, key: object) -> int | None:
-    return None if key is None else hash_of(key)
-
-
 def _lease(name: str, lease: Any) -> Any:
     if lease is not None:
         pair = isinstance(lease, tuple) and len(lease) == 2  # noqa: PLR2004
@@ -776,7 +770,7 @@ class JobOptions:
     on_cancel: OnCancel = option(checks.one_of(get_args(OnCancel)), "interrupt")
     cancel_grace: float = option(checks.DURATION, 2.0)
     priority: int = option(_priority, 0)
-    key: int | None = option(_key, None)
+    key: int | None = option(checks.optional(lambda _, key: hash_of(key)), None)
     lease: tuple[Keeper, Hashable] | None = option(_lease, None)
     prefetch: int = option(
         checks.INT.within(">= 1 item", lambda number: 0 < number <= MAX_NUMBER), 16

@@ -149,8 +149,7 @@ def _control(name: str, value: Any) -> Any:
 
 
 def _sandbox(name: str, value: Any) -> Any:
-    checks.Argument((sandbox.Sandbox,), "a Sandbox or None")(name, value)
-    return value
+    return checks.Argument((sandbox.Sandbox,), "a Sandbox or None")(name, value)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -289,7 +289,7 @@ class Core:
 
     def restart_book(self) -> Any:
         """Return a copy of what is known of starts and deaths, to compare it with later ones."""
-        return copy.deepcopy(self._core.lifecycle.ledger)
+        return copy.deepcopy(vars(self._core.lifecycle.ledger))
 
     def lines(self) -> dict[int | None, Sequence[int]]:
         """Return the jobs with a key that wait, by the place that each waits for."""
