@@ -484,10 +484,8 @@ class HookError(JobError):
         function: str = "",
     ) -> None:
         job = job_text(job_id, function)
-        when = {
-            "enter": f"before {job} had begun",
-            "exit": f"after {job} had returned",
-        }[stage]
+        entered = stage == "enter"
+        when = f"before {job} had begun" if entered else f"after {job} had returned"
         text = f"the hook {hook} failed {when}: {_show(exception)}"
         super().__init__(text, job_id=job_id, attempt=attempt, function=function)
         self.hook = hook

@@ -879,13 +879,11 @@ class Pool(Submitter, Supervised, JobEventSource):
     async def _begin(self) -> SupervisorConfig:
         """Return what the supervisor is told, and begin what watches it before it starts."""
         # Few pools are watched, and the pool itself knows nothing of who does.
-        config = self._config
-        if self._control is None and config.trace is None:
-            return config
-        from asyncpool._observe.control.local_orders import open_beside  # noqa: PLC0415
+        if self._control is not None or self._config.trace is not None:
+            from asyncpool._observe.control.local_orders import open_beside  # noqa: PLC0415
 
-        await open_beside(self._life, config, self._control)
-        return config
+            await open_beside(self._life, self._config, self._control)
+        return self._config
 
     def options(self, **changes: Unpack[Options]) -> BoundPool:
         """Return a bound pool, whose jobs have these options.
@@ -1023,22 +1021,18 @@ class Pool(Submitter, Supervised, JobEventSource):
         Concurrency:
             One profile at a time.
         """
-        from asyncpool._wire.profile import (  # noqa: PLC0415 - few take a profile
-            MAX_RATE,
-            MAX_SECONDS,
-            ProfileRequest,
-        )
+        from asyncpool._wire import profile  # noqa: PLC0415 - few take one
 
+        longest, most = profile.MAX_SECONDS, profile.MAX_RATE
         checks.PERIOD("seconds", seconds)
-        if not seconds <= MAX_SECONDS:
-            raise ValueError(f"seconds must be at most {MAX_SECONDS}, not {seconds}")
-        rates = checks.NUMBER.within(
-            f"from 1 to {MAX_RATE}", lambda n: 1 <= n <= MAX_RATE
-        )
+        if not seconds <= longest:
+            raise ValueError(f"seconds must be at most {longest}, not {seconds}")
+        rates = checks.NUMBER.within(f"from 1 to {most}", lambda n: 1 <= n <= most)
         rates("rate", rate)
         if slot is not None:
             checks.at_least(0)("slot", slot)
-        request = ProfileRequest(float(seconds), float(rate), _name_of(function))
+        name = _name_of(function)
+        request = profile.ProfileRequest(float(seconds), float(rate), name)
         return await self._life.open().profiles.take(request, slot)
 
     async def resize(self, workers: int | tuple[int, int]) -> None:

@@ -168,13 +168,10 @@ class WorkerLimits:
         """Return the limits of worker *generation* of *slot*."""
         fraction = (generation * _GOLDEN + slot * _GOLDEN**2) % 1.0
         part = 1.0 - self.jitter * fraction
-        return RecycleLimits(
-            jobs=NEVER
-            if self.max_jobs is None
-            else max(1, round(self.max_jobs * part)),
-            age=None if self.max_age is None else self.max_age * part,
-            memory=None if self.max_memory is None else round(self.max_memory * part),
-        )
+        jobs = NEVER if self.max_jobs is None else max(1, round(self.max_jobs * part))
+        age = None if self.max_age is None else self.max_age * part
+        memory = None if self.max_memory is None else round(self.max_memory * part)
+        return RecycleLimits(jobs, age, memory)
 
 
 def _cpus(name: str, numbers: object) -> tuple[int, ...] | None:
