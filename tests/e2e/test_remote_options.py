@@ -91,7 +91,7 @@ TABLE = {
     "details": Row(None, KEPT, True, NONE, "they travel with each job"),
     "via": Row("stream", SENT, True, NONE, "they are plain calls"),
     "hold": Row(None, KEPT, True, NONE, "it is the client that is held open"),
-    "bound": Row(
+    "session": Row(
         None, KEPT, True, NONE, "see the test of the calls of a session, which have it"
     ),
     "name": Row("named", KEPT, True, OWN, "it travels with the function"),
