@@ -34,7 +34,7 @@ restart, and off by default.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Hashable, Iterable, Mapping
+from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import field
 from itertools import accumulate, takewhile
 from types import MappingProxyType
@@ -241,19 +241,14 @@ class WorkerEnv:
         ValueError: If something cannot be the name or the value of a variable.
     """
 
-    def __init__(
-        self, given: Mapping[str, str] | Callable[[int], Mapping[str, str]]
-    ) -> None:
-        self._function = None if isinstance(given, Mapping) else given
-        self.varies = self._function is not None
-        self.common: Variables = ()
-        if isinstance(given, Mapping):
-            self.common = _variables("worker_env", given)
-        elif not callable(given):
+    def __init__(self, given: Any) -> None:
+        self._given, self.varies = given, not isinstance(given, Mapping)
+        if self.varies and not callable(given):
             raise TypeError(
                 "worker_env must be a mapping of names to values, or a function of the slot "
                 f"that returns one, not {given!r}"
             )
+        self.common = () if self.varies else _variables("worker_env", given)
 
     def of(self, rank: int, *, forked: bool) -> Variables:
         """Return the variables that the worker with this *rank* alone has.
@@ -267,10 +262,10 @@ class WorkerEnv:
             ValueError: If it returns what cannot be in an environment, or comes too late.
             Exception: What the function raises.
         """
-        if self._function is None:
+        if not self.varies:
             return ()
         name = f"worker_env({rank})"
-        variables = _variables(name, self._function(rank))
+        variables = _variables(name, self._given(rank))
         size = sum(len(key) + len(value) for key, value in variables)
         if size > MAX_BYTES:
             raise ValueError(

@@ -307,13 +307,13 @@ class Engine:
         # timers and readers, where there is none.
         self.tasks = asyncio.TaskGroup()
         self.segments = Segments(loop, config.max_shared_memory, self.threads)
-        env, sandbox = config.worker_env, config.confinement
+        sandbox = config.confinement
         self.launcher = Launcher(
             loop,
             fork=config.fork,
             preload=config.preload if config.launcher_imports else (),
             confinement=sandbox,
-            variables=() if env is None else env.common,
+            variables=config.worker_env.common,
             imports=config.launcher_imports,
         )
         self.places: Places | None = None

@@ -99,14 +99,6 @@ def check_codec(codec: object, **needing: object) -> None:
             raise ValueError(f"{name} is for pools with a codec, and this one has none")
 
 
-def worker_limits(name: str, value: Any) -> WorkerLimits:
-    """Return limits that this machine can set; the check of an option."""
-    limits = WorkerLimits() if value is None else value
-    checks.Argument((WorkerLimits,), "a WorkerLimits")(name, limits)
-    check_limits(limits)
-    return limits
-
-
 def _workers(_: str, value: int | tuple[int, int] | None) -> tuple[int, int]:
     return least_and_most(usable_cpus() if value is None else value)
 
@@ -181,8 +173,8 @@ class SupervisorConfig(CoreOptions):
     close_timeout: float | None = option(checks.PERIOD_OR_NONE, None)
     max_queued: int | None = option(checks.at_least(0).or_none(), None)
     max_shared_memory: int = option(checks.at_least(0), 0)
-    worker_env: WorkerEnv | None = option(
-        checks.optional(lambda _, value: WorkerEnv(value)), None
+    worker_env: WorkerEnv = option(
+        lambda _, value: WorkerEnv({} if value is None else value), WorkerEnv({})
     )
     fresh: bool = option(checks.SWITCH, False)
     trace: str | None = option(checks.optional(_path), None)
@@ -207,7 +199,7 @@ class SupervisorConfig(CoreOptions):
         A fresh interpreter finds nothing.  And a worker with environment variables of its own
         has to set them before any import.
         """
-        return self.fork and not (self.worker_env and self.worker_env.varies)
+        return self.fork and not self.worker_env.varies
 
     @property
     def untrusted(self) -> bool:
@@ -229,7 +221,7 @@ class SupervisorConfig(CoreOptions):
 POOL_CHECKS: dict[str, checks.Check] = {
     **checks.table_of(SupervisorConfig),
     "workers": _workers,
-    "worker_limits": worker_limits,
+    "worker_limits": check_limits,
     "max_message_size": checks.at_least(1024).or_none(),
     "initializer": checks.callback,
     "initargs": partial(checks.several, words="a tuple of arguments"),
@@ -264,8 +256,7 @@ def pool_options(given: Mapping[str, Any]) -> dict[str, Any]:
     for_jobs = {name: given[name] for name in OPTIONS if name in given}
     del for_jobs["codec"]
     options["job_options"] = changed(JobOptions(codec=options["codec"]), for_jobs)
-    worker_env: WorkerEnv | None = options["worker_env"]
-    if options["sandbox"] is not None and worker_env and worker_env.common:
+    if options["sandbox"] is not None and options["worker_env"].common:
         raise ValueError(
             "worker_env is a mapping, and the sandbox says the whole environment: name the "
             "variables in Sandbox(env=...)"

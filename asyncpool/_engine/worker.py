@@ -322,11 +322,9 @@ class WorkerHandle:
         Raises:
             LaunchError: If the user's function fails, or returns what cannot be had.
         """
-        worker_env = self._config.worker_env
-        if worker_env is None:
-            return ()
+        config = self._config
         try:
-            return worker_env.of(self.rank, forked=self._config.fork)
+            return config.worker_env.of(self.rank, forked=config.fork)
         except Exception as error:
             text = str(error)
             if not text.startswith("worker_env("):

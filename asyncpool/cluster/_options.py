@@ -12,13 +12,12 @@ from asyncpool._core import checks
 from asyncpool._core.checks import option
 from asyncpool._core.options import WorkerLimits
 from asyncpool._dataclass import dataclass
-from asyncpool._engine.machine import usable_cpus
+from asyncpool._engine.machine import check_limits, usable_cpus
 from asyncpool._engine.options import (
     SupervisorConfig,
     anything,
     name_or_number,
     worker_config,
-    worker_limits,
 )
 from asyncpool._wire.buffers import dumps_call
 from asyncpool._wire.messages import MAX_INITIALIZER
@@ -42,7 +41,7 @@ def _bind(name: str, value: object) -> tuple[str, ...]:
 
 
 def _limits(name: str, value: object) -> WorkerLimits:
-    limits = worker_limits(name, value)
+    limits = check_limits(name, value)
     if limits.drain_timeout != WorkerLimits().drain_timeout:
         raise ValueError(
             "worker_limits of a cluster take no drain_timeout: give it to the cluster itself"
