@@ -93,7 +93,6 @@ class Core:
         policy: RestartPolicy | None = None,
         start_timeout: float = 20.0,
         limits: WorkerLimits | None = None,
-        serving: bool = False,
         **options: Any,
     ) -> None:
         told = core_module.CoreOptions(
@@ -101,7 +100,6 @@ class Core:
             restart_policy=policy or RestartPolicy(),
             start_timeout=start_timeout,
             worker_limits=limits or WorkerLimits(),
-            serving=object if serving else None,
             **options,
         )
         self._core = core = core_module.Core(told)
