@@ -91,6 +91,7 @@ def is_positive(number: float) -> bool:
 PERIOD = SECONDS.within("> 0 seconds", is_positive)
 PERIOD_OR_NONE = SECONDS.or_none().within("> 0 seconds or None", is_positive)
 
+# How long something may take that may also be over at once.
 DURATION = SECONDS.within(">= 0 seconds", lambda seconds: seconds >= 0)
 
 # For how long a caller waits.

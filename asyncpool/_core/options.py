@@ -282,7 +282,7 @@ class WorkerEnv:
         return variables
 
 
-def _variables(name: str, given: Mapping[str, str]) -> Variables:
+def _variables(name: str, given: Any) -> Variables:
     checks.Argument((Mapping,), "a mapping of names to values")(name, given)
     variables = tuple(given.items())
     for key, value in variables:
