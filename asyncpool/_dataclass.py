@@ -26,17 +26,16 @@ else:
 
         def decorated(given: type) -> type:
             own = set(given.__dict__)
-            # The standard decorator wants a class to be as frozen as its base.
-            inherited = getattr(given, "__dataclass_params__", None)
+            # The standard decorator would compile methods for a class that is as frozen as its
+            # bases, and refuse one that is not.
+            bases = [it for it in given.__mro__[1:] if dataclasses.is_dataclass(it)]
+            for base in bases:
+                base.__dataclass_params__.frozen = False
             made = dataclasses.dataclass(
-                init=False,
-                repr=False,
-                eq=False,
-                frozen=inherited is not None and inherited.frozen,
-                slots=slots,
-                kw_only=kw_only,
+                init=False, repr=False, eq=False, slots=slots, kw_only=kw_only
             )(given)
-            made.__dataclass_params__.frozen = frozen
+            for cls in (made, *bases):
+                cls.__dataclass_params__.frozen = frozen
             made.__plan__ = _Plan(made)
             made.__signature__ = _Signature()
             methods = _COMMON | (_FROZEN if frozen else {"__hash__": None})

@@ -365,12 +365,8 @@ class JobTimeoutError(JobError, TimeoutError):
             TimeLimit.QUEUE_TIMEOUT: f"waited longer than its queue_timeout of {seconds:g} s",
             TimeLimit.DEADLINE: "missed its deadline",
         }[limit]
-        super().__init__(
-            f"{job_text(job_id, function)} {text}, {where}{_innermost_calls(stack)}"
-        )
-        self.job_id = job_id
-        self.attempt = attempt
-        self.function = function
+        text = f"{job_text(job_id, function)} {text}, {where}{_innermost_calls(stack)}"
+        super().__init__(text, job_id=job_id, attempt=attempt, function=function)
         self.limit = limit
         self.seconds = seconds
         self.stack = stack
@@ -409,9 +405,7 @@ class JobNotPicklableError(JobError, PicklingError):
         job_id: int = 0,
         attempt: int = 0,
     ) -> None:
-        super().__init__(message)
-        self.job_id = job_id
-        self.attempt = attempt
+        super().__init__(message, job_id=job_id, attempt=attempt)
         self.direction = direction
         self.name = name
         self.text = text
@@ -431,9 +425,8 @@ class JobRaisedError(JobError):
     def __init__(
         self, exception: BaseException, *, job_id: int = 0, attempt: int = 0
     ) -> None:
-        super().__init__(f"the job raised {_show(exception)}")
-        self.job_id = job_id
-        self.attempt = attempt
+        text = f"the job raised {_show(exception)}"
+        super().__init__(text, job_id=job_id, attempt=attempt)
         self.exception = exception
         self.__cause__: BaseException | None = exception
 
@@ -460,9 +453,8 @@ class RemoteError(JobError):
         job_id: int = 0,
         attempt: int = 0,
     ) -> None:
-        super().__init__(f"the job raised {type_name}{f': {text}' if text else ''}")
-        self.job_id = job_id
-        self.attempt = attempt
+        message = f"the job raised {type_name}{f': {text}' if text else ''}"
+        super().__init__(message, job_id=job_id, attempt=attempt)
         self.type_name = type_name
         self.text = text
         self.traceback = traceback
@@ -492,14 +484,10 @@ class HookError(JobError):
         function: str = "",
     ) -> None:
         job = job_text(job_id, function)
-        when = {
-            "enter": f"before {job} had begun",
-            "exit": f"after {job} had returned",
-        }[stage]
-        super().__init__(f"the hook {hook} failed {when}: {_show(exception)}")
-        self.job_id = job_id
-        self.attempt = attempt
-        self.function = function
+        entered = stage == "enter"
+        when = f"before {job} had begun" if entered else f"after {job} had returned"
+        text = f"the hook {hook} failed {when}: {_show(exception)}"
+        super().__init__(text, job_id=job_id, attempt=attempt, function=function)
         self.hook = hook
         self.stage = stage
         self.exception = exception
@@ -534,14 +522,12 @@ class WorkerCrashedError(JobError):
         last = crashes[-1]
         who = "the job" if last.job_id == job_id else job_text(job_id, function)
         # The last crash may be the fault of another job, and then has that one's attempt.
-        own = [crash.attempt for crash in crashes if crash.job_id == job_id]
+        own = [0, *(crash.attempt for crash in crashes if crash.job_id == job_id)]
         # Of any other death the stack is a traceback, which stderr_tail has too.
         hung = last.stack if last.kind is CrashKind.HUNG else ""
         tail = _innermost_calls(hung) or _last_lines(last)
-        super().__init__(f"{last}; {who} {_DELIVERED[delivery]}{tail}")
-        self.job_id = job_id
-        self.attempt: int = own[-1] if own else 0
-        self.function = function
+        text = f"{last}; {who} {_DELIVERED[delivery]}{tail}"
+        super().__init__(text, job_id=job_id, attempt=own[-1], function=function)
         self.crashes = crashes
         self.delivery = delivery
         self.kind = last.kind

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import functools
 import os
 from asyncio import isfuture
 from collections.abc import AsyncIterable, Callable, Coroutine, Iterable, Mapping
 from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from functools import partial
-from types import FunctionType, TracebackType
+from types import FunctionType
 from typing import (
     TYPE_CHECKING,
     Any,
@@ -39,7 +38,7 @@ from asyncpool._core.options import (
 from asyncpool._dataclass import dataclass, replace
 from asyncpool._engine.deaths import CrashCallback
 from asyncpool._engine.engine import Engine
-from asyncpool._engine.hub import EventStream
+from asyncpool._engine.hub import EventStream, PoolHub
 from asyncpool._engine.job import Job, PoolJob
 from asyncpool._engine.loop import shielded
 from asyncpool._engine.machine import (
@@ -78,13 +77,12 @@ class EventSource:
 
     __slots__ = ()
 
-    # It has the ``hub``, and a ``check_loop()``; each class knows its type.
-    _life: Any
+    _life: SupervisorRunner  # a pool whose workers belong to agents has a _Life in its place
 
     def _on_listener(self) -> None:
         """Hear that somebody listens from now on."""
 
-    def _hub_for_listener(self) -> Any:
+    def _hub_for_listener(self) -> PoolHub:
         """Return the hub, for somebody who listens from now on."""
         self._life.check_loop()
         self._on_listener()
@@ -103,8 +101,7 @@ class EventSource:
             RuntimeError: If the pool or cluster was started in another event loop.
         """
         checks.at_least(1)("buffer", buffer)
-        stream: EventStream[Event] = self._hub_for_listener().listen(buffer)
-        return stream
+        return self._hub_for_listener().listen(buffer)
 
     def add_listener(self, listener: Callable[[Event], object]) -> None:
         """Have *listener* called with each event from now on, as soon as it happens.
@@ -126,8 +123,7 @@ class EventSource:
             RuntimeError: If the pool or cluster was started in another event loop.
         """
         self._life.check_loop()
-        count: int = self._life.hub.remove_listener(listener)
-        return count
+        return self._life.hub.remove_listener(listener)
 
 
 class JobEventSource(EventSource):
@@ -148,10 +144,7 @@ class JobEventSource(EventSource):
             RuntimeError: If the pool was started in another event loop.
         """
         checks.at_least(1)("buffer", buffer)
-        stream: EventStream[Event | JobEvent] = self._hub_for_listener().listen_to_jobs(
-            buffer
-        )
-        return stream
+        return self._hub_for_listener().listen_to_jobs(buffer)
 
     def add_job_listener(self, listener: Callable[[Event | JobEvent], object]) -> None:
         """Have *listener* called with each event of the pool and of its jobs from now on.
@@ -196,7 +189,7 @@ class Submitter:
     __slots__ = ()
 
     _options: JobOptions
-    _life: Any  # a SupervisorRunner, or what a shared pool has in its place
+    _life: SupervisorRunner
 
     def __reduce__(self) -> NoReturn:
         raise not_picklable(self)
@@ -207,8 +200,7 @@ class Submitter:
         Raises:
             PoolClosedError: If there is no pool that was started.
         """
-        engine: Engine = self._life.supervisor or self._life.running()
-        return engine
+        return self._life.supervisor or self._life.running()
 
     def _submit(
         self,
@@ -275,23 +267,13 @@ class Submitter:
         """
         options = self._options
         if type(fn) is FunctionType and options.lease is None:  # as _submit() does
-            engine: Engine = self._life.supervisor or self._life.running()
+            engine = self._life.supervisor or self._life.running()
             return engine.traffic.submit(fn, args, kwargs, options)
         return self._submit(fn, args, kwargs, options)
 
-    @overload
     def stream(
-        self, fn: Callable[P, Iterable[R]], /, *args: P.args, **kwargs: P.kwargs
-    ) -> Stream[R]: ...
-
-    @overload
-    def stream(
-        self, fn: Callable[P, AsyncIterable[R]], /, *args: P.args, **kwargs: P.kwargs
-    ) -> Stream[R]: ...
-
-    def stream(
-        self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any
-    ) -> Stream[Any]:
+        self, fn: Callable[P, Items[R]], /, *args: P.args, **kwargs: P.kwargs
+    ) -> Stream[R]:
         """Run a generator function in a worker; return its items, for ``async for``.
 
         The items come as the generator yields them.  The worker is ahead of the caller by
@@ -376,10 +358,7 @@ class Submitter:
         """
         checks.called("broadcast", fn)
         broadcasts = self._life.open().broadcasts
-        results: dict[int, Any] = await broadcasts.broadcast(
-            fn, args, kwargs, self._options
-        )
-        return results
+        return await broadcasts.broadcast(fn, args, kwargs, self._options)
 
     def worker(
         self, *, timeout: float | None = None, fresh: bool = True
@@ -623,8 +602,6 @@ class Supervised(EventSource):
 
     __slots__ = ()
 
-    _life: SupervisorRunner
-
     def retire(self, slot: int) -> None:
         """Replace the worker in *slot* by a fresh one.
 
@@ -688,7 +665,7 @@ class BoundPool(Submitter):
         return BoundPool(self._pool, changed(self._options, changes))
 
     @property
-    def _life(self) -> Any:  # pyright: ignore[reportIncompatibleVariableOverride]
+    def _life(self) -> SupervisorRunner:  # type: ignore[override]  # pyright: ignore[reportIncompatibleVariableOverride]
         return self._pool._life  # noqa: SLF001
 
 
@@ -904,13 +881,11 @@ class Pool(Submitter, Supervised, JobEventSource):
     async def _begin(self) -> SupervisorConfig:
         """Return what the supervisor is told, and begin what watches it before it starts."""
         # Few pools are watched, and the pool itself knows nothing of who does.
-        config = self._config
-        if self._control is None and config.trace is None:
-            return config
-        from asyncpool._observe.control.local_orders import open_beside  # noqa: PLC0415
+        if self._control is not None or self._config.trace is not None:
+            from asyncpool._observe.control.local_orders import open_beside  # noqa: PLC0415
 
-        await open_beside(self._life, config, self._control)
-        return config
+            await open_beside(self._life, self._config, self._control)
+        return self._config
 
     def options(self, **changes: Unpack[Options]) -> BoundPool:
         """Return a bound pool, whose jobs have these options.
@@ -1048,22 +1023,18 @@ class Pool(Submitter, Supervised, JobEventSource):
         Concurrency:
             One profile at a time.
         """
-        from asyncpool._wire.profile import (  # noqa: PLC0415 - few take a profile
-            MAX_RATE,
-            MAX_SECONDS,
-            ProfileRequest,
-        )
+        from asyncpool._wire import profile  # noqa: PLC0415 - few take one
 
+        longest, most = profile.MAX_SECONDS, profile.MAX_RATE
         checks.PERIOD("seconds", seconds)
-        if not seconds <= MAX_SECONDS:
-            raise ValueError(f"seconds must be at most {MAX_SECONDS}, not {seconds}")
-        rates = checks.NUMBER.within(
-            f"from 1 to {MAX_RATE}", lambda n: 1 <= n <= MAX_RATE
-        )
+        if not seconds <= longest:
+            raise ValueError(f"seconds must be at most {longest}, not {seconds}")
+        rates = checks.NUMBER.within(f"from 1 to {most}", lambda n: 1 <= n <= most)
         rates("rate", rate)
         if slot is not None:
             checks.at_least(0)("slot", slot)
-        request = ProfileRequest(float(seconds), float(rate), _name_of(function))
+        name = _name_of(function)
+        request = profile.ProfileRequest(float(seconds), float(rate), name)
         return await self._life.open().profiles.take(request, slot)
 
     async def resize(self, workers: int | tuple[int, int]) -> None:
@@ -1160,10 +1131,7 @@ class Pool(Submitter, Supervised, JobEventSource):
         return self
 
     async def __aexit__(
-        self,
-        error_type: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
+        self, _: object, error: BaseException | None, __: object
     ) -> None:
         """Close the pool: finish all jobs, or none if an exception leaves the context.
 
@@ -1178,7 +1146,7 @@ class Pool(Submitter, Supervised, JobEventSource):
             Kills the workers that are left, and returns when they have ended.
         """
         await self._life.exit_context(
-            error, functools.partial(self.close, timeout=self._config.close_timeout)
+            error, partial(self.close, timeout=self._config.close_timeout)
         )
 
     def __del__(self) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 from collections.abc import AsyncIterable, Callable, Coroutine, Iterable
 from functools import partial
-from types import TracebackType
 from typing import Any, ParamSpec, Self, TypeVar, Unpack, overload
 
 from asyncpool._core import checks
@@ -121,19 +120,13 @@ class WorkerSession:
         checks.called("submit", fn)
         return self._call((fn, args, kwargs), self._options)
 
-    @overload
     def stream(
-        self, fn: Callable[P, Iterable[R]], /, *args: P.args, **kwargs: P.kwargs
-    ) -> Stream[R]: ...
-
-    @overload
-    def stream(
-        self, fn: Callable[P, AsyncIterable[R]], /, *args: P.args, **kwargs: P.kwargs
-    ) -> Stream[R]: ...
-
-    def stream(
-        self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any
-    ) -> Stream[Any]:
+        self,
+        fn: Callable[P, Iterable[R] | AsyncIterable[R]],
+        /,
+        *args: P.args,
+        **kwargs: P.kwargs,
+    ) -> Stream[R]:
         """Run a generator function in this worker; return its items, for ``async for``.
 
         See :meth:`asyncpool.Pool.stream`.  A stream is a call of the session: later calls wait
@@ -174,10 +167,7 @@ class WorkerSession:
         return self
 
     async def __aexit__(
-        self,
-        error_type: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
+        self, _: object, error: BaseException | None, __: object
     ) -> None:
         """Give the worker back, or have it replaced, when its calls have ended.
 

@@ -5,12 +5,14 @@ it may have, and its bounds.  A single one is checked like this::
 
     checks.INT("chunksize", chunksize)
 
-and several by a table of their checks.
+and several by a table of their checks.  The fields of a record of options have their checks with
+them, see :func:`option`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import MISSING, field, fields
 from sys import float_info
 from typing import Any, TypeAlias, TypeVar
 
@@ -89,8 +91,11 @@ def is_positive(number: float) -> bool:
 PERIOD = SECONDS.within("> 0 seconds", is_positive)
 PERIOD_OR_NONE = SECONDS.or_none().within("> 0 seconds or None", is_positive)
 
+# How long something may take that may also be over at once.
+DURATION = SECONDS.within(">= 0 seconds", lambda seconds: seconds >= 0)
+
 # For how long a caller waits.
-TIMEOUT = SECONDS.or_none().within(">= 0 seconds", lambda seconds: seconds >= 0)
+TIMEOUT = DURATION.or_none()
 
 
 def one_of(choices: tuple[str, ...]) -> Check:
@@ -111,18 +116,30 @@ def optional(check: Check) -> Check:
     return lambda name, value: None if value is None else check(name, value)
 
 
+def option(check: Check, default: Any = MISSING) -> Any:
+    """Return a field of a dataclass whose value is an argument with this *check*."""
+    return field(default=default, metadata={"check": check})
+
+
+def table_of(record: type[Any]) -> dict[str, Check]:
+    """Return the check of each :func:`option` of a dataclass, by name and in their order."""
+    return {it.name: it.metadata["check"] for it in fields(record) if it.metadata}
+
+
 def apply(table: Mapping[str, Check], given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the arguments of *table*, by name, each as its check returns it.
+    """Return the arguments that *table* and *given* name, each as its check returns it.
 
     Args:
         table: The check of each argument, in the order in which they are made.
-        given: The values, by name.  It may hold more than the table names.
+        given: The values, by name.
 
     Raises:
         TypeError: If a value is of the wrong type.
         ValueError: If a value is out of range.
     """
-    return {name: check(name, given[name]) for name, check in table.items()}
+    return {
+        name: check(name, given[name]) for name, check in table.items() if name in given
+    }
 
 
 def apply_to(record: object, table: Mapping[str, Check]) -> None:

@@ -47,9 +47,11 @@ Effects are tuples: a name, and arguments.  A slot is meant by its index.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any, Literal, TypeAlias
 
+from asyncpool._core import checks
+from asyncpool._core.checks import option
 from asyncpool._core.deadlines import earliest
 from asyncpool._core.dispatcher import Dispatcher
 from asyncpool._core.endings import STACK_GRACE, Closing, Endings, Finish
@@ -59,19 +61,34 @@ from asyncpool._core.lifecycle import STOP_GRACE, Aftermath, Lifecycle
 from asyncpool._core.options import KILL, CancelMode, RestartPolicy, WorkerLimits
 from asyncpool._core.sessions import SessionSlots
 from asyncpool._core.slots import UP, Sizing, Slot, SlotEvent, StopStage
+from asyncpool._dataclass import dataclass
+from asyncpool._wire.page import MAX_LANES
 from asyncpool.enums import NextStep, SlotState
 
 Effect: TypeAlias = tuple[Any, ...]
 
 
-class Core:
-    """The state of a pool, as far as decisions depend on it.
+def _restart_policy(name: str, value: Any) -> Any:
+    policy = RestartPolicy() if value is None else value
+    return checks.Argument((RestartPolicy,), "a RestartPolicy")(name, policy)
 
-    Args:
-        workers: The least and the most number of workers.
-        policy: When a dead worker is replaced.
+
+def _concurrency(name: str, value: int) -> int:
+    if checks.at_least(1)(name, value) > MAX_LANES:
+        text = f"{name} must be at most {MAX_LANES}, not {value}"
+        raise ValueError(f"{text}: have more workers instead")
+    return value
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CoreOptions:
+    """The options that a core decides by.
+
+    Attributes:
+        workers: The least and the greatest number of workers.
+        restart_policy: When a dead worker is replaced.
+        worker_limits: When workers are due for recycling.
         start_timeout: Seconds that a worker has to become ready.
-        limits: When workers are due for recycling.
         idle_timeout: After how many seconds an idle worker goes, if the size may
             shrink.
         concurrency: How many jobs each worker runs at once.
@@ -79,11 +96,34 @@ class Core:
             planned exits.
         max_unavailable: How many workers may be missing during planned exits.
         stop_grace: Seconds that a stopped worker has to end by itself.
-        end_grace: The same if the whole pool ends; by default as many.
-        serving: Whether workers serve as long as they live, and have no jobs.  The
-            core treats them as idle.
+        end_grace: The same if the whole pool ends; ``None`` for *stop_grace*.
+        serving: Makes a cluster's ``Service`` (``_cluster/service.py``), whose workers serve as
+            long as they live, and have no jobs.  The core treats them as idle.
+    """
+
+    workers: tuple[int, int]
+    restart_policy: RestartPolicy = option(_restart_policy)
+    worker_limits: WorkerLimits
+    start_timeout: float = option(checks.PERIOD)
+    idle_timeout: float = option(checks.PERIOD, 60.0)
+    concurrency: int = option(_concurrency, 1)
+    max_surge: int = option(checks.at_least(0), 1)
+    max_unavailable: int = option(checks.at_least(0), 0)
+    stop_grace: float = STOP_GRACE
+    end_grace: float | None = None
+    serving: Callable[..., Any] | None = None
+
+
+class Core:
+    """The state of a pool, as far as decisions depend on it.
+
+    Args:
+        options: What it decides by.
 
     Attributes:
+        options: As above.
+        concurrency: How many jobs each worker runs at once.
+        serving: Whether workers serve, and have no jobs.
         todo: What is to be done; see above.
         slots: Every slot.
         dispatcher: The jobs that have no worker, and which workers may have them.
@@ -92,39 +132,22 @@ class Core:
         endings: The jobs that the pool ends.
         exits: Planned exits, and the size of the pool.
         closing: The end of the pool.
-
-    The arguments that its parts need are attributes, too.
     """
 
-    def __init__(
-        self,
-        *,
-        workers: tuple[int, int],
-        policy: RestartPolicy,
-        start_timeout: float,
-        limits: WorkerLimits,
-        idle_timeout: float = 60.0,
-        concurrency: int = 1,
-        max_surge: int = 1,
-        max_unavailable: int = 0,
-        stop_grace: float = STOP_GRACE,
-        end_grace: float | None = None,
-        serving: bool = False,
-    ) -> None:
-        self.policy, self.limits = policy, limits
-        self.start_timeout, self.concurrency = start_timeout, concurrency
-        self.max_surge, self.max_unavailable = max_surge, max_unavailable
-        self.stop_grace, self.serving = stop_grace, serving
+    def __init__(self, options: CoreOptions) -> None:
+        self.options = options
+        self.concurrency = options.concurrency
+        self.serving = options.serving is not None
         self.todo: list[Effect] = []
         # While a worker ends, the jobs that can have no other one.
         self._given_up: set[int] | None = None
         self.slots: list[Slot] = []
         self.dispatcher = Dispatcher()
-        self.lifecycle = Lifecycle(self, *workers)
+        self.lifecycle = Lifecycle(self, *options.workers)
         self.sessions = SessionSlots(self)
         self.endings = Endings(self)
-        self.exits = Exits(self, Sizing(*workers, idle_timeout))
-        self.closing = Closing(self, end_grace)
+        self.exits = Exits(self, Sizing(*options.workers, options.idle_timeout))
+        self.closing = Closing(self, options.end_grace)
 
     # What the parts have in common.
 

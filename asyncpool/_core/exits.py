@@ -200,8 +200,8 @@ class Exits:
         self._core = core
         self._slots = core.slots
         self._lifecycle = core.lifecycle
-        self._surge = core.max_surge
-        self._drain_timeout = core.limits.drain_timeout
+        self._surge = core.options.max_surge
+        self._drain_timeout = core.options.worker_limits.drain_timeout
         self._failed = 0  # replacements in a row
         self._retry_at: float | None = None
         self._more = 0  # by how many the size has grown that are not started yet
@@ -255,7 +255,7 @@ class Exits:
     def _can_miss(self) -> bool:
         """Whether a worker may go before another one is started."""
         taking = sum(slot.state in UP and not slot.draining for slot in self._slots)
-        return self.sizing.size - taking < self._core.max_unavailable
+        return self.sizing.size - taking < self._core.options.max_unavailable
 
     @property
     def _failing(self) -> int:
@@ -392,7 +392,7 @@ class Exits:
         self._age(now)
         if old.replace_reason is None:
             return Aftermath(NextStep.KEEP_WORKER)
-        delay = self._core.policy.delay(self._failed, jitter=jitter)
+        delay = self._core.options.restart_policy.delay(self._failed, jitter=jitter)
         self._retry_at = now + delay
         return Aftermath(NextStep.KEEP_WORKER, delay)
 

@@ -73,13 +73,13 @@ class Lifecycle:
         self._core = core
         self._slots = core.slots
         self.ensure_slots(least, SlotState.VACANT)
-        self.ensure_slots(most + core.max_surge)
+        self.ensure_slots(most + core.options.max_surge)
         self.broken: str | None = None
         self.gave_up = False
         self.kills = self.restarts = 0
-        self.ledger = RestartLedger(core.policy, least)
+        self.ledger = RestartLedger(core.options.restart_policy, least)
         self._grace = {
-            StopStage.STOPPED: core.stop_grace,
+            StopStage.STOPPED: core.options.stop_grace,
             StopStage.TERMINATED: TERM_GRACE,
             StopStage.KILLED: KILL_GRACE,
         }
@@ -115,13 +115,13 @@ class Lifecycle:
         slot.replaces = replaces
         slot.rank = rank_of(slot, self._slots, self._core.exits.sizing.most)
         self._decided.pop(slot.index, None)
-        slot.recycle_limits = self._core.limits.recycle_limits(
+        slot.recycle_limits = self._core.options.worker_limits.recycle_limits(
             slot.index, slot.generation
         )
         slot.in_flight.max_sent = slot.recycle_limits.jobs
         slot.began_at = now
         # Set before the fork, so that the pool notices a start that hangs anywhere.
-        slot.due = now + self._core.start_timeout
+        slot.due = now + self._core.options.start_timeout
         self._core.do("spawn", slot.index, slot.generation)
 
     def add(
@@ -215,7 +215,10 @@ class Lifecycle:
 
     def gone(self, slot: Slot) -> InFlight:
         """Record that the process in *slot* is gone, and return what it had in flight."""
-        in_flight, slot.in_flight = slot.in_flight, InFlight(self._core.concurrency)
+        in_flight, slot.in_flight = (
+            slot.in_flight,
+            InFlight(self._core.concurrency),
+        )
         slot.due = None
         slot.apply(SlotEvent.EXITED)
         if slot is self._probe:

@@ -34,8 +34,9 @@ restart, and off by default.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Hashable, Iterable, Mapping
+from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import field
+from itertools import accumulate, takewhile
 from types import MappingProxyType
 from typing import (
     TYPE_CHECKING,
@@ -48,6 +49,7 @@ from typing import (
 )
 
 from asyncpool._core import checks
+from asyncpool._core.checks import option
 from asyncpool._dataclass import dataclass, replace
 from asyncpool._wire.frames import MAX_ATTEMPTS, MAX_NUMBER
 from asyncpool._wire.messages import JobContext, Variables, end_of
@@ -166,13 +168,10 @@ class WorkerLimits:
         """Return the limits of worker *generation* of *slot*."""
         fraction = (generation * _GOLDEN + slot * _GOLDEN**2) % 1.0
         part = 1.0 - self.jitter * fraction
-        return RecycleLimits(
-            jobs=NEVER
-            if self.max_jobs is None
-            else max(1, round(self.max_jobs * part)),
-            age=None if self.max_age is None else self.max_age * part,
-            memory=None if self.max_memory is None else round(self.max_memory * part),
-        )
+        jobs = NEVER if self.max_jobs is None else max(1, round(self.max_jobs * part))
+        age = None if self.max_age is None else self.max_age * part
+        memory = None if self.max_memory is None else round(self.max_memory * part)
+        return RecycleLimits(jobs, age, memory)
 
 
 def _cpus(name: str, numbers: object) -> tuple[int, ...] | None:
@@ -242,19 +241,14 @@ class WorkerEnv:
         ValueError: If something cannot be the name or the value of a variable.
     """
 
-    def __init__(
-        self, given: Mapping[str, str] | Callable[[int], Mapping[str, str]]
-    ) -> None:
-        self._function = None if isinstance(given, Mapping) else given
-        self.varies = self._function is not None
-        self.common: Variables = ()
-        if isinstance(given, Mapping):
-            self.common = _variables("worker_env", given)
-        elif not callable(given):
+    def __init__(self, given: Any) -> None:
+        self._given, self.varies = given, not isinstance(given, Mapping)
+        if self.varies and not callable(given):
             raise TypeError(
                 "worker_env must be a mapping of names to values, or a function of the slot "
                 f"that returns one, not {given!r}"
             )
+        self.common = () if self.varies else _variables("worker_env", given)
 
     def of(self, rank: int, *, forked: bool) -> Variables:
         """Return the variables that the worker with this *rank* alone has.
@@ -268,10 +262,10 @@ class WorkerEnv:
             ValueError: If it returns what cannot be in an environment, or comes too late.
             Exception: What the function raises.
         """
-        if self._function is None:
+        if not self.varies:
             return ()
         name = f"worker_env({rank})"
-        variables = _variables(name, self._function(rank))
+        variables = _variables(name, self._given(rank))
         size = sum(len(key) + len(value) for key, value in variables)
         if size > MAX_BYTES:
             raise ValueError(
@@ -288,7 +282,7 @@ class WorkerEnv:
         return variables
 
 
-def _variables(name: str, given: Mapping[str, str]) -> Variables:
+def _variables(name: str, given: Any) -> Variables:
     checks.Argument((Mapping,), "a mapping of names to values")(name, given)
     variables = tuple(given.items())
     for key, value in variables:
@@ -373,7 +367,8 @@ class RestartPolicy:
                 "initial_delay=0 would start workers that never become ready without "
                 "any pause, and needs max_restarts"
             )
-        self._refuse_unreachable()
+        if self.max_restarts is not None and self.initial_delay > 0:
+            self._refuse_unreachable(self.max_restarts)
 
     @classmethod
     def limited(cls, max_restarts: int, period: float) -> RestartPolicy:
@@ -398,34 +393,26 @@ class RestartPolicy:
         full = min(self.initial_delay * 2.0 ** min(failures - 1, 1000), self.max_delay)
         return full * (1.0 - 0.5 * jitter)
 
-    def _refuse_unreachable(self) -> None:
+    def _refuse_unreachable(self, max_restarts: int) -> None:
         # If all starts fail and all delays are the longest, death number n + 1 comes
         # after the sum of the first n delays.
-        if self.max_restarts is None or self.initial_delay == 0:
-            return
-        elapsed, deaths = 0.0, 1
-        delays: list[float] = []
-        while deaths <= self.max_restarts:
-            delays.append(self.delay(deaths, jitter=0.0))
-            elapsed += delays[-1]
-            if elapsed > self.period:
-                break
-            deaths += 1
-        if deaths <= self.max_restarts:
+        delays = (self.delay(n, jitter=0.0) for n in range(1, max_restarts + 1))
+        ends = takewhile(lambda end: end <= self.period, accumulate(delays))
+        deaths = 1 + sum(1 for _ in ends)
+        if deaths <= max_restarts:
             # The last delay is too long, and is named only if there is no other.
-            named = ", ".join(f"{delay:g}" for delay in delays[:-1] or delays)
+            named = (self.delay(n, jitter=0.0) for n in range(1, max(deaths, 2)))
             many = "1 death" if deaths == 1 else f"{deaths} deaths"
             raise ValueError(
-                f"starts that fail never exceed max_restarts={self.max_restarts} in "
+                f"starts that fail never exceed max_restarts={max_restarts} in "
                 f"period={self.period:g} s: with initial_delay={self.initial_delay:g} and "
                 f"max_delay={self.max_delay:g} they are tried again after "
-                f"{named} s, which makes at most {many} in "
+                f"{', '.join(f'{delay:g}' for delay in named)} s, which makes at most {many} in "
                 f"{self.period:g} s; use a smaller max_restarts, a longer period, or "
                 "smaller delays"
             )
 
 
-@dataclass(slots=True)
 class RestartLedger:
     """What a :class:`RestartPolicy` must remember of one pool.
 
@@ -438,15 +425,14 @@ class RestartLedger:
         hopeless: Whether the next start would fail as the last one has.
     """
 
-    policy: RestartPolicy
-    workers: int
-    failures: int = 0
-    hopeless: bool = False
-    _failed_at: float = float("-inf")
-    _interval: float = _INTERVALS[0]
-    _free: float = field(default=float("inf"))  # restarts that need not wait
-    _filled_at: float = 0.0
-    _deaths: deque[float] = field(default_factory=deque)
+    def __init__(self, policy: RestartPolicy, workers: int) -> None:
+        self.policy, self.workers = policy, workers
+        self.failures, self.hopeless = 0, False
+        self._failed_at = float("-inf")
+        self._interval = _INTERVALS[0]
+        self._free = float("inf")  # restarts that need not wait
+        self._filled_at = 0.0
+        self._deaths: deque[float] = deque()
 
     @property
     def breaks_pool(self) -> bool:
@@ -620,7 +606,7 @@ KILL = CancelMode("kill", 0.0)
 class Options(TypedDict, total=False):
     """The options as users write them; see :meth:`asyncpool.Pool.options`.
 
-    Each of them has a check in :data:`CHECKS`, and a field in :class:`JobOptions`.
+    Each of them has a field in :class:`JobOptions`, with its check.
     """
 
     max_attempts: int
@@ -689,10 +675,6 @@ def _priority(name: str, value: int) -> int:
     return value
 
 
-def _key(_: str, key: object) -> int | None:
-    return None if key is None else hash_of(key)
-
-
 def _lease(name: str, lease: Any) -> Any:
     if lease is not None:
         pair = isinstance(lease, tuple) and len(lease) == 2  # noqa: PLR2004
@@ -712,33 +694,7 @@ def _codec(name: str, codec: object) -> Format:
     return format_of(codec)
 
 
-_PERIOD = checks.SECONDS.or_none().within("> 0 seconds", checks.is_positive)
-
-# The check of each option, which returns what the record has of it.
-CHECKS: dict[str, checks.Check] = {
-    "max_attempts": checks.INT.within(
-        f"between 1 and {MAX_ATTEMPTS}", lambda number: 1 <= number <= MAX_ATTEMPTS
-    ),
-    "retry_on": _retry_on,
-    "timeout": _PERIOD,
-    "queue_timeout": _PERIOD,
-    "heartbeat_timeout": _PERIOD,
-    "deadline": checks.SECONDS.or_none().within(
-        "a point on the loop's clock",
-        lambda when: when == when,  # noqa: PLR0124 - NaN
-    ),
-    "on_cancel": checks.one_of(get_args(OnCancel)),
-    "cancel_grace": checks.SECONDS.within(">= 0 seconds", lambda seconds: seconds >= 0),
-    "priority": _priority,
-    "key": _key,
-    "lease": _lease,
-    "prefetch": checks.INT.within(">= 1 item", lambda number: 0 < number <= MAX_NUMBER),
-    "codec": _codec,
-}
-
-# Their names.  No module that a worker imports has them: to import this one would take it 30 ms.
-# So the pool tells its workers, for the hint that an option is no argument of a function.
-OPTIONS = CHECKS.keys()
+_LIMIT = checks.PERIOD.or_none()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -785,19 +741,34 @@ class JobOptions:
         plain: Whether nothing but its priority and its attempts is special.
     """
 
-    max_attempts: int = 1
-    retry_on: tuple[RetryOn, ...] = (CrashKind.CRASH, CrashKind.HUNG)
-    timeout: float | None = None
-    queue_timeout: float | None = None
-    heartbeat_timeout: float | None = None
-    deadline: float | None = None
-    on_cancel: OnCancel = "interrupt"
-    cancel_grace: float = 2.0
-    priority: int = 0
-    key: int | None = None
-    lease: tuple[Keeper, Hashable] | None = None
-    prefetch: int = 16
-    codec: Any = None
+    # The options that callers write, each with the check that returns what is kept of it.
+    max_attempts: int = option(
+        checks.INT.within(
+            f"between 1 and {MAX_ATTEMPTS}", lambda number: 1 <= number <= MAX_ATTEMPTS
+        ),
+        1,
+    )
+    retry_on: tuple[RetryOn, ...] = option(_retry_on, (CrashKind.CRASH, CrashKind.HUNG))
+    timeout: float | None = option(_LIMIT, None)
+    queue_timeout: float | None = option(_LIMIT, None)
+    heartbeat_timeout: float | None = option(_LIMIT, None)
+    deadline: float | None = option(
+        checks.SECONDS.or_none().within(
+            "a point on the loop's clock",
+            lambda when: when == when,  # noqa: PLR0124 - NaN
+        ),
+        None,
+    )
+    on_cancel: OnCancel = option(checks.one_of(get_args(OnCancel)), "interrupt")
+    cancel_grace: float = option(checks.DURATION, 2.0)
+    priority: int = option(_priority, 0)
+    key: int | None = option(checks.optional(lambda _, key: hash_of(key)), None)
+    lease: tuple[Keeper, Hashable] | None = option(_lease, None)
+    prefetch: int = option(
+        checks.INT.within(">= 1 item", lambda number: 0 < number <= MAX_NUMBER), 16
+    )
+    codec: Any = option(_codec, None)
+    # What the pool adds.
     prior_attempts: int = 0
     details: bytes = b""
     via: Via = "submit"
@@ -871,6 +842,14 @@ class JobOptions:
             beat: When its last heartbeat was; *began* if there was none.
         """
         return end_of(beat, self.heartbeat_timeout, self.run_end(began))
+
+
+CHECKS = checks.table_of(JobOptions)
+
+# The names of the options.  No module that a worker imports has them: to import this one would
+# take it 30 ms.  So the pool tells its workers, for the hint that an option is no argument of a
+# function.
+OPTIONS = CHECKS.keys()
 
 
 def changed(options: JobOptions, changes: Mapping[str, Any]) -> JobOptions:

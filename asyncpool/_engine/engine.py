@@ -157,19 +157,19 @@ class PoolStatus:
         if self.ready.done():
             return self.ready.exception() is not None
         core = self._engine.core
-        breaks_pool = self._engine.config.wait_for_all and core.failure is not None
+        breaks_pool = self._engine.config.ready == "all" and core.failure is not None
         return breaks_pool or core.broken is not None
 
     def worker_ready(self) -> None:
         """Note that a worker is ready."""
-        if not (self.ready.done() or self._engine.config.wait_for_all):
+        if not self.ready.done() and self._engine.config.ready == "any":
             self.ready.set_result(None)
         self.check_all_ready()
 
     def check_all_ready(self) -> None:
         """End the wait for all workers, if they are ready, or if some have failed to start."""
         core = self._engine.core
-        if self.ready.done() or not self._engine.config.wait_for_all:
+        if self.ready.done() or self._engine.config.ready == "any":
             return
         if core.minimum_ready:
             self.ready.set_result(None)
@@ -240,7 +240,8 @@ class Engine:
         loop_lag: Measures how late the loop runs what is due.
         log: Logs the steps of its life.
         threads: Pickle and copy large objects.
-        serving: What workers do instead of jobs, if they serve.
+        serving: What workers do instead of jobs, if they serve: a ``Service`` of
+            ``_cluster/service.py``, of which the pool knows no more.
         status: Whether the pool is ready, broken or over.
         admission: Checks whether the pool takes a job.
         draining: Keeps the pool open while it drains.
@@ -274,7 +275,7 @@ class Engine:
             levels=levels, disabled=disabled, preload=config.preload
         )
         self.loop, self.thread, self.config, self.hub = loop, get_ident(), config, hub
-        self.core = _core_of(config)
+        self.core = Core(config)
         self.concurrency = config.worker.concurrency
         self.max_payload = config.worker.max_payload
         self.fresh = config.fresh
@@ -309,13 +310,13 @@ class Engine:
         # timers and readers, where there is none.
         self.tasks = asyncio.TaskGroup()
         self.segments = Segments(loop, config.max_shared_memory, self.threads)
-        env, sandbox = config.worker_env, config.confinement
+        sandbox = config.confinement
         self.launcher = Launcher(
             loop,
             fork=config.fork,
             preload=config.preload if config.launcher_imports else (),
             confinement=sandbox,
-            variables=() if env is None else env.common,
+            variables=config.worker_env.common,
             imports=config.launcher_imports,
         )
         self.places: Places | None = None
@@ -695,20 +696,3 @@ class Engine:
     def summary(self) -> events.CloseSummary:
         """Return what the close did."""
         return self.registry.summary(self.core.lifecycle.kills)
-
-
-def _core_of(config: SupervisorConfig) -> Core:
-    """Return the core of a pool with these options."""
-    return Core(
-        workers=config.workers,
-        policy=config.restart_policy,
-        start_timeout=config.start_timeout,
-        limits=config.worker_limits,
-        idle_timeout=config.idle_timeout,
-        concurrency=config.worker.concurrency,
-        max_surge=config.max_surge,
-        max_unavailable=config.max_unavailable,
-        stop_grace=config.stop_grace,
-        end_grace=config.end_grace,
-        serving=config.serving is not None,
-    )

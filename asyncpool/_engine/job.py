@@ -635,11 +635,9 @@ class StreamJob(PoolJob[Any]):
             await self._news
         self._taken += 1
         frame = self._items.popleft()
-        due = self._taken + self._prefetch - self.credit
-        if not self.done() and due > self._prefetch // 2:
-            self.credit += due
-            self._heard_at = self.get_loop().time()
-            self.owner.give_credit(self)
+        due = self._taken + self._prefetch
+        if due - self.credit > self._prefetch // 2:
+            self.allow(due)
         return frame
 
     async def pass_on(self) -> list[Frame]:

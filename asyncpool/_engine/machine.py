@@ -321,13 +321,16 @@ def cpu_time(pid: int) -> float:
     return ticks / os.sysconf("SC_CLK_TCK")
 
 
-def check_limits(limits: WorkerLimits) -> None:
-    """Check the limits that depend on this machine.
+def check_limits(name: str, value: Any) -> WorkerLimits:
+    """Return an argument that is the limits of workers, which this machine can set.
 
     Raises:
+        TypeError: If it is something else.
         UnsupportedPlatformError: If this platform does not offer a limit.
         ValueError: If this machine does not have what a limit names.
     """
+    limits = WorkerLimits() if value is None else value
+    checks.Argument((WorkerLimits,), "a WorkerLimits")(name, limits)
     watched = limits.max_memory is not None or limits.kill_memory is not None
     if watched and not Path("/proc/self/statm").exists():
         raise UnsupportedPlatformError("max_memory and kill_memory need Linux's /proc")
@@ -342,9 +345,10 @@ def check_limits(limits: WorkerLimits) -> None:
         unusable = set(limits.cpu_affinity) - usable
         if unusable:
             raise ValueError(f"cpu_affinity: this process may not use {unusable}")
-    for name in limits.rlimits:
-        if not hasattr(resource, name):
-            raise ValueError(f"rlimits: there is no {name} here")
+    for limit in limits.rlimits:
+        if not hasattr(resource, limit):
+            raise ValueError(f"rlimits: there is no {limit} here")
+    return limits
 
 
 def _read(path: Path) -> str:

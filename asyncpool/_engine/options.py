@@ -1,25 +1,26 @@
 """The options of pools and clusters: each is checked once, and then read by everybody.
 
-An option has one row in a table of checks and, if anybody reads it later, one field in the
-frozen record.  The defaults are in the signatures of the constructors, where editors show them.
+An option that is read later is a field of the frozen record, and has its check there.  One that
+something else is made of has its check in the table.  The defaults are in the signatures of the
+constructors, where editors show them.
 """
 
 from __future__ import annotations
 
 import itertools
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from asyncpool._core import checks
-from asyncpool._core.lifecycle import STOP_GRACE
+from asyncpool._core.checks import option
+from asyncpool._core.core import CoreOptions
 from asyncpool._core.options import (
     OPTIONS,
     JobOptions,
-    RestartPolicy,
     WorkerEnv,
     WorkerLimits,
     changed,
@@ -35,7 +36,6 @@ from asyncpool._engine.machine import (
 )
 from asyncpool._wire.frames import MAX_PAYLOAD
 from asyncpool._wire.messages import WorkerConfig
-from asyncpool._wire.page import MAX_LANES
 from asyncpool._wire.records import Later
 from asyncpool._wire.text import NAMES, is_name
 
@@ -44,8 +44,6 @@ if TYPE_CHECKING:
     from asyncpool._core import data_only
     from asyncpool._engine import handover, propagation
     from asyncpool._engine.deaths import CrashCallback
-    from asyncpool._engine.engine import Engine
-    from asyncpool._engine.worker import Serving
     from asyncpool._sandbox import confinement
     from asyncpool._wire import formats, schemas
 else:  # for options that few pools have
@@ -101,42 +99,8 @@ def check_codec(codec: object, **needing: object) -> None:
             raise ValueError(f"{name} is for pools with a codec, and this one has none")
 
 
-def _restart_policy(name: str, value: Any) -> RestartPolicy:
-    policy = RestartPolicy() if value is None else value
-    checks.Argument((RestartPolicy,), "a RestartPolicy")(name, policy)
-    return policy
-
-
-def _worker_limits(name: str, value: Any) -> WorkerLimits:
-    limits = WorkerLimits() if value is None else value
-    checks.Argument((WorkerLimits,), "a WorkerLimits")(name, limits)
-    check_limits(limits)
-    return limits
-
-
-WORKER_CHECKS: dict[str, checks.Check] = {
-    "restart_policy": _restart_policy,
-    "worker_limits": _worker_limits,
-    "launcher": checks.one_of(get_args(LauncherKind)),
-    "worker_loop": check_loop,
-    "worker_output": checks.one_of(get_args(OutputMode)),
-    "on_crash": checks.callback,
-    "preload": partial(checks.several, words="names of modules", each=str),
-    "start_timeout": checks.PERIOD,
-    "ping_timeout": checks.PERIOD_OR_NONE,
-    "ready": checks.one_of(get_args(ReadyWhen)),
-}
-
-
 def _workers(_: str, value: int | tuple[int, int] | None) -> tuple[int, int]:
     return least_and_most(usable_cpus() if value is None else value)
-
-
-def _concurrency(name: str, value: int) -> int:
-    if checks.at_least(1)(name, value) > MAX_LANES:
-        text = f"{name} must be at most {MAX_LANES}, not {value}"
-        raise ValueError(f"{text}: have more workers instead")
-    return value
 
 
 def _path(name: str, value: Any) -> str:
@@ -177,28 +141,90 @@ def _control(name: str, value: Any) -> Any:
 
 
 def _sandbox(name: str, value: Any) -> Any:
-    checks.Argument((sandbox.Sandbox,), "a Sandbox or None")(name, value)
-    return value
+    return checks.Argument((sandbox.Sandbox,), "a Sandbox or None")(name, value)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SupervisorConfig(CoreOptions):
+    """The options of a pool, or of the workers of a cluster, and what is made of them.
+
+    See :class:`asyncpool.Pool` for the meaning of its options.  In a cluster, those that only
+    pools have are at their defaults.
+
+    Attributes:
+        worker: The configuration of each worker.
+        propagation: The context variables that travel with jobs, if there are any.
+        handover: The initializer that each worker calls first, with the descriptors that it gets.
+        data: What a pool with a codec adds to its functions, if this one has a codec.
+        confinement: The sandbox of the workers, if they have one.
+        job_options: The options of jobs for which no others are set.
+    """
+
+    name: str
+    launcher: LauncherKind = option(checks.one_of(get_args(LauncherKind)))
+    worker_loop: LoopKind = option(check_loop)
+    worker_output: OutputMode = option(checks.one_of(get_args(OutputMode)))
+    on_crash: CrashCallback | None = option(checks.callback)
+    preload: tuple[str, ...] = option(
+        partial(checks.several, words="names of modules", each=str)
+    )
+    ping_timeout: float | None = option(checks.PERIOD_OR_NONE)
+    ready: ReadyWhen = option(checks.one_of(get_args(ReadyWhen)))
+    close_timeout: float | None = option(checks.PERIOD_OR_NONE, None)
+    max_queued: int | None = option(checks.at_least(0).or_none(), None)
+    max_shared_memory: int = option(checks.at_least(0), 0)
+    worker_env: WorkerEnv = option(
+        lambda _, value: WorkerEnv({} if value is None else value), WorkerEnv({})
+    )
+    fresh: bool = option(checks.SWITCH, False)
+    trace: str | None = option(checks.optional(_path), None)
+    max_traced: int | None = option(checks.at_least(1).or_none(), None)
+    control: str | None = option(_control, None)
+    worker: WorkerConfig
+    propagation: propagation.Propagation | None = None
+    handover: handover.Handover | None = None
+    data: data_only.DataOnly | None = None
+    confinement: confinement.Confinement | None = None
+    job_options: JobOptions = JobOptions()
+
+    @property
+    def fork(self) -> bool:
+        """Whether workers are forked from a launcher that has imported *preload*."""
+        return self.launcher == "forkserver"
+
+    @property
+    def launcher_imports(self) -> bool:
+        """Whether workers find what the launcher has imported, *preload* and the script.
+
+        A fresh interpreter finds nothing.  And a worker with environment variables of its own
+        has to set them before any import.
+        """
+        return self.fork and not self.worker_env.varies
+
+    @property
+    def untrusted(self) -> bool:
+        """Whether the pool refuses results in memory that workers can still write into.
+
+        A pool with a codec takes them, since the codec copies that memory when it makes the
+        values.
+        """
+        return self.confinement is not None and self.data is None
+
+    @property
+    def title(self) -> str:
+        """The name in logs and errors."""
+        return f"{'pool' if self.serving is None else 'cluster'} {self.name}"
+
+
+# Beside those of the record: options that clusters check in another way, and those of which only
+# what is made of them is kept.
 POOL_CHECKS: dict[str, checks.Check] = {
+    **checks.table_of(SupervisorConfig),
     "workers": _workers,
-    "max_surge": checks.at_least(0),
-    "max_unavailable": checks.at_least(0),
-    "idle_timeout": checks.PERIOD,
-    "close_timeout": checks.PERIOD_OR_NONE,
-    **WORKER_CHECKS,
-    "max_queued": checks.at_least(0).or_none(),
+    "worker_limits": check_limits,
     "max_message_size": checks.at_least(1024).or_none(),
-    "max_shared_memory": checks.at_least(0),
-    "concurrency": _concurrency,
     "initializer": checks.callback,
     "initargs": partial(checks.several, words="a tuple of arguments"),
-    "worker_env": checks.optional(lambda _, value: WorkerEnv(value)),
-    "fresh": checks.SWITCH,
-    "trace": checks.optional(_path),
-    "max_traced": checks.at_least(1).or_none(),
-    "control": _control,
     "codec": checks.optional(lambda _, value: formats.format_of(value)),
     "functions": checks.optional(
         partial(
@@ -227,12 +253,10 @@ def pool_options(given: Mapping[str, Any]) -> dict[str, Any]:
     """
     options = checks.apply(POOL_CHECKS, given)
     # An option of jobs that is one of the pool, too, is the default of its jobs.
-    for_jobs = [name for name in OPTIONS if name in given and name != "codec"]
-    options["job_options"] = changed(
-        JobOptions(codec=options["codec"]), {name: given[name] for name in for_jobs}
-    )
-    worker_env: WorkerEnv | None = options["worker_env"]
-    if options["sandbox"] is not None and worker_env and worker_env.common:
+    for_jobs = {name: given[name] for name in OPTIONS if name in given}
+    del for_jobs["codec"]
+    options["job_options"] = changed(JobOptions(codec=options["codec"]), for_jobs)
+    if options["sandbox"] is not None and options["worker_env"].common:
         raise ValueError(
             "worker_env is a mapping, and the sandbox says the whole environment: name the "
             "variables in Sandbox(env=...)"
@@ -261,94 +285,6 @@ def pool_options(given: Mapping[str, Any]) -> dict[str, Any]:
     return options
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SupervisorConfig:
-    """The options of a pool, or of the workers of a cluster, and what is made of them.
-
-    See :class:`asyncpool.Pool` for the meaning of its options.
-
-    Attributes:
-        workers: The least and the greatest number of workers.
-        worker: The configuration of each worker.
-        propagation: The context variables that travel with jobs, if there are any.
-        stop_grace: Seconds that a worker has to end when it is asked to.
-        end_grace: Seconds that it has if the whole pool ends; ``None`` for *stop_grace*.
-        serving: In a cluster, makes what its workers do in place of jobs.
-        handover: The initializer that each worker calls first, with the descriptors that it gets.
-        data: What a pool with a codec adds to its functions, if this one has a codec.
-        confinement: The sandbox of the workers, if they have one.
-        worker_env: The environment variables of the workers, if they have others.
-        fresh: Whether each job has a new worker.
-        job_options: The options of jobs for which no others are set.
-    """
-
-    name: str
-    restart_policy: RestartPolicy
-    worker_limits: WorkerLimits
-    launcher: LauncherKind
-    worker_loop: LoopKind
-    worker_output: OutputMode
-    on_crash: CrashCallback | None
-    preload: tuple[str, ...]
-    start_timeout: float
-    ping_timeout: float | None
-    ready: ReadyWhen
-    max_surge: int
-    workers: tuple[int, int]
-    worker: WorkerConfig
-    max_unavailable: int = 0
-    idle_timeout: float = 60.0
-    close_timeout: float | None = None
-    max_queued: int | None = None
-    max_shared_memory: int = 0
-    propagation: propagation.Propagation | None = None
-    stop_grace: float = STOP_GRACE
-    end_grace: float | None = None
-    serving: Callable[[Engine, WorkerConfig], Serving] | None = None
-    handover: handover.Handover | None = None
-    data: data_only.DataOnly | None = None
-    confinement: confinement.Confinement | None = None
-    worker_env: WorkerEnv | None = None
-    fresh: bool = False
-    trace: str | None = None
-    max_traced: int | None = None
-    control: str | None = None
-    job_options: JobOptions = JobOptions()
-
-    @property
-    def fork(self) -> bool:
-        """Whether workers are forked from a launcher that has imported *preload*."""
-        return self.launcher == "forkserver"
-
-    @property
-    def launcher_imports(self) -> bool:
-        """Whether workers find what the launcher has imported, *preload* and the script.
-
-        A fresh interpreter finds nothing.  And a worker with environment variables of its own
-        has to set them before any import.
-        """
-        return self.fork and not (self.worker_env and self.worker_env.varies)
-
-    @property
-    def untrusted(self) -> bool:
-        """Whether the pool refuses results in memory that workers can still write into.
-
-        A pool with a codec takes them, since the codec copies that memory when it makes the
-        values.
-        """
-        return self.confinement is not None and self.data is None
-
-    @property
-    def wait_for_all(self) -> bool:
-        """Whether the start waits until all workers are ready."""
-        return self.ready == "all"
-
-    @property
-    def title(self) -> str:
-        """The name in logs and errors."""
-        return f"{'pool' if self.serving is None else 'cluster'} {self.name}"
-
-
 def pool_config(given: Mapping[str, Any]) -> SupervisorConfig:
     """Return the configuration of a pool, from the arguments of its constructor.
 
@@ -361,37 +297,35 @@ def pool_config(given: Mapping[str, Any]) -> SupervisorConfig:
         UnsupportedPlatformError: If this machine lacks what an option needs.
     """
     options = pool_options(given)
-    limits, loop = options["worker_limits"], options["worker_loop"]
-    take = options.pop  # what is left is kept as it is
+    initializer, around = options["initializer"], options["around"]
+    codec, box, variables = options["codec"], options["sandbox"], options["propagate"]
     # This comes first.  It looks at __main__, which decides how the initializer is pickled below.
-    most = take("max_message_size") or MAX_PAYLOAD
-    worker = worker_config(limits, loop, max_payload=most)
-    codec, functions, errors = take("codec"), take("functions"), take("errors")
-    initializer, initargs = take("initializer"), take("initargs")
-    around, box, variables = take("around"), take("sandbox"), take("propagate")
+    worker = worker_config(options, options["max_message_size"] or MAX_PAYLOAD)
     data, confined, first = None, None, None
     if codec is not None:
-        data = data_only.DataOnly(codec, functions, errors)
+        data = data_only.DataOnly(codec, options["functions"], options["errors"])
         schemas.check_name("initializer", initializer)
         schemas.check_name("around", around)
     if box is not None:
         # What workers import for themselves, and could not import in a sandbox.
-        if loop == "uvloop":
+        if options["worker_loop"] == "uvloop":
             options["preload"] += ("uvloop",)
         if codec is not None and find_spec("msgspec") is not None:
             options["preload"] += ("msgspec",)
-        confined = confinement.confine(box, limits)
+        confined = confinement.confine(box, options["worker_limits"])
         worker = worker._replace(
             sandbox=confined.plan,
             script=confined.script,
             script_first=confined.script_first,
         )
     if initializer is not None:
-        first = handover.Handover(initializer, initargs)
+        first = handover.Handover(initializer, options["initargs"])
+    kept = SupervisorConfig.__dataclass_fields__.keys() & options.keys()
     return SupervisorConfig(
+        **{name: options[name] for name in kept},
         worker=worker._replace(
             initializer=None if first is None else first.payload,
-            concurrency=take("concurrency"),
+            concurrency=options["concurrency"],
             around=None if around is None else handover.packed_hook(around),
             codec=b"" if data is None else data.config,
             options=tuple(OPTIONS),
@@ -400,20 +334,17 @@ def pool_config(given: Mapping[str, Any]) -> SupervisorConfig:
         handover=first,
         data=data,
         confinement=confined,
-        **options,
     )
 
 
-def worker_config(
-    limits: WorkerLimits, loop: LoopKind, *, max_payload: int
-) -> WorkerConfig:
-    """Return the configuration of the workers of a pool or a cluster.
+def worker_config(options: Mapping[str, Any], max_payload: int) -> WorkerConfig:
+    """Return the configuration of the workers of a pool or a cluster with these options.
 
     Args:
-        limits: Their limits.
-        loop: The event loop in each of them.
+        options: The options.
         max_payload: The most bytes that a frame may carry.
     """
+    limits: WorkerLimits = options["worker_limits"]
     return WorkerConfig(
         sys_path=module_path(),
         initializer=None,
@@ -421,7 +352,7 @@ def worker_config(
         nice=limits.nice,
         cpus=limits.cpus,
         rlimits=tuple(limits.rlimits.items()),
-        loop=loop,
+        loop=options["worker_loop"],
         script=main_script(),
         memory=limits.memory_at_start,
     )

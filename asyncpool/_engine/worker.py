@@ -23,7 +23,7 @@ import traceback
 from collections import deque
 from functools import partial
 from time import monotonic
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from asyncpool._engine.channel import Channel, DescriptorSocket
 from asyncpool._engine.interpreter import LaunchError
@@ -72,64 +72,6 @@ _CANCELLED_KEPT = 64
 _VALUE, _ERROR = FrameKind.VALUE, FrameKind.ERROR
 
 
-class ServingLink(Protocol):
-    """Reads and writes the job channel of a worker that serves."""
-
-    def on_frames(self, frames: list[Frame]) -> None:
-        """Take the frames that the worker has sent.
-
-        Raises:
-            ProtocolError: If a frame breaks the protocol.
-        """
-        ...
-
-    def shut(self) -> None:
-        """Send nothing more: the worker leaves, or is gone."""
-        ...
-
-
-class Serving(Protocol):
-    """What workers do instead of jobs, if they serve; hears when they come and go.
-
-    The pool knows no more about a cluster, which hands this to the supervisor.
-    """
-
-    def config(self, handle: WorkerHandle) -> bytes:
-        """Return the configuration of a worker that is being started, packed."""
-        ...
-
-    def open_link(
-        self, handle: WorkerHandle, sock: DescriptorSocket, channel: Channel
-    ) -> ServingLink:
-        """Return the link of a worker that is being started.
-
-        Args:
-            handle: The worker.
-            sock: The pool's end of the job channel.
-            channel: The job channel; the handle closes it.
-
-        Raises:
-            OSError: If this process lacks the means.
-        """
-        ...
-
-    def ready(self, handle: WorkerHandle) -> None:
-        """Note that a worker is ready."""
-        ...
-
-    def ended(self, handle: WorkerHandle) -> bool:
-        """Note that a worker is dead; return whether it has served anybody."""
-        ...
-
-    def stop(self) -> None:
-        """Accept no more connections: the end has begun."""
-        ...
-
-    def close(self) -> None:
-        """Close everything; there are no workers any more."""
-        ...
-
-
 class CancelledJob(NamedTuple):
     """A job that was cancelled when its worker had it."""
 
@@ -151,7 +93,8 @@ class WorkerHandle:
         outbox: Puts jobs on the job channel, and moves large objects through shared memory.
         jobs: The job channel; ``None`` until it is open.
         control: The control channel; ``None`` until it is open.
-        link: Reads and writes in place of the job channel if the worker serves.
+        link: Reads and writes in place of the job channel if the worker serves; a ``WorkerLink`` of
+            ``_cluster/link.py``.
         stdout: What the worker writes to its stdout.
         stderr: What it writes to its stderr.
         lacked_memory: Whether the kernel has killed it, or a child of it, since its own cgroup
@@ -192,7 +135,7 @@ class WorkerHandle:
         self.outbox = Outbox(supervisor)
         self.jobs: Channel | None = None
         self.control: Channel | None = None
-        self.link: ServingLink | None = None
+        self.link: Any = None
         self.stdout: Output | None = None
         self.stderr: Output | None = None
         self.said_hello = self.ignored = self.killed = self.lacked_memory = False
@@ -379,11 +322,9 @@ class WorkerHandle:
         Raises:
             LaunchError: If the user's function fails, or returns what cannot be had.
         """
-        worker_env = self._config.worker_env
-        if worker_env is None:
-            return ()
+        config = self._config
         try:
-            return worker_env.of(self.rank, forked=self._config.fork)
+            return config.worker_env.of(self.rank, forked=config.fork)
         except Exception as error:
             text = str(error)
             if not text.startswith("worker_env("):

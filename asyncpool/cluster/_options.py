@@ -9,11 +9,11 @@ from asyncpool._cluster.addresses import parse_all
 from asyncpool._cluster.link import MAX_MESSAGE
 from asyncpool._cluster.service import Spread
 from asyncpool._core import checks
+from asyncpool._core.checks import option
 from asyncpool._core.options import WorkerLimits
 from asyncpool._dataclass import dataclass
-from asyncpool._engine.machine import usable_cpus
+from asyncpool._engine.machine import check_limits, usable_cpus
 from asyncpool._engine.options import (
-    WORKER_CHECKS,
     SupervisorConfig,
     anything,
     name_or_number,
@@ -29,10 +29,10 @@ _GRACE = 1.0
 _ADDRESSES = "an address, or several, such as '127.0.0.1:8000'"
 
 
-def _workers(name: str, value: int | None) -> int:
+def _workers(name: str, value: int | None) -> tuple[int, int]:
     workers = usable_cpus() if value is None else value
     checks.at_least(1)(name, workers)
-    return workers
+    return workers, workers
 
 
 def _bind(name: str, value: object) -> tuple[str, ...]:
@@ -40,31 +40,13 @@ def _bind(name: str, value: object) -> tuple[str, ...]:
     return checks.several(name, addresses, _ADDRESSES, each=str)
 
 
-_worker_limits = WORKER_CHECKS["worker_limits"]
-
-
 def _limits(name: str, value: object) -> WorkerLimits:
-    limits: WorkerLimits = _worker_limits(name, value)
+    limits = check_limits(name, value)
     if limits.drain_timeout != WorkerLimits().drain_timeout:
         raise ValueError(
             "worker_limits of a cluster take no drain_timeout: give it to the cluster itself"
         )
     return limits
-
-
-CLUSTER_CHECKS: dict[str, checks.Check] = {
-    "workers": _workers,
-    "spread": checks.one_of(get_args(Spread)),
-    "backlog": checks.at_least(1),
-    "max_surge": checks.at_least(1),  # a worker serves until there is another
-    "drain_timeout": checks.PERIOD,
-    "reload_drain_timeout": checks.PERIOD_OR_NONE,
-    **WORKER_CHECKS,
-    "worker_limits": _limits,
-    "bind": _bind,
-    "target": anything,  # pack_target() checks it
-    "name": name_or_number("cluster"),  # last: one that is refused takes no number
-}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,12 +60,21 @@ class ClusterOptions(SupervisorConfig):
             nothing but ``"handoff"`` makes sense.
     """
 
-    target: str | Callable[..., object]
-    bind: tuple[str, ...]
-    spread: Spread
-    backlog: int
-    drain_timeout: float
-    reload_drain_timeout: float
+    target: str | Callable[..., object] = option(anything)  # pack_target() checks it
+    bind: tuple[str, ...] = option(_bind)
+    spread: Spread = option(checks.one_of(get_args(Spread)))
+    backlog: int = option(checks.at_least(1))
+    drain_timeout: float = option(checks.PERIOD)
+    reload_drain_timeout: float = option(checks.PERIOD_OR_NONE)
+
+
+CLUSTER_CHECKS: dict[str, checks.Check] = {
+    **checks.table_of(ClusterOptions),
+    "workers": _workers,
+    "worker_limits": _limits,
+    "max_surge": checks.at_least(1),  # a worker serves until there is another
+    "name": name_or_number("cluster"),  # last: one that is refused takes no number
+}
 
 
 def cluster_options(given: Mapping[str, Any]) -> ClusterOptions:
@@ -100,12 +91,9 @@ def cluster_options(given: Mapping[str, Any]) -> ClusterOptions:
         parse_all(values["bind"])
     else:
         values["spread"] = "handoff"
-    workers = values.pop("workers")
-    limits, loop = values["worker_limits"], values["worker_loop"]
     return ClusterOptions(
         **values,
-        workers=(workers, workers),
-        worker=worker_config(limits, loop, max_payload=MAX_MESSAGE),
+        worker=worker_config(values, MAX_MESSAGE),
         stop_grace=values["reload_drain_timeout"] + _GRACE,  # while others serve on
         end_grace=values["drain_timeout"] + _GRACE,
     )

@@ -172,7 +172,6 @@ class RemotePool(Orders, JobEventSource, Submitter):
     """
 
     name: str
-    _life: _Life
 
     def __init__(
         self,
@@ -191,7 +190,7 @@ class RemotePool(Orders, JobEventSource, Submitter):
         self._max_queued = max_queued
         self._options = options
         self._data = data
-        self._life = _Life(title)
+        self._life: _Life = _Life(title)  # type: ignore[assignment]  # pyright: ignore[reportIncompatibleVariableOverride]
         self._latest = Latest(self._life, lambda: self.name)
 
     def options(self, **changes: Unpack[Options]) -> BoundPool:

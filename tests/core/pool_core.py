@@ -95,13 +95,14 @@ class Core:
         limits: WorkerLimits | None = None,
         **options: Any,
     ) -> None:
-        self._core = core = core_module.Core(
+        told = core_module.CoreOptions(
             workers=(workers, most or workers),
-            policy=policy or RestartPolicy(),
+            restart_policy=policy or RestartPolicy(),
             start_timeout=start_timeout,
-            limits=limits or WorkerLimits(),
+            worker_limits=limits or WorkerLimits(),
             **options,
         )
+        self._core = core = core_module.Core(told)
         self.closing, self.dispatcher = core.closing, core.dispatcher
         self.exits, self.lifecycle = core.exits, core.lifecycle
         # Workers.
@@ -289,7 +290,7 @@ class Core:
 
     def restart_book(self) -> Any:
         """Return a copy of what is known of starts and deaths, to compare it with later ones."""
-        return copy.deepcopy(self._core.lifecycle.ledger)
+        return copy.deepcopy(vars(self._core.lifecycle.ledger))
 
     def lines(self) -> dict[int | None, Sequence[int]]:
         """Return the jobs with a key that wait, by the place that each waits for."""

@@ -560,7 +560,7 @@ async def test_it_must_be_entered(faced: Faced) -> None:
         with pytest.raises(TypeError, match="submit"):
             session.submit(3)  # type: ignore[call-overload]
         with pytest.raises(TypeError, match="stream"):
-            session.stream(3)  # type: ignore[call-overload]
+            session.stream(3)  # type: ignore[arg-type]
         with pytest.raises(ValueError, match="timeout must be >= 0"):
             pool.worker(timeout=-1)
         for wrong in (None, "x", 1):

@@ -242,11 +242,11 @@ async def test_what_yields_nothing_is_no_stream(pool: Pool, result: Any) -> None
     with pytest.raises(TypeError, match=text):
         await anext(pool.stream(jobs.call, returning, result))
     with pytest.raises(TypeError, match=r"stream\(\) takes a callable first, not 3"):
-        pool.stream(3)  # type: ignore[call-overload]
+        pool.stream(3)  # type: ignore[arg-type]
 
 
 async def test_an_async_function_may_return_what_is_iterated_over(pool: Pool) -> None:
-    stream: Stream[Any] = pool.stream(streams.opened, 3)  # type: ignore[call-overload]
+    stream: Stream[Any] = pool.stream(streams.opened, 3)  # type: ignore[arg-type]
     assert [item async for item in stream] == [0, 1, 2]
 
 

@@ -17,11 +17,7 @@ import pytest
 from asyncpool import Cluster, JobNotPicklableError, Pool
 from asyncpool._core import checks
 from asyncpool._core.options import CHECKS, OPTIONS, JobOptions, Options
-from asyncpool._engine.options import (
-    POOL_CHECKS,
-    WORKER_CHECKS,
-    SupervisorConfig,
-)
+from asyncpool._engine.options import POOL_CHECKS, SupervisorConfig
 from asyncpool._engine.propagation import Propagation
 from asyncpool._wire.messages import MAX_VARIABLES, JobContext
 from asyncpool._wire.pickling import unpack_variables
@@ -53,14 +49,17 @@ def test_each_option_of_a_signature_has_one_check(
     kind: type[Any], checks: Mapping[str, checks.Check]
 ) -> None:
     ours = parameters(kind).keys() - (OPTIONS - {"codec"} if kind is Pool else set())
-    assert ours == checks.keys()
+    # The record of a cluster has the defaults of what is for pools alone.
+    alone = parameters(Pool).keys() - ours if kind is Cluster else set()
+    assert ours == checks.keys() - alone
 
 
 def test_pools_and_clusters_share_their_checks_and_defaults() -> None:
     pool, cluster = parameters(Pool), parameters(Cluster)
-    shared = WORKER_CHECKS.keys() | {"name", "max_surge"}
-    assert shared == pool.keys() & cluster.keys() - {"workers"}
+    shared = pool.keys() & cluster.keys()
     assert shared <= names(SupervisorConfig)
+    own = {name for name in shared if POOL_CHECKS[name] is not CLUSTER_CHECKS[name]}
+    assert own == {"workers", "worker_limits", "max_surge", "name"}
     differ = {
         name: (pool[name].default, cluster[name].default)
         for name in pool.keys() & cluster.keys()

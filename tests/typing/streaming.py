@@ -32,10 +32,10 @@ async def items(pool: Pool) -> None:
 
 
 async def rejected(pool: Pool) -> None:
-    pool.stream(pages)  # type: ignore[call-overload]  # pyright: ignore[reportCallIssue]
-    pool.stream(pages, 3)  # type: ignore[call-overload]  # pyright: ignore[reportCallIssue, reportArgumentType]
-    pool.stream(lines, "a")  # type: ignore[call-overload]  # pyright: ignore[reportCallIssue, reportArgumentType]
-    pool.stream(add, 1)  # type: ignore[call-overload]  # pyright: ignore[reportCallIssue, reportArgumentType]
+    pool.stream(pages)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
+    pool.stream(pages, 3)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    pool.stream(lines, "a")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    pool.stream(add, 1)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
     pool.stream(pages, "a", buffer=3)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
     pool.options(prefetch="3")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
     await pool.stream(lines, 3)  # type: ignore[misc]  # pyright: ignore[reportGeneralTypeIssues]
