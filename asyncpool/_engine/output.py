@@ -22,7 +22,6 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 from asyncpool._core import log_messages as say
 from asyncpool._wire import log_records
-from asyncpool._wire.log_records import LogEntry
 from asyncpool._wire.text import JOB_LOGGER, printable, printable_lines, printable_name
 from asyncpool.errors import ProtocolError
 
@@ -387,25 +386,24 @@ class WorkerLogs:
     def _hand_over(self, author: WorkerHandle, payload: bytes) -> None:
         """Give a record to its logger, and survive whatever its handlers do."""
         try:
-            entry = LogEntry.unpack(payload)
+            found, fields = log_records.read_record(payload)
         except ProtocolError as error:
             author.distrust(str(error))
             return
-        if entry.name == _LOGGER.name or entry.name.startswith(_OURS):
+        if f"{found['name']}.".startswith(_OURS):
             # What is under this name was said by the service.  A pool in a worker says it too,
             # and so may a worker that lies.
-            entry = entry._replace(name=JOB_LOGGER)
-        ours: dict[str, object] = {
+            found["name"] = JOB_LOGGER
+        found |= {
             "pool": self._pool,
             "slot": author.slot,
             "generation": author.generation,
-            "pid": author.pid or entry.process,
-            "job_id": entry.job,
-            "attempt": entry.attempt,
+            "pid": author.pid or found["process"],
+            "job_id": found["job_id"] or None,
         }
         # A handler or filter of the user's may raise anything.
         with contextlib.suppress(Exception, asyncio.CancelledError):
-            _handle(entry, ours)
+            _handle(found, fields)
 
 
 def explicit_levels() -> tuple[tuple[tuple[str, int], ...], int]:
@@ -418,66 +416,57 @@ def explicit_levels() -> tuple[tuple[tuple[str, int], ...], int]:
     return tuple(levels), root.manager.disable
 
 
-def _handle(entry: LogEntry, ours: dict[str, object]) -> None:
+def _handle(found: dict[str, Any], fields: dict[str, Any]) -> None:
     # If there is no such logger, take the next one above it, which would get the record too.
     # None is created, since loggers stay for ever, and a worker may invent any number of names.
     root: logging.Logger = logging.root
-    logger, name, manager = root, entry.name, logging.root.manager
+    logger, name, manager = root, found["name"], logging.root.manager
     while name and logger is root:
-        found = manager.loggerDict.get(name)
-        logger = found if isinstance(found, logging.Logger) else logger
+        known = manager.loggerDict.get(name)
+        logger = known if isinstance(known, logging.Logger) else logger
         name = name.rpartition(".")[0]
-    if entry.levelno < max(logger.getEffectiveLevel(), manager.disable + 1):
+    if found["levelno"] < max(logger.getEffectiveLevel(), manager.disable + 1):
         return
-    record = _record_of(entry, ours)
-    if logger.name == entry.name:
-        logger.handle(record)
-    else:  # its own filters are not for records of other loggers
-        logger.callHandlers(record)
+    # Filters of another logger are not for this record.
+    is_its_own = logger.name == found["name"]
+    (logger.handle if is_its_own else logger.callHandlers)(_record_of(found, fields))
 
 
-# How texts are shown that are not a part of one line.
+# How texts are shown that are not a part of one line: nothing in a record controls a terminal, begins
+# a line in a name, or hides in its own.
 _SHOWN = {
     "name": printable_name,
+    "msg": printable_lines,
     "exc_text": printable_lines,
     "stack_info": printable_lines,
 }
+# Filters and alerts take an id for the service's word, unless only workers say this.
+_IDS = {None, *log_records.IDS}
 
 
-def _record_of(entry: LogEntry, ours: dict[str, object]) -> logging.LogRecord:
-    record = logging.makeLogRecord(entry.fields)
-    for name in ours.keys() & entry.fields.keys():
+def _record_of(found: dict[str, Any], fields: dict[str, Any]) -> logging.LogRecord:
+    record = logging.makeLogRecord({})
+    since = found["created"] - record.created
+    found["relativeCreated"] = record.relativeCreated + since * 1000
+    attributes = vars(record)
+    attributes.update(fields)
+    for name in found.keys() & fields.keys():
         # A job's own logger may have set the same field.
-        if (given := entry.fields[name]) != ours[name]:
-            vars(record)[f"extra_{name}"] = given
-    # Filters and alerts take it for the service's word, unless only workers say this.
-    message_id = vars(record).get("message_id")
-    if message_id is not None and message_id not in log_records.IDS:
-        vars(record)["extra_message_id"] = vars(record).pop("message_id")
-    # Nothing in it controls a terminal, begins a line in a name, or hides in its own.
-    shown = {
-        name: _SHOWN.get(name, printable)(getattr(entry, name))
-        for name in log_records.TEXTS
-    }
-    path = PurePath(shown["pathname"])
-    age = record.created - entry.created
-    vars(record).update(
-        shown,
-        levelno=entry.levelno,
-        msg=printable_lines(entry.message),
+        if fields[name] != found[name]:
+            attributes[f"extra_{name}"] = fields[name]
+    if fields.get("message_id") not in _IDS:
+        attributes["extra_message_id"] = attributes.pop("message_id")
+    for name in log_records.TEXTS:
+        found[name] = _SHOWN.get(name, printable)(found[name])
+    for name in ("taskName", "exc_text", "stack_info"):
+        found[name] = found[name] or None
+    path = PurePath(found["pathname"])
+    attributes.update(
+        found,
         args=None,
         filename=path.name,
         module=path.stem,
-        lineno=entry.lineno,
-        created=entry.created,
-        msecs=entry.created % 1 * 1000,
-        relativeCreated=record.relativeCreated - age * 1000,
-        process=entry.process,
-        thread=entry.thread,
-        taskName=shown["taskName"] or None,
+        msecs=found["created"] % 1 * 1000,
         exc_info=None,
-        exc_text=shown["exc_text"] or None,
-        stack_info=shown["stack_info"] or None,
-        **ours,
     )
     return record
