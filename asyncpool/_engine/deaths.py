@@ -267,11 +267,11 @@ class Deaths:
         engine.act()
         # 9. The log, and the callback.  Not at once: it may submit, cancel or close, and the
         # supervisor is in the middle of a decision.  But still before the callbacks of the jobs.
+        err = handle.stderr
+        report = "" if err is None else err.end_report(crashed=crashed)
         if crashed:
-            told = crash, handle.late_stacks, handle.take_report()
+            told = crash, handle.late_stacks, report
             engine.loop.call_soon(self._tell_crash, *told)
-        else:
-            handle.release_report()
         # 10. The jobs that are not tried again, unless their end came with the effects.
         for loss in losses:
             if not loss.requeued and not loss.job.done():

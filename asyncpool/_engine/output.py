@@ -112,7 +112,7 @@ _LINES_A_TURN = 64
 _RETRY_AFTER = 0.05  # s, while nobody reads this process's own stdout
 _LINES_AT_THE_END = 1024
 
-# The lines of a fatal error that are kept for the record of the crash, and for how many seconds:
+# The lines of a fatal error that are held for the record of the crash, and for how many seconds:
 # a process that dies of one is dead by then, unless it writes a large core file.
 _REPORT_LINES = 200
 _REPORT_TIME = 5.0
@@ -140,8 +140,8 @@ class Output:
         self._rest = b""
         self._lines: deque[bytes] = deque()
         self._tail = StderrTail()
-        self._report: list[bytes] | None = None
-        self._no_report = False
+        self._may_hold = err
+        self._expiry: asyncio.TimerHandle | None = None
         self._words: dict[str, Any] = {"label": "worker", "trusted": False}
         self._extra: dict[str, object] = {"stream": "stderr" if err else "stdout"}
         os.set_blocking(fd, False)
@@ -160,16 +160,18 @@ class Output:
         self._words = {"label": label, "trusted": trusted}
         self._extra = {**extra, **self._extra}
 
-    def take_report(self) -> str:
-        """Return what the interpreter has said of a fatal error, for one record of the crash."""
-        lines, self._report = self._report or [], None
-        return "\n".join(printable(text(line)) for line in lines)
+    def end_report(self, *, crashed: bool) -> str:
+        """Return what the interpreter has said of a fatal error, for the one record of the crash.
 
-    def release_report(self) -> None:
-        """Log line by line what was kept for the record of a crash: there is no crash."""
-        lines, self._report = self._report or [], None
-        for line in lines:
-            self._emit(line)
+        If there is no crash, that is logged line by line.
+        """
+        report = ""
+        if crashed and self._is_held():
+            report = "\n".join(printable(text(line)) for line in self._lines)
+            self._lines.clear()
+        self._may_hold = False
+        self._emit_some(len(self._lines))
+        return report
 
     def close(self) -> None:
         """Read what is left from a worker that is gone, and close the pipe."""
@@ -203,34 +205,27 @@ class Output:
     def _take(self, lines: list[bytes]) -> None:
         if self._err:
             self._tail.extend(lines)
-            lines = self._keep_report(lines)
         self._lines.extend(lines)
 
-    def _keep_report(self, lines: list[bytes]) -> list[bytes]:
-        """Keep the lines of a fatal error, and return the others.
+    def _is_held(self) -> bool:
+        """Tell whether the next line begins a fatal error, and waits for the record of the crash."""
+        held = (
+            self._may_hold
+            and bool(self._lines)
+            and self._lines[0].startswith(FATAL)
+            and self._to_log()
+            and _LOGGER.isEnabledFor(logging.WARNING)
+        )
+        if held:
+            # A process that prints so much more, or goes on, has only printed these words.
+            self._may_hold = held = len(self._lines) <= _REPORT_LINES
+        if held and self._expiry is None:
+            self._expiry = self._loop.call_later(_REPORT_TIME, self._expire)
+        return held
 
-        A process that prints so much more, or goes on, has only printed these words.
-        """
-        start = 0
-        if self._report is None:
-            found = (n for n, line in enumerate(lines) if line.startswith(FATAL))
-            start = next(found, len(lines))
-            recorded = self._to_log() and _LOGGER.isEnabledFor(logging.WARNING)
-            if start == len(lines) or self._no_report or not recorded:
-                return lines
-            self._report = []
-            self._loop.call_later(_REPORT_TIME, self._expire_report)
-        self._report += lines[start:]
-        lines = lines[:start]
-        if len(self._report) > _REPORT_LINES:
-            lines += self._report
-            self._report, self._no_report = None, True
-        return lines
-
-    def _expire_report(self) -> None:
-        if self._fd >= 0 and self._report is not None:
-            self._no_report = True
-            self.release_report()
+    def _expire(self) -> None:
+        if self._fd >= 0:
+            self.end_report(crashed=False)
 
     def _go_on_later(self) -> None:
         if self._can_emit():
@@ -249,10 +244,10 @@ class Output:
     def _emit_some(self, most: int = _LINES_A_TURN) -> bool:
         """Pass some lines on; return whether there are more."""
         for _ in range(min(most, len(self._lines))):
-            if not self._can_emit():
+            if self._is_held() or not self._can_emit():
                 break
             self._emit(self._lines.popleft())
-        return bool(self._lines)
+        return bool(self._lines) and not self._is_held()
 
     def _can_emit(self) -> bool:
         return self._to_log() or _is_writable(self._stream())
