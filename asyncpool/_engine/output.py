@@ -21,6 +21,7 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any, TextIO
 
 from asyncpool._core import log_messages as say
+from asyncpool._engine.life_log import LOGGER
 from asyncpool._wire import log_records
 from asyncpool._wire.text import JOB_LOGGER, printable, printable_lines, printable_name
 from asyncpool.errors import ProtocolError
@@ -30,7 +31,6 @@ if TYPE_CHECKING:
     from asyncpool._engine.options import OutputMode
     from asyncpool._engine.worker import WorkerHandle
 
-_LOGGER = logging.getLogger("asyncpool")
 _LINES = logging.getLogger("asyncpool.worker")
 
 # What the pool keeps of a worker's stderr for the report of its death.
@@ -214,7 +214,7 @@ class Output:
             and bool(self._lines)
             and self._lines[0].startswith(FATAL)
             and self._to_log()
-            and _LOGGER.isEnabledFor(logging.WARNING)
+            and LOGGER.isEnabledFor(logging.WARNING)
         )
         if held:
             # A process that prints so much more, or goes on, has only printed these words.
@@ -345,7 +345,7 @@ class WorkerLogs:
         left = len(self._waiting)
         self._waiting.clear()
         if left:
-            say.RECORDS_DROPPED.log(_LOGGER, {"pool": self._pool, "records": left})
+            say.RECORDS_DROPPED.log(LOGGER, {"pool": self._pool, "records": left})
 
     def add(self, author: WorkerHandle, channel: Channel, payload: bytes) -> None:
         """Take the payload of a ``RECORD`` frame, to pass it on in one of the next turns."""
