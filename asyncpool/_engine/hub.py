@@ -188,15 +188,12 @@ class JobTracer(Protocol):
 
     def queued(self, job: Any, /) -> None:
         """Take note of a new job; it may set the trace context of the job."""
-        ...
 
     def sending(self, job: Any, slot: int, /) -> None:
         """Take note that an attempt is about to be sent to the worker in *slot*."""
-        ...
 
     def given_back(self, job: Any, /) -> None:
         """Take note that a worker has not begun a job, which waits again."""
-        ...
 
     def attempt_failed(
         self, job: Any, error: BaseException, attempt: Attempt | None, /
@@ -205,7 +202,6 @@ class JobTracer(Protocol):
 
         *attempt* is ``None`` if it had not begun.
         """
-        ...
 
     def ended(
         self,
@@ -216,7 +212,6 @@ class JobTracer(Protocol):
         /,
     ) -> None:
         """Take note of the end of a job; *error* is what its caller gets."""
-        ...
 
 
 class PoolHub:
