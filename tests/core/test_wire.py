@@ -259,16 +259,13 @@ GIVEN = dict.fromkeys(NUMBERS, 7) | dict.fromkeys(TEXTS, "sold")
 
 
 @given(attributes, st.dictionaries(texts, plain, max_size=10))
-def test_a_record_comes_back_as_it_was(
-    given: dict[str, Any], fields: dict[str, Any]
-) -> None:
+def test_a_record_comes_back_as_it_was(given: Any, fields: Any) -> None:
     assert read_record(pack_record(given, fields)) == (given, fields)
 
 
 def test_what_a_record_lacks_is_nothing() -> None:
-    found, _ = read_record(pack_record({"msg": "sold", "thread": None}, {}))
-    nothing = dict.fromkeys(NUMBERS, 0) | dict.fromkeys(TEXTS, "")
-    assert found == nothing | {"msg": "sold"}
+    found = read_record(pack_record({"thread": None}, {}))
+    assert found == ({**dict.fromkeys(NUMBERS, 0), **dict.fromkeys(TEXTS, "")}, {})
 
 
 long = st.text(st.characters(), min_size=90, max_size=100).map(lambda text: text * 300)
@@ -362,19 +359,12 @@ NOTHING = json.loads(changed())
         json.dumps([NOTHING[0], [*NOTHING[1], ""], {}]).encode(),
         changed(name=7),
         changed(msg=None),
-        changed(levelno="20"),
-        changed(levelno=-1),
-        changed(levelno=1001),
+        *(changed(levelno=it) for it in ("20", -1, 1001)),
         changed(lineno=1.5),
-        changed(job_id="3"),
-        changed(job_id=None),
+        *(changed(job_id=it) for it in ("3", None)),
         changed(attempt=None),
-        changed(created="now"),
-        changed(created=-1.0),
-        changed(created=math.nan),
-        changed(created=math.inf),
-        changed(created=1e300),
-        changed(created=10**400),
+        *(changed(created=it) for it in ("now", -1.0, math.nan, math.inf)),
+        *(changed(created=it) for it in (1e300, 10**400)),
         changed([]),
         changed({"deep": []}),
         changed({"x": math.nan}),
