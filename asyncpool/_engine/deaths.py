@@ -264,8 +264,8 @@ class Deaths:
         engine.act()
         # 9. The log, and the callback.  Not at once: it may submit, cancel or close, and the
         # supervisor is in the middle of a decision.  But still before the callbacks of the jobs.
-        err = handle.stderr
-        report = "" if err is None else err.end_report(crashed=crashed)
+        stderr = handle.stderr
+        report = "" if stderr is None else stderr.end_report(crashed=crashed)
         if crashed:
             told = crash, handle.late_stacks, report
             engine.loop.call_soon(self._tell_crash, *told)

@@ -140,7 +140,7 @@ class Output:
         self._rest = b""
         self._lines: deque[bytes] = deque()
         self._tail = StderrTail()
-        self._may_hold = err
+        self._may_hold = err  # what the interpreter says of a fatal error
         self._expiry: asyncio.TimerHandle | None = None
         self._words: dict[str, Any] = {"label": "worker", "trusted": False}
         self._extra: dict[str, object] = {"stream": "stderr" if err else "stdout"}
@@ -301,7 +301,8 @@ def _is_writable(stream: TextIO | None) -> bool:
 
 # What loggers of workers record.
 
-_OURS = "asyncpool."  # how the names of the service's other loggers begin
+# How the names of the service's loggers begin, with a dot behind each.
+_OURS = "asyncpool."
 
 _TURN = 0.00025  # s
 _AHEAD = 64
