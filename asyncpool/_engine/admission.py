@@ -290,8 +290,8 @@ class Draining:
         self._alarm.cancel()
         unheard = self._engine.registry.unheard
         if unheard:
-            extra, names = {"jobs": unheard.total()}, list_functions(unheard)
-            self._engine.log.now(say.JOBS_UNHEARD, extra, names=names)
+            extra = {"jobs": unheard.total()}
+            self._engine.log.now(say.JOBS_UNHEARD, extra, names=list_functions(unheard))
 
     def _let_go(self, hold: Hold) -> None:
         del self._holds[hold]

@@ -641,8 +641,11 @@ class Engine:
                 self.draining.begin()
                 if self.status.was_ready and not self.closing:
                     limit = "" if timeout is None else f", and have {timeout:g} s"
-                    jobs, which = len(self.registry.jobs), finish.name.lower()
-                    extra = {"jobs": jobs, "finish": which, "timeout": timeout}
+                    extra = {
+                        "jobs": len(self.registry.jobs),
+                        "finish": finish.name.lower(),
+                        "timeout": timeout,
+                    }
                     self.log.now(say.POOL_CLOSING, extra, limit=limit)
             self.registry.mark_close(self.core.lifecycle.kills)
             deadline = None if timeout is None else now + timeout
@@ -675,7 +678,8 @@ class Engine:
         """Log that the pool is ready, which was started at *began*."""
         if self.serving is None:  # a cluster says later where it serves
             ready = sum(slot.state in UP for slot in self.core.slots)
-            size, took = self.core.exits.sizing.size, round(self.loop.time() - began, 3)
+            size = self.core.exits.sizing.size
+            took = round(self.loop.time() - began, 3)
             extra = {"ready": ready, "workers": size, "seconds": took}
             self.log.now(say.POOL_STARTED, extra)
         if self.config.fresh and self.launcher.shared:

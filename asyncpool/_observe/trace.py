@@ -101,7 +101,8 @@ class TraceFile:
             self.stopped = True
             self._cut()
             what, _, name = self._title.partition(" ")
-            log, extra = NamedLog(name, self._title), {"path": str(self._path)}
+            log = NamedLog(name, self._title)
+            extra = {"path": str(self._path)}
             log.now(say.TRACE_ENDED, extra, what=what, why=error.strerror)
         finally:
             os.close(self._file)
