@@ -7,7 +7,6 @@ can have it at once.  Other connections wait in the kernel's queue, which outliv
 from __future__ import annotations
 
 import asyncio
-import logging
 import os
 import socket
 from collections import deque
@@ -18,11 +17,10 @@ from asyncpool._cluster import log_messages as say
 from asyncpool._cluster.balancing import ConnectionBalancing
 from asyncpool._cluster.link import WorkerLink
 from asyncpool._cluster.rules import EXHAUSTED, HandleTag
+from asyncpool._engine.life_log import NamedLog
 from asyncpool._engine.loop import Alarm
 from asyncpool._engine.machine import is_scarce
 from asyncpool.errors import NoWorkerError, ProtocolError
-
-_LOGGER = logging.getLogger("asyncpool")
 
 # How many connections are accepted before the rest of the loop has its turn.
 _ACCEPTS_A_TURN = 64
@@ -78,7 +76,7 @@ class ConnectionBalancer:
         links: dict[int, WorkerLink],
     ) -> None:
         self._loop = loop
-        self._name = name
+        self._log = NamedLog(name, f"cluster {name}")
         self._listeners = list(listeners)
         self._links = links
         self._accepting = False
@@ -107,8 +105,8 @@ class ConnectionBalancer:
         """Give others what a dead worker has not taken."""
         self._paused.discard(link)
         if link.lost:
-            extra = {"pool": self._name, "slot": link.slot, "lost": link.lost}
-            say.CONNECTIONS_LOST.log(_LOGGER, extra, title=f"cluster {self._name}")
+            extra = {"slot": link.slot, "lost": link.lost}
+            self._log.now(say.CONNECTIONS_LOST, extra)
         for handle in self.core.gone(link.slot):
             self._try_another(handle)
         self.dispatch()
@@ -198,8 +196,7 @@ class ConnectionBalancer:
     def _note_late(self, now: float) -> None:
         late = self.core.late(now)
         for slot in late - self._late:
-            extra = {"pool": self._name, "slot": slot}
-            say.WORKER_LATE.log(_LOGGER, extra, title=f"cluster {self._name}")
+            self._log.now(say.WORKER_LATE, {"slot": slot})
         self._late = late
 
     def dispatch(self) -> None:
@@ -298,8 +295,7 @@ class ConnectionBalancer:
     def _rest(self, error: OSError) -> None:
         """Accept nothing for a moment, since there are no descriptors."""
         if not self._exhausted:
-            extra, title = {"pool": self._name}, f"cluster {self._name}"
-            say.TOO_FEW_DESCRIPTORS.log(_LOGGER, extra, title=title, why=error)
+            self._log.now(say.TOO_FEW_DESCRIPTORS, why=error)
         self._exhausted = True
         self._ready.clear()
         if not self._pause.is_set:

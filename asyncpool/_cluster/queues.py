@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections import deque
 from typing import Generic, Self, TypeVar
 
 from asyncpool._cluster import log_messages as say
 from asyncpool._cluster.link import WorkerLink
 from asyncpool._cluster.rules import MOST_MESSAGES
+from asyncpool._engine.life_log import NamedLog
 from asyncpool._engine.loop import check_loop
 from asyncpool._wire.posix import ReceivedFile, ReceivedSocket, received
-
-_LOGGER = logging.getLogger("asyncpool")
 
 # The most sockets that are kept here; the same for files.  One more is refused, as if there were
 # no descriptors.
@@ -89,7 +87,7 @@ class MessageQueues:
     """
 
     def __init__(self, name: str) -> None:
-        self._name = name
+        self._log = NamedLog(name, f"cluster {name}")
         self._dropping = self._told = False
         self.messages: Inbox[tuple[WorkerLink, bytes]] = Inbox()
         self.sockets: Inbox[tuple[int, ReceivedSocket, bytes]] = Inbox()
@@ -122,19 +120,14 @@ class MessageQueues:
             else:
                 self.messages.put(item)
         if len(theirs) > MOST_MESSAGES:
-            extra = {
-                "pool": self._name,
-                "slot": link.slot,
-                "messages": len(theirs) - MOST_MESSAGES,
-            }
-            say.MESSAGES_DROPPED.log(_LOGGER, extra, title=f"cluster {self._name}")
+            extra = {"slot": link.slot, "messages": len(theirs) - MOST_MESSAGES}
+            self._log.now(say.MESSAGES_DROPPED, extra)
 
     def _drop(self, link: WorkerLink) -> None:
         link.consumed()
         if not self._told:
             self._told = True
-            extra = {"pool": self._name, "slot": link.slot}
-            say.MESSAGES_UNREAD.log(_LOGGER, extra, title=f"cluster {self._name}")
+            self._log.now(say.MESSAGES_UNREAD, {"slot": link.slot})
 
     def take_socket(self, link: WorkerLink, fd: int, payload: bytes) -> bool:
         """Keep a socket or a file; return false if it is neither, or not wanted."""

@@ -7,7 +7,6 @@ has what stands in for jobs: sockets to listen on, connections, and messages.
 from __future__ import annotations
 
 import asyncio
-import logging
 import pickle
 import socket
 from collections.abc import Hashable
@@ -28,8 +27,6 @@ from asyncpool._engine.engine import Engine
 from asyncpool._engine.worker import WorkerHandle
 from asyncpool._wire.frames import FrameKind
 from asyncpool._wire.messages import MAX_BROADCASTS, WorkerConfig
-
-_LOGGER = logging.getLogger("asyncpool")
 
 # The main module of a worker that serves.
 _MAIN = "asyncpool._cluster.serve"
@@ -198,17 +195,14 @@ class Service:
         if cut or handle.late_stacks:
             cost = f": {cut} of {served} connections are cut off" if cut else ""
             extra = {
-                "pool": self._engine.config.name,
                 "slot": handle.slot,
                 "generation": handle.generation,
                 "pid": handle.pid,
                 "limit": limit.name,
                 "cut_off": cut,
             }
-            title, stack = self._engine.config.title, handle.late_stacks
-            say.WORKER_OVERRAN.log(
-                _LOGGER, extra, stack=stack, title=title, why=why, cost=cost
-            )
+            words = {"why": why, "cost": cost, "stack": handle.late_stacks}
+            self._engine.log.now(say.WORKER_OVERRAN, extra, **words)
 
     async def broadcast(self, key: Hashable, payload: bytes) -> None:
         """Send a message to all workers, present and later ones.
@@ -306,12 +300,7 @@ class Service:
             finished, cut = self.close_counts
             engine = self._engine
             killed = engine.registry.summary(engine.core.lifecycle.kills).killed
-            extra = {
-                "pool": engine.config.name,
-                "finished": finished,
-                "failed": cut,
-                "killed": killed,
-            }
-            say.SERVER_ENDED.log(_LOGGER, extra, title=engine.config.title)
+            extra = {"finished": finished, "failed": cut, "killed": killed}
+            engine.log.now(say.SERVER_ENDED, extra)
         self.balancer.close()
         self.queues.close()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import logging
 from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -200,8 +199,6 @@ def list_functions(names: Counter[str]) -> str:
     return ", ".join([*parts, f"{others} of others"] if others else parts) or "none"
 
 
-_LOGGER = logging.getLogger("asyncpool")
-
 # How many jobs of a queue the message looks at: with a million, 1,000 of them take 0.3 ms.
 _LOOKED_AT = 1000
 
@@ -248,12 +245,8 @@ class Draining:
         self._alarm.cancel()
         unheard = self._engine.registry.unheard
         if unheard:
-            say.JOBS_UNHEARD.log(
-                _LOGGER,
-                {"pool": self._engine.config.name, "jobs": unheard.total()},
-                title=self._engine.config.title,
-                names=list_functions(unheard),
-            )
+            extra = {"jobs": unheard.total()}
+            self._engine.log.now(say.JOBS_UNHEARD, extra, names=list_functions(unheard))
 
     def _say(self, _: float) -> None:
         assert self._began is not None
@@ -267,11 +260,6 @@ class Draining:
             holds=[*map(str, self.holds)],
         )
         seconds = round(engine.loop.time() - self._began)
-        extra = {
-            "pool": engine.config.name,
-            "seconds": seconds,
-            "jobs": len(jobs),
-            "queued": queued,
-        }
-        say.CLOSE_IS_SLOW.log(_LOGGER, extra, title=engine.config.title, what=what)
+        extra = {"seconds": seconds, "jobs": len(jobs), "queued": queued}
+        engine.log.now(say.CLOSE_IS_SLOW, extra, what=what)
         self._alarm.set_in(REPORT_EVERY)

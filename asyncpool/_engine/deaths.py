@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import inspect
-import logging
 import random
 import signal
 from collections.abc import Awaitable, Callable, Generator, Iterable, Sequence
@@ -43,7 +42,6 @@ if TYPE_CHECKING:
 
 CrashCallback = Callable[[Crash], object] | Callable[[Crash], Awaitable[object]]
 
-_LOGGER = logging.getLogger("asyncpool")
 
 # Seconds that async callbacks have to return after the last worker has ended.  After that they
 # are cancelled, and have as long again to end.
@@ -186,8 +184,7 @@ class Deaths:
         if late:
             _, late = await asyncio.wait(late, timeout=_CALLBACK_GRACE)
         if late:
-            extra = {"pool": self._engine.config.name, "callbacks": len(late)}
-            say.ON_CRASH_IS_SLOW.log(_LOGGER, extra)
+            self._engine.log.now(say.ON_CRASH_IS_SLOW, {"callbacks": len(late)})
 
     def ended(self, handle: WorkerHandle) -> None:
         """Handle the end of a worker: the one place where its jobs and its slot hear of it."""
@@ -267,11 +264,11 @@ class Deaths:
         engine.act()
         # 9. The log, and the callback.  Not at once: it may submit, cancel or close, and the
         # supervisor is in the middle of a decision.  But still before the callbacks of the jobs.
+        stderr = handle.stderr
+        report = "" if stderr is None else stderr.end_report(crashed=crashed)
         if crashed:
-            told = crash, handle.late_stacks, handle.take_report()
+            told = crash, handle.late_stacks, report
             engine.loop.call_soon(self._tell_crash, *told)
-        else:
-            handle.release_report()
         # 10. The jobs that are not tried again, unless their end came with the effects.
         for loss in losses:
             if not loss.requeued and not loss.job.done():
@@ -400,9 +397,8 @@ class Deaths:
         try:
             yield
         except Exception as error:  # noqa: BLE001 - it is the user's code
-            pool = self._engine.config.name
-            extra = {"pool": pool, "slot": crash.slot, "pid": crash.pid}
-            say.ON_CRASH_FAILED.log(_LOGGER, extra, error=error)
+            extra = {"slot": crash.slot, "pid": crash.pid}
+            self._engine.log.now(say.ON_CRASH_FAILED, extra, error=error)
 
     def _detach(self, loss: Loss, handle: WorkerHandle, slot: Slot) -> None:
         """Note that a job is with no worker any more, since its worker has died."""

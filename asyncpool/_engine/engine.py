@@ -11,6 +11,7 @@ import asyncio
 import contextvars
 from collections import deque
 from collections.abc import Callable, Iterable
+from dataclasses import asdict
 from threading import get_ident
 from time import monotonic
 from typing import Any, Literal
@@ -181,19 +182,24 @@ class PoolStatus:
         engine, retry_after = self._engine, None
         if self.ready.done():
             retry_after = engine.core.lifecycle.retry_in(engine.loop.time())
-        engine.log.broken(reason, retry_after)
+        then = "giving up"
+        if retry_after is not None:
+            then = f"next try in {retry_after:.2g} s"
+        # Behind the failed starts that came before it.
+        extra = {"reason": reason, "retry_after": retry_after}
+        engine.log.soon(say.POOL_BROKEN, extra, then=then)
         engine.hub.publish(events.Broken(reason, tuple(engine.crashes)))
         if retry_after is None:
             self._give_up(reason)
 
     def note_recovered(self, slot: int) -> None:
         """Note that starts succeed again, since the worker in *slot* is ready."""
-        self._engine.log.now(say.POOL_RECOVERED, slot=slot)
+        self._engine.log.now(say.POOL_RECOVERED, {"slot": slot})
         self._engine.hub.publish(events.Recovered(slot))
 
     def note_failure(self, error: Exception) -> PoolClosedError:
         """Note that the supervisor has failed; return the error for open jobs."""
-        self._engine.log.now(say.SUPERVISOR_FAILED, {"error": error})
+        self._engine.log.now(say.SUPERVISOR_FAILED, error=error)
         text = f"the supervisor failed: {error!r}"
         self._give_up(text)
         return PoolClosedError(text)
@@ -349,8 +355,10 @@ class Engine:
         try:
             async with self.tasks:
                 sandbox = self.config.confinement
-                if sandbox is not None and sandbox.missing:
-                    self.log.sandbox_incomplete(sandbox.missing)
+                if sandbox is not None and (lacks := sandbox.missing):
+                    extra = {"settings": ", ".join(lack.settings for lack in lacks)}
+                    missing = "; ".join(map(str, lacks))
+                    self.log.now(say.SANDBOX_INCOMPLETE, extra, missing=missing)
                 if self.config.workers[0]:
                     self.launcher.begin()
                 with self.turn as now:
@@ -394,8 +402,8 @@ class Engine:
                 await self.hub.close_companions()
             finally:
                 self.hub.end()
-                if self.status.was_ready:
-                    self.log.closed(self.summary())
+                if self.status.was_ready and self.serving is None:
+                    self.log.now(say.POOL_CLOSED, asdict(self.summary()))
                 self.status.note_ended()
 
     def _stop(self, reason: PoolClosedError) -> None:
@@ -459,7 +467,7 @@ class Engine:
             self.hub.publish(
                 events.Ready(handle.slot, handle.generation, handle.pid, took)
             )
-            self.log.of_worker(say.WORKER_READY, handle, seconds=round(took, 3))
+            self.log.of_worker(say.WORKER_READY, handle, {"seconds": round(took, 3)})
             self.core.ready(handle.slot, now)
         if self.serving is not None:
             self.serving.ready(handle)
@@ -639,9 +647,14 @@ class Engine:
                 self.serving.stop()
             else:
                 self.draining.begin()
-            if self.status.was_ready and not self.closing:
-                jobs = len(self.registry.jobs)
-                self.log.closing(jobs, finish.name.lower(), timeout)
+                if self.status.was_ready and not self.closing:
+                    limit = "" if timeout is None else f", and have {timeout:g} s"
+                    extra = {
+                        "jobs": len(self.registry.jobs),
+                        "finish": finish.name.lower(),
+                        "timeout": timeout,
+                    }
+                    self.log.now(say.POOL_CLOSING, extra, limit=limit)
             self.registry.mark_close(self.core.lifecycle.kills)
             deadline = None if timeout is None else now + timeout
             self.core.closing.begin(finish, deadline, now)
@@ -671,11 +684,14 @@ class Engine:
 
     def tell_start(self, began: float) -> None:
         """Log that the pool is ready, which was started at *began*."""
-        ready = sum(slot.state in UP for slot in self.core.slots)
-        size = self.core.exits.sizing.size
-        self.log.started(ready, size, self.loop.time() - began)
+        if self.serving is None:  # a cluster says later where it serves
+            ready = sum(slot.state in UP for slot in self.core.slots)
+            size = self.core.exits.sizing.size
+            took = round(self.loop.time() - began, 3)
+            extra = {"ready": ready, "workers": size, "seconds": took}
+            self.log.now(say.POOL_STARTED, extra)
         if self.config.fresh and self.launcher.shared:
-            self.log.now(say.MEMORY_SHARED, memory=self.launcher.shared)
+            self.log.now(say.MEMORY_SHARED, {"memory": self.launcher.shared})
 
     # Figures.
 

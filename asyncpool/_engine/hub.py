@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import weakref
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Generic, NamedTuple, Protocol, Self, TypeVar
 
 from asyncpool._core import log_messages as say
+from asyncpool._engine.life_log import LOGGER
 from asyncpool._engine.loop import check_loop
 from asyncpool.enums import JobOutcome
 from asyncpool.events import Event, JobEnded, JobEvent
@@ -17,8 +17,6 @@ from asyncpool.events import Event, JobEnded, JobEvent
 # Events to any number of listeners, none of which can hold up the pool.
 
 E = TypeVar("E")
-
-_LOGGER = logging.getLogger("asyncpool")
 
 
 class EventStream(Generic[E]):
@@ -141,7 +139,7 @@ class EventHub(Generic[E]):
                 listener(event)
             except Exception as error:  # noqa: BLE001 - nobody else's concern
                 say.LISTENER_FAILED.log(
-                    _LOGGER, {}, error=error, listener=listener, event=event
+                    LOGGER, {}, error=error, listener=listener, event=event
                 )
 
     def end(self) -> None:
@@ -190,15 +188,12 @@ class JobTracer(Protocol):
 
     def queued(self, job: Any, /) -> None:
         """Take note of a new job; it may set the trace context of the job."""
-        ...
 
     def sending(self, job: Any, slot: int, /) -> None:
         """Take note that an attempt is about to be sent to the worker in *slot*."""
-        ...
 
     def given_back(self, job: Any, /) -> None:
         """Take note that a worker has not begun a job, which waits again."""
-        ...
 
     def attempt_failed(
         self, job: Any, error: BaseException, attempt: Attempt | None, /
@@ -207,7 +202,6 @@ class JobTracer(Protocol):
 
         *attempt* is ``None`` if it had not begun.
         """
-        ...
 
     def ended(
         self,
@@ -218,7 +212,6 @@ class JobTracer(Protocol):
         /,
     ) -> None:
         """Take note of the end of a job; *error* is what its caller gets."""
-        ...
 
 
 class PoolHub:
@@ -289,7 +282,7 @@ class PoolHub:
             try:
                 await close()
             except Exception as error:  # noqa: BLE001 - nobody else's concern
-                say.READER_FAILED.log(_LOGGER, {}, error=error, reader=close)
+                say.READER_FAILED.log(LOGGER, {}, error=error, reader=close)
 
     def set_watch(
         self, queued: Callable[[Any], object], unwatched: Callable[[], object]
@@ -339,7 +332,7 @@ class PoolHub:
             try:
                 callback()
             except Exception as error:  # noqa: BLE001 - nobody else's concern
-                say.READER_FAILED.log(_LOGGER, {}, error=error, reader=callback)
+                say.READER_FAILED.log(LOGGER, {}, error=error, reader=callback)
 
     def _update(self) -> None:
         before = self.ends_heard

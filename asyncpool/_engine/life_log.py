@@ -7,7 +7,7 @@ a decision is being carried out here.  If the level of a record is off, nothing 
 from __future__ import annotations
 
 import logging
-from dataclasses import asdict
+from collections.abc import Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -15,18 +15,20 @@ from asyncpool._core import log_messages as say
 from asyncpool._wire.text import users_own
 from asyncpool.enums import CrashKind, TimeLimit
 from asyncpool.errors import JobTimeoutError
-from asyncpool.events import CloseSummary, Crash, RollResult
+from asyncpool.events import Crash, RollResult
 
 if TYPE_CHECKING:
     import asyncio
 
     from asyncpool._engine.options import SupervisorConfig
     from asyncpool._engine.worker import WorkerHandle
-    from asyncpool._sandbox.plan import Missing
     from asyncpool._wire.log_records import LogMessage
 
 
-_LOGGER = logging.getLogger("asyncpool")
+LOGGER = logging.getLogger("asyncpool")
+
+Extra = Mapping[str, object]
+_NOTHING: Extra = {}
 
 # Why workers retire, for those who do not know the names of the limits.
 _REASONS = {
@@ -53,8 +55,32 @@ _LATE = {
     TimeLimit.DEADLINE: "missed its deadline",
 }
 
+# What the record of a crash has from the crash itself.
+_OF_CRASHES = (
+    *("slot", "generation", "pid", "kind", "exit_code", "signal", "uptime"),
+    *("job_id", "attempt", "function", "next_step"),
+)
 
-class LifeLog:
+
+class NamedLog:
+    """The log of one pool or cluster: its records have the name, and their texts the title.
+
+    Args:
+        pool: The name.
+        title: What people call it, such as ``"pool shop"``.
+    """
+
+    def __init__(self, pool: str, title: str) -> None:
+        self._pool = pool
+        self._title = title
+
+    def now(self, message: LogMessage, extra: Extra = _NOTHING, **words: Any) -> None:
+        """Log a step at once; *words* are in the text alone, *extra* in the record too."""
+        data = {"pool": self._pool, **extra}
+        message.log(LOGGER, data, title=self._title, **words)
+
+
+class LifeLog(NamedLog):
     """Logs the steps in the life of one pool or cluster.
 
     Args:
@@ -65,79 +91,55 @@ class LifeLog:
     def __init__(
         self, loop: asyncio.AbstractEventLoop, config: SupervisorConfig
     ) -> None:
+        super().__init__(config.name, config.title)
         self._loop = loop
-        self._pool = config.name
-        self._title = config.title
         self._serves = config.serving is not None
 
-    # The pool.
+    def soon(self, message: LogMessage, extra: Extra = _NOTHING, **words: Any) -> None:
+        """Log a step in the next turn of the loop."""
+        if LOGGER.isEnabledFor(message.level):
+            self._loop.call_soon(partial(self.now, message, extra, **words))
 
-    def started(self, ready: int, workers: int, seconds: float) -> None:
-        """Log that the pool takes jobs; a cluster says later where it serves."""
-        if not self._serves:
-            took = round(seconds, 3)
-            self.now(say.POOL_STARTED, ready=ready, workers=workers, seconds=took)
-
-    def sandbox_incomplete(self, lacks: tuple[Missing, ...]) -> None:
-        """Log what this machine cannot enforce of a sandbox, once for a pool."""
-        words = {"missing": "; ".join(map(str, lacks))}
-        settings = ", ".join(lack.settings for lack in lacks)
-        self.now(say.SANDBOX_INCOMPLETE, words, settings=settings)
-
-    def closing(self, jobs: int, finish: str, timeout: float | None) -> None:
-        """Log that the pool begins to close."""
-        if not self._serves:
-            limit = "" if timeout is None else f", and have {timeout:g} s"
-            extra = {"jobs": jobs, "finish": finish, "timeout": timeout}
-            self.now(say.POOL_CLOSING, {"limit": limit}, **extra)
-
-    def closed(self, summary: CloseSummary) -> None:
-        """Log what the close has done; a cluster counts connections, and says that itself."""
-        if not self._serves:
-            self.now(say.POOL_CLOSED, **asdict(summary))
-
-    def broken(self, reason: str, retry_after: float | None) -> None:
-        """Log that no worker can be started, and there is none."""
-        then = "giving up"
-        if retry_after is not None:
-            then = f"next try in {retry_after:.2g} s"
-        words = {"then": then}
-        # Behind the failed starts that came before it.
-        self.soon(say.POOL_BROKEN, words, reason=reason, retry_after=retry_after)
+    def of_worker(
+        self,
+        message: LogMessage,
+        handle: WorkerHandle,
+        extra: Extra = _NOTHING,
+        **words: Any,
+    ) -> None:
+        """Log a step of a worker in the next turn of the loop."""
+        whose = {"slot": handle.slot, "generation": handle.generation}
+        self.soon(message, {**whose, "pid": handle.pid, **extra}, **words)
 
     def resized(self, least: int, most: int, crash: Crash | None) -> None:
         """Log that the pool has the size that was asked for, or cannot have it yet."""
         size = f"{least} to {most} workers" if least < most else count_workers(most)
-        words = {"size": size, "trouble": crash}
+        extra = {"least": least, "most": most}
         if crash is None:
-            self.soon(say.RESIZED, words, least=least, most=most)
+            self.soon(say.RESIZED, extra, size=size)
         else:
-            extra = {"least": least, "most": most, "slot": crash.slot}
-            self.soon(say.RESIZE_FAILED, words, **extra)
+            extra["slot"] = crash.slot
+            self.soon(say.RESIZE_FAILED, extra, size=size, trouble=crash)
 
     def rolled(self, result: RollResult, seconds: float) -> None:
         """Log how a roll has ended."""
-        words = {"outcome": describe_roll(result, "reload" if self._serves else "roll")}
-        self.soon(
-            say.ROLLED if result.ok else say.ROLL_FAILED,
-            words,
-            replaced=result.replaced,
-            filled=result.filled,
-            seconds=round(seconds, 3),
-            **({} if result.ok else {"reason": result.reason}),
-        )
-
-    # Its workers.
+        took = round(seconds, 3)
+        extra = {"replaced": result.replaced, "filled": result.filled, "seconds": took}
+        outcome = describe_roll(result, "reload" if self._serves else "roll")
+        if result.ok:
+            self.soon(say.ROLLED, extra, outcome=outcome)
+        else:
+            failed = {**extra, "reason": result.reason}
+            self.soon(say.ROLL_FAILED, failed, outcome=outcome)
 
     def worker_retiring(self, handle: WorkerHandle, reason: str) -> None:
         """Log that a worker takes no more jobs, and why."""
         call, colon, given = reason.partition(": ")
         known = _REASONS_OF_SERVERS if self._serves else _REASONS
-        words = {
-            "what": "connections" if self._serves else "jobs",
-            "why": f"{known.get(call, call)}{colon}{given}",
-        }
-        self.of_worker(say.WORKER_RETIRING, handle, words, reason=reason)
+        what = "connections" if self._serves else "jobs"
+        why = f"{known.get(call, call)}{colon}{given}"
+        extra = {"reason": reason}
+        self.of_worker(say.WORKER_RETIRING, handle, extra, what=what, why=why)
 
     def exited(
         self,
@@ -156,10 +158,8 @@ class LifeLog:
             error: Why the job failed for which it was killed, if it has failed.
             killed_for: The number of that job, if there was one.
         """
-        extra: dict[str, object] = {
-            "signal": end.signal,
-            "uptime": round(end.uptime, 3),
-        }
+        extra = {"signal": end.signal, "uptime": round(end.uptime, 3)}
+        words: dict[str, Any] = {}
         if isinstance(error, JobTimeoutError):
             message = say.KILLED_FOR_TIMEOUT
             late = _LATE[error.limit].format(error.seconds)
@@ -167,7 +167,7 @@ class LifeLog:
             extra |= {"job_id": error.job_id, "attempt": error.attempt}
             extra |= {"function": error.function, "limit": str(error.limit)}
         elif killed_for is not None:
-            message, words = say.KILLED_FOR_CANCELLATION, {}
+            message = say.KILLED_FOR_CANCELLATION
             job = next((it for it in handle.cancelled if it.job_id == killed_for), None)
             attempt, function = (job.attempt, job.function) if job else (0, "?")
             extra |= {"job_id": killed_for, "attempt": attempt, "function": function}
@@ -176,7 +176,7 @@ class LifeLog:
         else:
             message, words = say.WORKER_ENDED, {"why": end.detail and f": {end.detail}"}
             extra |= {"reason": reason, "exit_code": end.exit_code}
-        self.of_worker(message, handle, words, **extra)
+        self.of_worker(message, handle, extra, **words)
 
     def crashed(self, crash: Crash, stack: str, report: str) -> None:
         """Log a crash, now: the caller is no decision.
@@ -192,48 +192,11 @@ class LifeLog:
             stack = "" if stack == crash.stack else stack
         elif crash.kind is CrashKind.HUNG:
             stack = crash.stack
+        extra = {name: getattr(crash, name) for name in _OF_CRASHES}
+        extra |= {"kind": str(crash.kind), "next_step": str(crash.next_step)}
+        extra["uptime"] = round(crash.uptime, 3)
         words = {"crash": crash, "then": crash.next_step_text}
-        words |= {"trace": trace, "stack": stack or report}
-        self.now(
-            say.WORKER_CRASHED,
-            words,
-            slot=crash.slot,
-            generation=crash.generation,
-            pid=crash.pid,
-            kind=str(crash.kind),
-            exit_code=crash.exit_code,
-            signal=crash.signal,
-            uptime=round(crash.uptime, 3),
-            job_id=crash.job_id,
-            attempt=crash.attempt,
-            function=crash.function,
-            next_step=str(crash.next_step),
-        )
-
-    def of_worker(
-        self,
-        message: LogMessage,
-        handle: WorkerHandle,
-        words: dict[str, Any] | None = None,
-        **extra: object,
-    ) -> None:
-        """Log a step of a worker; *words* are in the text alone, *extra* in the record too."""
-        extra |= {"generation": handle.generation, "pid": handle.pid}
-        self.soon(message, words, slot=handle.slot, **extra)
-
-    def soon(
-        self, message: LogMessage, words: dict[str, Any] | None = None, **extra: object
-    ) -> None:
-        """Log a step in the next turn of the loop."""
-        if _LOGGER.isEnabledFor(message.level):
-            self._loop.call_soon(partial(self.now, message, words, **extra))
-
-    def now(
-        self, message: LogMessage, words: dict[str, Any] | None = None, **extra: object
-    ) -> None:
-        """Log a step at once."""
-        data = {"pool": self._pool, **extra}
-        message.log(_LOGGER, data, title=self._title, **(words or {}))
+        self.now(say.WORKER_CRASHED, extra, trace=trace, stack=stack or report, **words)
 
 
 def describe_roll(result: RollResult, what: str = "reload") -> str:

@@ -21,8 +21,8 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any, TextIO
 
 from asyncpool._core import log_messages as say
+from asyncpool._engine.life_log import LOGGER
 from asyncpool._wire import log_records
-from asyncpool._wire.log_records import LogEntry
 from asyncpool._wire.text import JOB_LOGGER, printable, printable_lines, printable_name
 from asyncpool.errors import ProtocolError
 
@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from asyncpool._engine.options import OutputMode
     from asyncpool._engine.worker import WorkerHandle
 
-_LOGGER = logging.getLogger("asyncpool")
 _LINES = logging.getLogger("asyncpool.worker")
 
 # What the pool keeps of a worker's stderr for the report of its death.
@@ -113,7 +112,7 @@ _LINES_A_TURN = 64
 _RETRY_AFTER = 0.05  # s, while nobody reads this process's own stdout
 _LINES_AT_THE_END = 1024
 
-# The lines of a fatal error that are kept for the record of the crash, and for how many seconds:
+# The lines of a fatal error that are held for the record of the crash, and for how many seconds:
 # a process that dies of one is dead by then, unless it writes a large core file.
 _REPORT_LINES = 200
 _REPORT_TIME = 5.0
@@ -141,8 +140,8 @@ class Output:
         self._rest = b""
         self._lines: deque[bytes] = deque()
         self._tail = StderrTail()
-        self._report: list[bytes] | None = None
-        self._no_report = False
+        self._may_hold = err  # what the interpreter says of a fatal error
+        self._expiry: asyncio.TimerHandle | None = None
         self._words: dict[str, Any] = {"label": "worker", "trusted": False}
         self._extra: dict[str, object] = {"stream": "stderr" if err else "stdout"}
         os.set_blocking(fd, False)
@@ -161,16 +160,18 @@ class Output:
         self._words = {"label": label, "trusted": trusted}
         self._extra = {**extra, **self._extra}
 
-    def take_report(self) -> str:
-        """Return what the interpreter has said of a fatal error, for one record of the crash."""
-        lines, self._report = self._report or [], None
-        return "\n".join(printable(text(line)) for line in lines)
+    def end_report(self, *, crashed: bool) -> str:
+        """Return what the interpreter has said of a fatal error, for the one record of the crash.
 
-    def release_report(self) -> None:
-        """Log line by line what was kept for the record of a crash: there is no crash."""
-        lines, self._report = self._report or [], None
-        for line in lines:
-            self._emit(line)
+        If there is no crash, that is logged line by line.
+        """
+        report = ""
+        if crashed and self._is_held():
+            report = "\n".join(printable(text(line)) for line in self._lines)
+            self._lines.clear()
+        self._may_hold = False
+        self._emit_some(len(self._lines))
+        return report
 
     def close(self) -> None:
         """Read what is left from a worker that is gone, and close the pipe."""
@@ -204,34 +205,27 @@ class Output:
     def _take(self, lines: list[bytes]) -> None:
         if self._err:
             self._tail.extend(lines)
-            lines = self._keep_report(lines)
         self._lines.extend(lines)
 
-    def _keep_report(self, lines: list[bytes]) -> list[bytes]:
-        """Keep the lines of a fatal error, and return the others.
+    def _is_held(self) -> bool:
+        """Tell whether the next line begins a fatal error, and waits for the record of the crash."""
+        held = (
+            self._may_hold
+            and bool(self._lines)
+            and self._lines[0].startswith(FATAL)
+            and self._to_log()
+            and LOGGER.isEnabledFor(logging.WARNING)
+        )
+        if held:
+            # A process that prints so much more, or goes on, has only printed these words.
+            self._may_hold = held = len(self._lines) <= _REPORT_LINES
+        if held and self._expiry is None:
+            self._expiry = self._loop.call_later(_REPORT_TIME, self._expire)
+        return held
 
-        A process that prints so much more, or goes on, has only printed these words.
-        """
-        start = 0
-        if self._report is None:
-            found = (n for n, line in enumerate(lines) if line.startswith(FATAL))
-            start = next(found, len(lines))
-            recorded = self._to_log() and _LOGGER.isEnabledFor(logging.WARNING)
-            if start == len(lines) or self._no_report or not recorded:
-                return lines
-            self._report = []
-            self._loop.call_later(_REPORT_TIME, self._expire_report)
-        self._report += lines[start:]
-        lines = lines[:start]
-        if len(self._report) > _REPORT_LINES:
-            lines += self._report
-            self._report, self._no_report = None, True
-        return lines
-
-    def _expire_report(self) -> None:
-        if self._fd >= 0 and self._report is not None:
-            self._no_report = True
-            self.release_report()
+    def _expire(self) -> None:
+        if self._fd >= 0:
+            self.end_report(crashed=False)
 
     def _go_on_later(self) -> None:
         if self._can_emit():
@@ -250,10 +244,10 @@ class Output:
     def _emit_some(self, most: int = _LINES_A_TURN) -> bool:
         """Pass some lines on; return whether there are more."""
         for _ in range(min(most, len(self._lines))):
-            if not self._can_emit():
+            if self._is_held() or not self._can_emit():
                 break
             self._emit(self._lines.popleft())
-        return bool(self._lines)
+        return bool(self._lines) and not self._is_held()
 
     def _can_emit(self) -> bool:
         return self._to_log() or _is_writable(self._stream())
@@ -307,7 +301,8 @@ def _is_writable(stream: TextIO | None) -> bool:
 
 # What loggers of workers record.
 
-_OURS = "asyncpool."  # how the names of the service's other loggers begin
+# How the names of the service's loggers begin, with a dot behind each.
+_OURS = "asyncpool."
 
 _TURN = 0.00025  # s
 _AHEAD = 64
@@ -351,7 +346,7 @@ class WorkerLogs:
         left = len(self._waiting)
         self._waiting.clear()
         if left:
-            say.RECORDS_DROPPED.log(_LOGGER, {"pool": self._pool, "records": left})
+            say.RECORDS_DROPPED.log(LOGGER, {"pool": self._pool, "records": left})
 
     def add(self, author: WorkerHandle, channel: Channel, payload: bytes) -> None:
         """Take the payload of a ``RECORD`` frame, to pass it on in one of the next turns."""
@@ -387,25 +382,24 @@ class WorkerLogs:
     def _hand_over(self, author: WorkerHandle, payload: bytes) -> None:
         """Give a record to its logger, and survive whatever its handlers do."""
         try:
-            entry = LogEntry.unpack(payload)
+            found, fields = log_records.read_record(payload)
         except ProtocolError as error:
             author.distrust(str(error))
             return
-        if entry.name == _LOGGER.name or entry.name.startswith(_OURS):
+        if f"{found['name']}.".startswith(_OURS):
             # What is under this name was said by the service.  A pool in a worker says it too,
             # and so may a worker that lies.
-            entry = entry._replace(name=JOB_LOGGER)
-        ours: dict[str, object] = {
+            found["name"] = JOB_LOGGER
+        found |= {
             "pool": self._pool,
             "slot": author.slot,
             "generation": author.generation,
-            "pid": author.pid or entry.process,
-            "job_id": entry.job,
-            "attempt": entry.attempt,
+            "pid": author.pid or found["process"],
+            "job_id": found["job_id"] or None,
         }
         # A handler or filter of the user's may raise anything.
         with contextlib.suppress(Exception, asyncio.CancelledError):
-            _handle(entry, ours)
+            _handle(found, fields)
 
 
 def explicit_levels() -> tuple[tuple[tuple[str, int], ...], int]:
@@ -418,66 +412,57 @@ def explicit_levels() -> tuple[tuple[tuple[str, int], ...], int]:
     return tuple(levels), root.manager.disable
 
 
-def _handle(entry: LogEntry, ours: dict[str, object]) -> None:
+def _handle(found: dict[str, Any], fields: dict[str, Any]) -> None:
     # If there is no such logger, take the next one above it, which would get the record too.
     # None is created, since loggers stay for ever, and a worker may invent any number of names.
     root: logging.Logger = logging.root
-    logger, name, manager = root, entry.name, logging.root.manager
+    logger, name, manager = root, found["name"], logging.root.manager
     while name and logger is root:
-        found = manager.loggerDict.get(name)
-        logger = found if isinstance(found, logging.Logger) else logger
+        known = manager.loggerDict.get(name)
+        logger = known if isinstance(known, logging.Logger) else logger
         name = name.rpartition(".")[0]
-    if entry.levelno < max(logger.getEffectiveLevel(), manager.disable + 1):
+    if found["levelno"] < max(logger.getEffectiveLevel(), manager.disable + 1):
         return
-    record = _record_of(entry, ours)
-    if logger.name == entry.name:
-        logger.handle(record)
-    else:  # its own filters are not for records of other loggers
-        logger.callHandlers(record)
+    # Filters of another logger are not for this record.
+    is_its_own = logger.name == found["name"]
+    (logger.handle if is_its_own else logger.callHandlers)(_record_of(found, fields))
 
 
-# How texts are shown that are not a part of one line.
+# How texts are shown that are not a part of one line: nothing in a record controls a terminal, begins
+# a line in a name, or hides in its own.
 _SHOWN = {
     "name": printable_name,
+    "msg": printable_lines,
     "exc_text": printable_lines,
     "stack_info": printable_lines,
 }
+# Filters and alerts take an id for the service's word, unless only workers say this.
+_IDS = {None, *log_records.IDS}
 
 
-def _record_of(entry: LogEntry, ours: dict[str, object]) -> logging.LogRecord:
-    record = logging.makeLogRecord(entry.fields)
-    for name in ours.keys() & entry.fields.keys():
+def _record_of(found: dict[str, Any], fields: dict[str, Any]) -> logging.LogRecord:
+    record = logging.makeLogRecord({})
+    since = found["created"] - record.created
+    found["relativeCreated"] = record.relativeCreated + since * 1000
+    attributes = vars(record)
+    attributes.update(fields)
+    for name in found.keys() & fields.keys():
         # A job's own logger may have set the same field.
-        if (given := entry.fields[name]) != ours[name]:
-            vars(record)[f"extra_{name}"] = given
-    # Filters and alerts take it for the service's word, unless only workers say this.
-    message_id = vars(record).get("message_id")
-    if message_id is not None and message_id not in log_records.IDS:
-        vars(record)["extra_message_id"] = vars(record).pop("message_id")
-    # Nothing in it controls a terminal, begins a line in a name, or hides in its own.
-    shown = {
-        name: _SHOWN.get(name, printable)(getattr(entry, name))
-        for name in log_records.TEXTS
-    }
-    path = PurePath(shown["pathname"])
-    age = record.created - entry.created
-    vars(record).update(
-        shown,
-        levelno=entry.levelno,
-        msg=printable_lines(entry.message),
+        if fields[name] != found[name]:
+            attributes[f"extra_{name}"] = fields[name]
+    if fields.get("message_id") not in _IDS:
+        attributes["extra_message_id"] = attributes.pop("message_id")
+    for name in log_records.TEXTS:
+        found[name] = _SHOWN.get(name, printable)(found[name])
+    for name in ("taskName", "exc_text", "stack_info"):
+        found[name] = found[name] or None
+    path = PurePath(found["pathname"])
+    attributes.update(
+        found,
         args=None,
         filename=path.name,
         module=path.stem,
-        lineno=entry.lineno,
-        created=entry.created,
-        msecs=entry.created % 1 * 1000,
-        relativeCreated=record.relativeCreated - age * 1000,
-        process=entry.process,
-        thread=entry.thread,
-        taskName=shown["taskName"] or None,
+        msecs=found["created"] % 1 * 1000,
         exc_info=None,
-        exc_text=shown["exc_text"] or None,
-        stack_info=shown["stack_info"] or None,
-        **ours,
     )
     return record

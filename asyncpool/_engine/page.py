@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import fcntl
-import logging
 import mmap
 import os
 from collections.abc import Callable
@@ -13,6 +12,7 @@ from pathlib import Path
 from typing import Any, TypeAlias, TypeVar, cast
 
 from asyncpool._core import log_messages as say
+from asyncpool._engine.life_log import LOGGER
 from asyncpool._engine.machine import is_refusal, tell_once
 from asyncpool._wire.frames import Frame, FrameKind
 from asyncpool._wire.messages import tidy
@@ -118,8 +118,6 @@ def _plain_file(size: int) -> int:
         return os.dup(file.fileno())
 
 
-_LOGGER = logging.getLogger("asyncpool")
-
 _OUTCOMES = (FrameKind.VALUE, FrameKind.ERROR)
 
 # How often the pool looks for heartbeats.  A lane has two records.  The worker may write into the
@@ -142,7 +140,7 @@ def _or_else(otherwise: Callable[[], object]) -> Callable[[R], R]:
             try:
                 return read(*args)
             except Exception as error:  # noqa: BLE001 - see above
-                say.NOTES_UNREADABLE.log(_LOGGER, {}, error=error)
+                say.NOTES_UNREADABLE.log(LOGGER, {}, error=error)
                 return otherwise()
 
         return cast("R", read_or_else)

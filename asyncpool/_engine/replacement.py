@@ -141,7 +141,7 @@ class WorkerReplacement:
         roll = self._roll = self._engine.loop.create_future()
         with self._engine.turn as now:
             self._roll_began = now
-            self._engine.log.soon(say.ROLL_BEGUN, workers=self._exits.sizing.size)
+            self._engine.log.soon(say.ROLL_BEGUN, {"workers": self._exits.sizing.size})
             self._exits.roll(now)
         return roll
 
@@ -156,7 +156,7 @@ class WorkerReplacement:
     def resized(self, workers: int) -> None:
         """Tell that the size has changed."""
         self._engine.hub.publish(events.Resized(workers))
-        self._engine.log.soon(say.SIZE_CHANGED, workers=workers)
+        self._engine.log.soon(say.SIZE_CHANGED, {"workers": workers})
 
     def rolled(self, replaced: int, reason: str, filled: int) -> None:
         """Tell the caller of a roll that it is over."""

@@ -264,15 +264,6 @@ class WorkerHandle:
             self.lacked_memory = place.lacked_memory()
             self._pool.places.release(place)
 
-    def take_report(self) -> str:
-        """Return what the interpreter has said of a fatal error; see :class:`Output`."""
-        return "" if self.stderr is None else self.stderr.take_report()
-
-    def release_report(self) -> None:
-        """Log that line by line."""
-        if self.stderr is not None:
-            self.stderr.release_report()
-
     def _ignore(self) -> None:
         """Heed its requests and answers no more; send nothing more to it if it serves."""
         self.ignored = True

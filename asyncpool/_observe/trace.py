@@ -6,7 +6,6 @@ import asyncio
 import errno
 import fcntl
 import itertools
-import logging
 import os
 import stat
 import threading
@@ -20,6 +19,7 @@ from asyncpool._core import log_messages as say
 from asyncpool._core.deadlines import RateLimit
 from asyncpool._engine.hub import Attempt, PoolHub, waited_since
 from asyncpool._engine.job import PoolJob
+from asyncpool._engine.life_log import NamedLog
 from asyncpool._engine.registry import job_ended, job_queued, job_started
 from asyncpool._observe.traces import HEAD, LONG, TraceBook
 from asyncpool.enums import JobOutcome
@@ -31,7 +31,6 @@ from asyncpool.stats import PoolStats, SlotStats
 # A disk that is slow or full must not hold up the pool.  So the event loop only hands lines over,
 # and a bound on what waits for the disk keeps the memory small.
 
-_LOGGER = logging.getLogger("asyncpool")
 
 # Characters that may wait for the disk; a job takes some 500.
 _MOST_WAITING = 32 << 20
@@ -102,10 +101,9 @@ class TraceFile:
             self.stopped = True
             self._cut()
             what, _, name = self._title.partition(" ")
-            extra = {"pool": name, "path": str(self._path)}
-            say.TRACE_ENDED.log(
-                _LOGGER, extra, what=what, title=self._title, why=error.strerror
-            )
+            log = NamedLog(name, self._title)
+            extra = {"path": str(self._path)}
+            log.now(say.TRACE_ENDED, extra, what=what, why=error.strerror)
         finally:
             os.close(self._file)
 

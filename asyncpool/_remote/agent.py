@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections import Counter
 from collections.abc import Sequence
 from typing import Any
@@ -36,7 +35,6 @@ from asyncpool.errors import ProtocolError
 MOST_CLIENTS = 64
 
 _MICRO = 1e6
-_LOGGER = logging.getLogger("asyncpool")
 
 
 class Agent:
@@ -160,9 +158,9 @@ class Agent:
     def _tell(
         self, record: LogMessage, why: str, process: int | None, jobs: Sequence[str]
     ) -> None:
-        about = {"pool": self._pool.name, "pid": process, "reason": why}
-        about |= {"jobs": len(jobs), "functions": list_functions(Counter(jobs))}
-        record.log(_LOGGER, about, title=f"pool {self._pool.name}")
+        about = {"pid": process, "reason": why, "jobs": len(jobs)}
+        about["functions"] = list_functions(Counter(jobs))
+        self._supervisor.log.now(record, about)
 
     def end(
         self, client: AgentClient, why: Exception | str, *, is_silent: bool = False

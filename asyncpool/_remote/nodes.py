@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import math
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -14,6 +13,7 @@ from typing import TYPE_CHECKING, Any, cast
 from asyncpool._core import log_messages as say
 from asyncpool._engine.admission import list_functions
 from asyncpool._engine.job import ChunkJob, PoolJob, StreamJob
+from asyncpool._engine.life_log import NamedLog
 from asyncpool._engine.loop import Alarm
 from asyncpool._remote import objects
 from asyncpool._remote.carrier import Carrier, beat_every, ignore, node_timeout
@@ -242,8 +242,6 @@ class Loads:
         self._tasks.clear()
 
 
-_LOGGER = logging.getLogger("asyncpool")
-
 # So many jobs go out in the middle of a turn of the loop: whoever submits thousands in one turn
 # has the agent begin meanwhile.
 _AT_ONCE = 64
@@ -441,18 +439,14 @@ class Nodes:
         self._turned.set()
         if losses or not self._client.agent_closes:
             self.lost += 1
-            say.NODE_LOST.log(
-                _LOGGER,
-                {
-                    "pool": self._client.name,
-                    "node": node.name,
-                    "reason": str(silence),
-                    "jobs": len(losses),
-                    "functions": list_functions(names),
-                    "begun": [one.delivery for one in losses].count(Delivery.STARTED),
-                },
-                title=self._client.title,
-            )
+            extra = {
+                "node": node.name,
+                "reason": str(silence),
+                "jobs": len(losses),
+                "functions": list_functions(names),
+                "begun": [one.delivery for one in losses].count(Delivery.STARTED),
+            }
+            NamedLog(self._client.name, self._client.title).now(say.NODE_LOST, extra)
 
     def _on_loss(
         self, job: PoolJob[Any], node: Node, silence: Silence, delivery: Delivery

@@ -18,7 +18,6 @@ that begins with the name of its type.
 from __future__ import annotations
 
 import json
-import logging
 import struct
 from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
@@ -29,12 +28,11 @@ from typing import Any
 from asyncpool import enums, errors, events, profile, stats
 from asyncpool._core import log_messages as say
 from asyncpool._engine.job import ChunkJob, Failed, load_outcome
+from asyncpool._engine.life_log import LOGGER
 from asyncpool._remote.messages import load_parts, pack_parts
 from asyncpool._wire.frames import Frame, FrameKind
 from asyncpool._wire.page import read_log
 from asyncpool.errors import AsyncPoolError, ProtocolError
-
-_LOGGER = logging.getLogger("asyncpool")
 
 # How it begins: with a log, or with a result that came too late.  Nothing at all stands for
 # items each of which may have begun.
@@ -59,7 +57,7 @@ def find(job: ChunkJob[Any], told: bytes) -> None:
     try:
         _find(job, told)
     except Exception as error:  # noqa: BLE001 - see above
-        say.NOTES_UNREADABLE.log(_LOGGER, {}, error=error)
+        say.NOTES_UNREADABLE.log(LOGGER, {}, error=error)
         job.assume_lost()
 
 

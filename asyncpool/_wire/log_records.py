@@ -7,17 +7,17 @@ Records of asyncpool's own code in a worker get its pool, slot, generation and p
 The service believes a worker none of the other ids: what a job makes up rings no alert of theirs.
 ``docs/log-records.md`` tells what each of these means, and what to do about it.
 
-On the wire a record is JSON of bounded size, and texts that are too long are cut.  A worker may log
-whatever it likes, and the pool does not trust what it sends.
+On the wire a record is JSON of bounded size.  A worker may log whatever it likes, and the pool does
+not trust what it sends.
 """
 
 from __future__ import annotations
 
 import json
 import sys
+from contextlib import suppress
 from functools import partial
 
-from asyncpool._wire.records import Record
 from asyncpool.errors import ProtocolError
 
 TYPE_CHECKING = False  # see _wire/records.py
@@ -153,18 +153,28 @@ LOOKS_LIKE_FACTORY = warning(
 IDS = give_ids(globals())
 
 
-# A socket of Linux takes an entry of this size as a whole or not at all.  So if
-# something interrupts a worker while it sends an entry, it cannot leave half of it
-# behind.
-MAX_ENTRY = 32_768
+# A socket of Linux takes a payload of this size as a whole or not at all.  So if something
+# interrupts a worker while it sends a record, it cannot leave half of it behind.
+MAX_RECORD = 32_768
 
-MAX_LEVEL = 1000
-
-# In an entry of so many bytes no text is worth cutting, and to look at each costs 3 us.
+# In a record of so many bytes no text is worth cutting, and to look at each costs 3 us.
 _SMALL = 4096
 
-# How many characters a larger one keeps of each text: the first ones, or the last ones where there
-# is a minus.  A message is cut too, but says how much of it is missing.
+# The attributes of a record that are sent, by the names that ``logging`` has for them.
+#
+# Numbers, with the highest that there may be; none is negative.  Handlers make dates of the time.
+# What comes from no job has the job 0, and the attempt 0.
+NUMBERS = {
+    "levelno": 1000,
+    "lineno": 2**63,
+    "process": 2**63,
+    "thread": 2**63,
+    "job_id": 2**63,
+    "attempt": 2**63,
+    "created": 1e11,
+}
+# Texts, with how many characters of each are left in a large record: the first ones, or the last ones
+# where there is a minus.  The message, the last of them, says how much of it is missing.
 TEXTS = {
     "name": 200,
     "levelname": 200,
@@ -175,10 +185,10 @@ TEXTS = {
     "taskName": 200,
     "exc_text": -12_288,
     "stack_info": -4096,
+    "msg": 8192,
 }
-_MAX_MESSAGE = 8192
 
-# The limits of fields: how many there are, how long their names, how large their values.
+# The limits of extra fields: how many there are, how long their names, how large their values.
 _MAX_FIELDS = 32
 _MAX_NAME = 200
 _MAX_TEXT = 1000
@@ -187,92 +197,75 @@ _MAX_NUMBER = 1e18
 # How much is left of a longer text, so that there is room to say that it was cut.
 _CUT_TEXT = 900
 
-# Fields of an entry that is too large shrink to this part before its other texts shrink: a
+# Fields of a record that is too large shrink to this part before its other texts shrink: a
 # traceback matters more.
 _FIELDS_FIRST = 1 / 10
 
-# The latest time, for handlers that make dates of it.
-_NEVER = 1e11
 
+def pack_record(given: Mapping[str, Any], fields: dict[str, Any]) -> bytes:
+    """Return the payload of a ``RECORD`` frame, in which texts that are too long are cut.
 
-class LogEntry(Record):
-    """One record of a logger, with the names that ``logging`` has for its attributes.
-
-    Attributes:
-        message: Its message, with the arguments in it.
-        job: The job that it comes from; ``None`` if it comes from no job.
-        attempt: The attempt; 0 if it comes from no job.
-        fields: The values that were given as *extra*.
+    Args:
+        given: The attributes of the record, with the arguments in ``msg``.
+        fields: What was given as *extra*, as :func:`plain_fields` returns it.
     """
-
-    name: str
-    levelno: int
-    levelname: str
-    message: str
-    pathname: str
-    lineno: int
-    funcName: str  # noqa: N815 - logging's name, as below
-    created: float
-    process: int
-    processName: str  # noqa: N815
-    thread: int
-    threadName: str  # noqa: N815
-    taskName: str  # noqa: N815
-    exc_text: str
-    stack_info: str
-    job: int | None
-    attempt: int
-    fields: dict[str, Any]
-
-    def pack(self) -> bytes:
-        """Return the payload of a ``RECORD`` frame."""
-        parts = *self, *self.fields.values()
-        least = sum(len(part) for part in parts if isinstance(part, str))
-        if least <= _SMALL and 0 <= self.levelno <= MAX_LEVEL:
-            data = _dump(self)
-            if len(data) <= _SMALL:
-                return data  # nearly always
-        share = 1.0
-        while len(data := _dump(self._within(share))) > MAX_ENTRY:
-            # Somewhat less than the part that fits, since not all of an entry shrinks.
-            share *= 0.95 * MAX_ENTRY / len(data)
-        return data
-
-    def _within(self, share: float) -> LogEntry:
-        """Return the entry with its fields cut to this share of the longest that there may be.
-
-        Short fields stay as they are, so the room that they leave is for the long ones.
-        """
-        longest, share = int(_MAX_TEXT * share), min(1.0, share / _FIELDS_FIRST)
-        fields = {
+    numbers = [
+        it if 0 <= (it := given.get(name) or 0) <= most else max(0, min(it, most))
+        for name, most in NUMBERS.items()
+    ]
+    texts = [str(given.get(name) or "") for name in TEXTS]
+    if sum(map(len, texts)) <= _SMALL:
+        data = _dump(numbers, texts, fields)
+        if len(data) <= _SMALL:
+            return data  # nearly always
+    share = 1.0
+    while True:
+        # Short fields stay as they are, so the room that they leave is for the long ones.
+        longest, rest = int(_MAX_TEXT * share), min(1.0, share / _FIELDS_FIRST)
+        limits = [int(most * rest) for most in TEXTS.values()]
+        parts = [
+            text[most:] if most < 0 else text[:most]
+            for text, most in zip(texts, limits, strict=True)
+        ]
+        parts[-1] = _cut(texts[-1], limits[-1], limits[-1])
+        shorter = {
             name: _cut(value, longest) if isinstance(value, str) else value
-            for name, value in self.fields.items()
-            if len(name) <= _MAX_NAME * share
+            for name, value in fields.items()
+            if len(name) <= _MAX_NAME * rest
         }
-        texts: dict[str, Any] = {}
-        for name, limit in TEXTS.items():
-            text, most = getattr(self, name), int(limit * share)
-            texts[name] = text[most:] if most < 0 else text[:most]
-        return self._replace(
-            levelno=max(0, min(self.levelno, MAX_LEVEL)),
-            message=_cut(self.message, int(_MAX_MESSAGE * share), _MAX_MESSAGE),
-            fields=fields,
-            **texts,
-        )
+        data = _dump(numbers, parts, shorter)
+        if len(data) <= MAX_RECORD:
+            return data
+        # Somewhat less than the part that fits, since not all of a record shrinks.
+        share *= 0.95 * MAX_RECORD / len(data)
 
-    @classmethod
-    def unpack(cls, payload: bytes) -> LogEntry:
-        """Read the payload of a ``RECORD`` frame.
 
-        Raises:
-            ProtocolError: If it is no such payload.
-        """
-        try:
-            entry = cls(*json.loads(payload))
-            _check(entry, len(payload))
-        except (ValueError, TypeError, RecursionError) as error:
-            raise ProtocolError("a record of a logger cannot be read") from error
-        return entry
+def _dump(*values: object) -> bytes:
+    # A character that UTF-8 cannot encode becomes an escape, which JSON has as well.
+    return json.dumps(values, ensure_ascii=False).encode(errors="backslashreplace")
+
+
+def read_record(payload: bytes) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the attributes and the extra fields of a record from the payload of its frame.
+
+    Raises:
+        ProtocolError: If :func:`pack_record` returns no such payload.
+    """
+    with suppress(ValueError, TypeError, AttributeError, RecursionError):
+        numbers, texts, fields = json.loads(payload)
+        found = dict(zip(NUMBERS, numbers, strict=True))
+        found |= zip(TEXTS, texts, strict=True)
+        if (
+            len(payload) <= MAX_RECORD
+            and all(
+                isinstance(found[name], (int, type(most))) and 0 <= found[name] <= most
+                for name, most in NUMBERS.items()
+            )
+            and all(isinstance(text, str) for text in texts)
+            and plain_fields(fields.items()) == fields
+        ):
+            return found, fields
+    raise ProtocolError("a record of a logger cannot be read")
 
 
 def plain_fields(fields: Iterable[tuple[str, object]]) -> dict[str, Any]:
@@ -318,25 +311,3 @@ def _cut(text: str, most: int, left: int = _CUT_TEXT) -> str:
         return text
     left = min(most, left)
     return f"{text[:left]}... ({len(text) - left} characters are left out here)"
-
-
-def _dump(entry: LogEntry) -> bytes:
-    # A character that UTF-8 cannot encode becomes an escape, which JSON has as well.
-    return json.dumps(entry, ensure_ascii=False).encode(errors="backslashreplace")
-
-
-def _check(entry: LogEntry, size: int) -> None:
-    texts = [entry.message, *(getattr(entry, name) for name in TEXTS)]
-    numbers = [entry.levelno, entry.lineno, entry.process, entry.thread, entry.attempt]
-    if entry.job is not None:
-        numbers.append(entry.job)
-    if not (
-        all(isinstance(text, str) for text in texts)
-        and all(isinstance(number, int) for number in numbers)
-        and isinstance(entry.fields, dict)
-    ):
-        raise TypeError("a field is of the wrong type")
-    if not 0 <= entry.levelno <= MAX_LEVEL or not 0 <= entry.created < _NEVER:
-        raise ValueError("a field is out of range")
-    if size > MAX_ENTRY or plain_fields(entry.fields.items()) != entry.fields:
-        raise ValueError("there is more than there may be")

@@ -9,7 +9,7 @@ import logging
 import sys
 from functools import partial
 
-from asyncpool._wire.log_records import TEXTS, LogEntry, plain_fields
+from asyncpool._wire.log_records import pack_record, plain_fields
 from asyncpool._wire.text import JOB_LOGGER
 from asyncpool._worker.api import running
 
@@ -71,41 +71,29 @@ class RecordHandler(logging.Handler):
         if isinstance(found, logging.LogRecord):  # since Python 3.12
             record = found
         try:
-            self._send(self._entry_of(record).pack())
+            self._send(self._pack(record))
         except Exception:
             self.handleError(record)
         return True
 
-    def _entry_of(self, record: logging.LogRecord) -> LogEntry:
+    def _pack(self, record: logging.LogRecord) -> bytes:
         if record.exc_info and not record.exc_text:
             record.exc_text = _FORMATTER.formatException(record.exc_info)
         given = vars(record)
         fields = plain_fields(it for it in given.items() if it[0] not in _USUAL)
-        job, attempt = self._job_of(record, fields)
-        texts: dict[str, Any] = {name: str(given.get(name) or "") for name in TEXTS}
-        return LogEntry(
-            levelno=record.levelno,
-            message=record.getMessage(),
-            lineno=record.lineno,
-            created=record.created,
-            process=record.process or 0,
-            thread=record.thread or 0,
-            job=job,
-            attempt=attempt,
-            fields=fields,
-            **texts,
-        )
+        job, attempt = self._job_of(record, fields) or (0, 0)
+        ours = {"msg": record.getMessage(), "job_id": job, "attempt": attempt}
+        return pack_record(given | ours, fields)
 
     def _job_of(
         self, record: logging.LogRecord, fields: dict[str, object]
-    ) -> tuple[int | None, int]:
+    ) -> tuple[int, int] | None:
         if record.name == JOB_LOGGER:
             job, attempt = fields.get("job_id"), fields.get("attempt")
             if isinstance(job, int) and isinstance(attempt, int):
                 return job, attempt
         known = running.get()
-        found = known[:2] if known is not None else self._whose()
-        return found if found is not None else (None, 0)
+        return known[:2] if known is not None else self._whose()
 
 
 def _named(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import logging
 import os
 import socket
 import time
@@ -20,6 +19,7 @@ from asyncpool._core import checks
 from asyncpool._core.endings import Finish
 from asyncpool._core.options import RestartPolicy, WorkerLimits
 from asyncpool._engine.deaths import CrashCallback
+from asyncpool._engine.life_log import NamedLog
 from asyncpool._engine.loop import shielded
 from asyncpool._engine.machine import DEFAULT_LAUNCHER, check_platform
 from asyncpool._engine.options import OutputMode, SupervisorConfig
@@ -43,9 +43,6 @@ from asyncpool.pool import Supervised
 if TYPE_CHECKING:
     from asyncpool._cluster.worker import Worker
     from asyncpool._engine.engine import Engine
-
-
-_LOGGER = logging.getLogger("asyncpool")
 
 
 class Cluster(Supervised):
@@ -173,14 +170,9 @@ class Cluster(Supervised):
 
     def _tell_start(self, seconds: float) -> None:
         where = ", ".join(self.addresses)
-        extra = {
-            "pool": self.name,
-            "pid": os.getpid(),
-            "addresses": where,
-            "seconds": round(seconds, 3),
-        }
-        title, where = f"cluster {self.name}", where or "no address"
-        say.SERVER_READY.log(_LOGGER, extra, title=title, where=where)
+        extra = {"pid": os.getpid(), "addresses": where, "seconds": round(seconds, 3)}
+        log = NamedLog(self.name, f"cluster {self.name}")
+        log.now(say.SERVER_READY, extra, where=where or "no address")
 
     async def _listen(self) -> SupervisorConfig:
         self._began = time.monotonic()  # by the one call that listens

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import pickle
 from dataclasses import dataclass
 from typing import Any, Generic, Self, TypeVar
@@ -10,11 +9,10 @@ from typing import Any, Generic, Self, TypeVar
 from asyncpool._cluster import log_messages as say
 from asyncpool._cluster.link import WorkerLink
 from asyncpool._cluster.queues import Inbox
+from asyncpool._engine.life_log import NamedLog
 from asyncpool._wire.posix import ReceivedFile, ReceivedSocket
 
 H = TypeVar("H", bound=ReceivedSocket | ReceivedFile)
-
-_LOGGER = logging.getLogger("asyncpool")
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +29,7 @@ class Messages:
 
     def __init__(self, inbox: Inbox[tuple[WorkerLink, bytes]], name: str) -> None:
         self._inbox = inbox
-        self._name = name
+        self._log = NamedLog(name, f"cluster {name}")
 
     def __aiter__(self) -> Self:
         return self
@@ -43,9 +41,8 @@ class Messages:
             try:
                 value = pickle.loads(payload)  # noqa: S301 - workers are trusted
             except Exception as error:  # noqa: BLE001 - the message may hold any object
-                extra = {"pool": self._name, "slot": link.slot}
-                title = f"cluster {self._name}"
-                say.MESSAGE_UNREADABLE.log(_LOGGER, extra, error=error, title=title)
+                extra = {"slot": link.slot}
+                self._log.now(say.MESSAGE_UNREADABLE, extra, error=error)
                 continue
             return Message(link.slot, link.generation, value)
 
@@ -58,7 +55,7 @@ class SocketIterator(Generic[H]):
 
     def __init__(self, inbox: Inbox[tuple[int, H, bytes]], name: str) -> None:
         self._inbox = inbox
-        self._name = name
+        self._log = NamedLog(name, f"cluster {name}")
 
     def __aiter__(self) -> Self:
         return self
@@ -70,8 +67,7 @@ class SocketIterator(Generic[H]):
                 thing.value = pickle.loads(payload) if payload else None  # noqa: S301 - workers are trusted
             except Exception as error:  # noqa: BLE001 - the value may be any object
                 thing.close()
-                extra = {"pool": self._name, "slot": slot}
-                title = f"cluster {self._name}"
-                say.DESCRIPTOR_UNREADABLE.log(_LOGGER, extra, error=error, title=title)
+                extra = {"slot": slot}
+                self._log.now(say.DESCRIPTOR_UNREADABLE, extra, error=error)
                 continue
             return slot, thing

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 import os
 from collections.abc import Callable, Coroutine
 from functools import partial
@@ -14,11 +13,15 @@ from asyncpool._cluster import log_messages as say
 from asyncpool._cluster.notify import Notifier, watchdog_interval
 from asyncpool._cluster.signals import name_of, obeyed
 from asyncpool._core import log_messages
-from asyncpool._engine.life_log import count_workers, describe_roll, roll_trouble
+from asyncpool._engine.life_log import (
+    NamedLog,
+    count_workers,
+    describe_roll,
+    roll_trouble,
+)
 from asyncpool._observe.control.opening import Control, ControlOwner, open_control
 from asyncpool._observe.control.protocol import Request
 from asyncpool._observe.control.watch import Watching, plain
-from asyncpool._wire.log_records import LogMessage
 from asyncpool.cluster._stats import ClusterStats
 from asyncpool.enums import RunState
 from asyncpool.errors import (
@@ -33,7 +36,6 @@ from asyncpool.events import RollResult
 if TYPE_CHECKING:
     from asyncpool.cluster._master import Cluster
 
-_LOGGER = logging.getLogger("asyncpool")
 
 # Exit codes.  A second signal gives 128 and its number, as a shell does.
 STOPPED = 0
@@ -78,6 +80,7 @@ class Operation:
         control_path: Where the control socket is; ``None`` if there is none.
         which: What commands are told to find it.
         broken: Why the cluster has given up, if it has.
+        log: The cluster's log.
     """
 
     def __init__(
@@ -92,7 +95,7 @@ class Operation:
         self.which = ""
         self.broken: PoolBrokenError | None = None
         self._cluster = cluster
-        self._title = f"cluster {cluster.name}"
+        self.log = NamedLog(cluster.name, f"cluster {cluster.name}")
         self._control = control
         self._on_ready = on_ready
         self._is_last = is_last
@@ -161,7 +164,7 @@ class Operation:
             how = f"workers finish their connections; when asked again, {how}"
             self._notifier.stopping()
         if why:
-            self._tell(say.STOP_ASKED, {"by": why}, how=how)
+            self.log.now(say.STOP_ASKED, {"by": why}, how=how)
         self._closing.add(self._soon(self._close, None if first else 0.0))
 
     def _stop_now(self, why: str) -> None:
@@ -174,13 +177,7 @@ class Operation:
         self.stop(why=why)
 
     def _refuse(self, number: int) -> None:
-        self._tell(say.SIGNAL_REFUSED, {"signal": name_of(number)})
-
-    def _tell(
-        self, message: LogMessage, extra: dict[str, object], **words: Any
-    ) -> None:
-        data = {"pool": self._cluster.name, **extra}
-        message.log(_LOGGER, data, title=self._title, **words)
+        self.log.now(say.SIGNAL_REFUSED, {"signal": name_of(number)})
 
     def reload_soon(self, why: str = "its program") -> None:
         """Replace the workers; if a reload is in progress, once more after it.
@@ -224,8 +221,8 @@ class Operation:
         """Change the number of workers; return what has changed, in words."""
         before = self._cluster.stats().workers
         self._wanted = workers
-        extra: dict[str, object] = {"by": "a command", "workers": workers}
-        self._tell(say.RESIZE_ASKED, extra, number=count_workers(workers))
+        extra = {"by": "a command", "workers": workers}
+        self.log.now(say.RESIZE_ASKED, extra, number=count_workers(workers))
         await self._cluster.resize(workers)
         return f"{count_workers(workers)} now, {before} before"
 
@@ -260,7 +257,7 @@ class Operation:
             raise RollInProgressError("a reload is under way already")
         self._reloading = True
         self._notifier.reloading()
-        self._tell(say.RELOAD_ASKED, {"by": why})
+        self.log.now(say.RELOAD_ASKED, {"by": why})
         try:
             result = await self._cluster.reload()
         finally:
@@ -273,8 +270,8 @@ class Operation:
         stats = self._cluster.stats()
         self._wanted = max(1, (self._wanted or stats.workers) + change)
         by = "SIGTTIN" if change > 0 else "SIGTTOU"
-        extra: dict[str, object] = {"by": by, "workers": self._wanted}
-        self._tell(say.RESIZE_ASKED, extra, number=count_workers(self._wanted))
+        extra = {"by": by, "workers": self._wanted}
+        self.log.now(say.RESIZE_ASKED, extra, number=count_workers(self._wanted))
         self._soon(self._resize, self._wanted)
 
     async def _resize(self, workers: int) -> None:
@@ -284,7 +281,7 @@ class Operation:
     async def _dump(self) -> None:
         """Tell where all workers are."""
         for worker, text in sorted((await self._cluster.stacks()).items()):
-            self._tell(say.WORKER_STACKS, {"slot": worker}, stacks=text.rstrip())
+            self.log.now(say.WORKER_STACKS, {"slot": worker}, stacks=text.rstrip())
 
     async def _beat(self) -> None:
         """Tell the service manager how it goes, and its watchdog that it goes at all."""
@@ -330,8 +327,7 @@ class Operation:
         except PoolClosedError:
             pass  # it has ended meanwhile
         except Exception as error:  # noqa: BLE001 - it is logged, and the cluster serves on
-            extra = {"pool": self._cluster.name}
-            say.ORDER_FAILED.log(_LOGGER, extra, error=error, title=self._title)
+            self.log.now(say.ORDER_FAILED, error=error)
 
 
 class ClusterAnswers:
@@ -416,10 +412,7 @@ class ClusterAnswers:
             self._cluster.retire(slot)
             text = f"the worker in slot {slot} is being replaced"
         # The operation has a record of a reload, a resize and a stop.
-        name = self._cluster.name
-        log_messages.COMMANDED.log(
-            _LOGGER, {"pool": name}, title=f"cluster {name}", done=text
-        )
+        self._orders.log.now(log_messages.COMMANDED, done=text)
         return {"text": text}
 
     async def _reload(self) -> dict[str, Any]:

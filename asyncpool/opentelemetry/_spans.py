@@ -12,7 +12,6 @@ and if one of them fails, its spans are made afterwards.
 
 from __future__ import annotations
 
-import logging
 import pickle
 from collections.abc import Callable
 from contextlib import suppress
@@ -39,6 +38,7 @@ from asyncpool._core import log_messages as say
 from asyncpool._core.deadlines import RateLimit
 from asyncpool._engine.hub import Attempt, PoolHub, waited_since
 from asyncpool._engine.job import PoolJob
+from asyncpool._engine.life_log import LOGGER
 from asyncpool._wire.messages import JobContext, with_parts
 from asyncpool.enums import JobOutcome
 from asyncpool.errors import JobTimeoutError, WorkerCrashedError
@@ -244,7 +244,6 @@ _ASKED = 0.1
 # Of so many functions the name and the attributes of their spans are kept.
 _MOST_NAMED = 1000
 
-_LOGGER = logging.getLogger("asyncpool")
 
 _Method: TypeAlias = Callable[Concatenate["JobSpans", P], None]
 
@@ -326,7 +325,7 @@ class JobSpans:
         """Log what a sampler or a processor has raised; it may do so for each span."""
         if not self.failed:
             self.failed = True
-            say.SPANS_FAILED.log(_LOGGER, {"pool": self.pool}, error=error)
+            say.SPANS_FAILED.log(LOGGER, {"pool": self.pool}, error=error)
 
     # Of every job: as little as possible.
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 from collections.abc import Mapping
 from functools import partial
 from typing import Any, NamedTuple
 
 from asyncpool import __version__
 from asyncpool._core import log_messages as say
+from asyncpool._engine.life_log import LOGGER
 from asyncpool._engine.loop import Threads
 from asyncpool._remote.carrier import flaw, greeting, pack_greeting, unpack_greeting
 from asyncpool._remote.client import Client
@@ -23,8 +23,6 @@ from asyncpool.errors import (
 from asyncpool.ray._actor import NodeAgent
 from asyncpool.ray._client_end import ClientEnd
 from asyncpool.ray._engine import HEAD_PATIENCE, MOST_WAITING, Engine, RayNode
-
-_LOGGER = logging.getLogger("asyncpool")
 
 # Seconds between two looks at the nodes of the cluster.
 _LOOK_EVERY = 1.0
@@ -181,7 +179,7 @@ class Placement:
                 error = ConnectionError(why)
             self._failed[node.node_id] = error
             self._client.nodes.lost += 1
-            say.NODE_REFUSED.log(_LOGGER, {"node": node.address}, why=error)
+            say.NODE_REFUSED.log(LOGGER, {"node": node.address}, why=error)
             self._stop_soon(node.node_id)
         finally:
             del self._starting[node.node_id]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import math
 import os
 import socket
@@ -14,6 +13,7 @@ from typing import Self
 from asyncpool import __version__
 from asyncpool._core import checks, log_messages as say
 from asyncpool._engine.channel import READ_SIZE
+from asyncpool._engine.life_log import LOGGER
 from asyncpool._engine.loop import Alarm, Threads, check_loop
 from asyncpool._observe.control.socket_files import (
     closed_on_error,
@@ -37,8 +37,6 @@ _PAUSE = 0.1
 
 _POOL = checks.Argument((Pool,), "an asyncpool.Pool")
 _PATH = checks.Argument((str, os.PathLike), "a str or a PathLike")
-
-_LOGGER = logging.getLogger("asyncpool")
 
 
 class PoolServer:
@@ -165,7 +163,7 @@ class PoolServer:
         except (BlockingIOError, ConnectionAbortedError):
             return
         except OSError as error:
-            say.CLIENT_NOT_ACCEPTED.log(_LOGGER, {}, why=error)
+            say.CLIENT_NOT_ACCEPTED.log(LOGGER, {}, why=error)
             self._loop.remove_reader(self._sock)
             self._pause.set_in(_PAUSE)
             return

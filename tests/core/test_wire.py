@@ -18,11 +18,12 @@ import pytest
 from hypothesis import given, strategies as st
 
 from asyncpool._wire.log_records import (
-    MAX_ENTRY,
-    MAX_LEVEL,
+    MAX_RECORD,
+    NUMBERS,
     TEXTS,
-    LogEntry,
+    pack_record,
     plain_fields,
+    read_record,
 )
 from asyncpool._wire.messages import (
     COROUTINE,
@@ -52,7 +53,6 @@ from asyncpool._wire.page import (
 )
 from asyncpool.errors import ProtocolError
 from tests.fuzz import targets
-from tests.helpers.inside import log_entry
 
 # Surrogates without a partner included: a worker may say, and a job log, anything.
 texts = st.text(st.characters(), max_size=200)
@@ -148,12 +148,12 @@ def test_until_when_an_attempt_may_run(
 
 # Heartbeats.
 
-NUMBERS = st.integers(1, 2**64 - 1)
+NATURALS = st.integers(1, 2**64 - 1)
 BEATS = st.builds(
     Beat,
-    number=NUMBERS,
-    job=NUMBERS,
-    attempt=NUMBERS,
+    number=NATURALS,
+    job=NATURALS,
+    attempt=NATURALS,
     at=st.floats(allow_nan=False),
     details=st.binary(max_size=200),
 )
@@ -241,7 +241,6 @@ def test_each_lane_has_its_room(width: int) -> None:
 
 # Records of loggers.
 
-natural = st.integers(0, 2**63 - 1)
 plain = (
     st.none()
     | st.booleans()
@@ -249,25 +248,24 @@ plain = (
     | st.integers(-(10**17), 10**17)
     | st.floats(-1e17, 1e17)
 )
-entries = st.builds(
-    LogEntry,
-    levelno=st.integers(0, MAX_LEVEL),
-    message=texts,
-    lineno=natural,
-    created=st.floats(0, 1e10),
-    process=natural,
-    thread=natural,
-    job=st.none() | natural,
-    attempt=st.integers(0, 65_535),
-    fields=st.dictionaries(texts, plain, max_size=10),
-    **dict.fromkeys(TEXTS, texts),
+attributes = st.fixed_dictionaries(
+    {
+        **{name: st.integers(0, int(most)) for name, most in NUMBERS.items()},
+        **dict.fromkeys(TEXTS, texts),
+        "created": st.floats(0, 1e11),
+    }
 )
-ENTRY = log_entry()
+GIVEN = dict.fromkeys(NUMBERS, 7) | dict.fromkeys(TEXTS, "sold")
 
 
-@given(entries)
-def test_an_entry_comes_back_as_it_was(entry: LogEntry) -> None:
-    assert LogEntry.unpack(entry.pack()) == entry
+@given(attributes, st.dictionaries(texts, plain, max_size=10))
+def test_a_record_comes_back_as_it_was(given: Any, fields: Any) -> None:
+    assert read_record(pack_record(given, fields)) == (given, fields)
+
+
+def test_what_a_record_lacks_is_nothing() -> None:
+    found = read_record(pack_record({"thread": None}, {}))
+    assert found == ({**dict.fromkeys(NUMBERS, 0), **dict.fromkeys(TEXTS, "")}, {})
 
 
 long = st.text(st.characters(), min_size=90, max_size=100).map(lambda text: text * 300)
@@ -275,28 +273,28 @@ long = st.text(st.characters(), min_size=90, max_size=100).map(lambda text: text
 
 @given(long, st.integers(-(10**9), 10**9))
 def test_whatever_is_too_long_is_cut(text: str, level: int) -> None:
-    texts: dict[str, Any] = dict.fromkeys(("message", *TEXTS), text)
     fields = plain_fields((f"{n}{text[:198]}", text[:1000]) for n in range(32))
-    data = ENTRY._replace(levelno=level, fields=fields, **texts).pack()
-    assert len(data) <= MAX_ENTRY
-    entry = LogEntry.unpack(data)
-    assert text.startswith(entry.message.rpartition("... (")[0])
-    assert text.endswith(entry.exc_text)
-    assert entry.exc_text
-    assert text.endswith(entry.pathname)
-    assert entry.levelno == max(0, min(level, MAX_LEVEL))
-    assert (entry.lineno, entry.job, entry.created) == (7, 3, 1000.5)
+    given = GIVEN | dict.fromkeys(TEXTS, text) | {"levelno": level}
+    data = pack_record(given, fields)
+    assert len(data) <= MAX_RECORD
+    found, _ = read_record(data)
+    assert text.startswith(found["msg"].rpartition("... (")[0])
+    assert text.endswith(found["exc_text"])
+    assert found["exc_text"]
+    assert text.endswith(found["pathname"])
+    assert found["levelno"] == max(0, min(level, NUMBERS["levelno"]))
+    assert (found["lineno"], found["job_id"], found["created"]) == (7, 7, 7)
 
 
 def test_of_a_record_that_is_too_large_the_small_fields_stay() -> None:
     small = {"order": 7, "shop": "Ulm", "paid": None}
     large = {f"body {n}": "\0" * 1000 for n in range(6)}
-    whole = ENTRY._replace(fields={**large, **small}, exc_text="t" * 12_288)
-    entry = LogEntry.unpack(whole.pack())
-    assert (entry.message, entry.exc_text) == (whole.message, whole.exc_text)
-    assert list(entry.fields) == [*large, *small]
-    assert {name: entry.fields[name] for name in small} == small
-    cut = [entry.fields[name] for name in large]
+    data = pack_record(GIVEN | {"exc_text": "t" * 12_288}, {**large, **small})
+    found, fields = read_record(data)
+    assert (found["msg"], found["exc_text"]) == ("sold", "t" * 12_288)
+    assert list(fields) == [*large, *small]
+    assert {name: fields[name] for name in small} == small
+    cut = [fields[name] for name in large]
     assert all(
         re.fullmatch(r"\0{500,}\.{3} \(.* are left out here\)", it) for it in cut
     )
@@ -337,8 +335,13 @@ def test_of_other_fields_there_is_the_text(value: object, text: str) -> None:
     assert plain_fields(found.items()) == found
 
 
-def changed(**fields: Any) -> bytes:
-    return json.dumps(ENTRY._replace(**fields)).encode()
+def changed(fields: object = None, **given: Any) -> bytes:
+    values = GIVEN | given
+    numbers, texts = ([values[name] for name in part] for part in (NUMBERS, TEXTS))
+    return json.dumps([numbers, texts, {} if fields is None else fields]).encode()
+
+
+NOTHING = json.loads(changed())
 
 
 @pytest.mark.parametrize(
@@ -350,32 +353,28 @@ def changed(**fields: Any) -> bytes:
         b"{}",
         b"[]",
         b"[" * 10_000,
-        json.dumps([*ENTRY, 1]).encode(),
-        json.dumps(ENTRY[:-1]).encode(),
+        json.dumps([*NOTHING, 1]).encode(),
+        json.dumps(NOTHING[:-1]).encode(),
+        json.dumps([NOTHING[0][1:], *NOTHING[1:]]).encode(),
+        json.dumps([NOTHING[0], [*NOTHING[1], ""], {}]).encode(),
         changed(name=7),
-        changed(message=None),
-        changed(levelno="20"),
-        changed(levelno=-1),
-        changed(levelno=MAX_LEVEL + 1),
+        changed(msg=None),
+        *(changed(levelno=it) for it in ("20", -1, 1001)),
         changed(lineno=1.5),
-        changed(job="3"),
+        *(changed(job_id=it) for it in ("3", None)),
         changed(attempt=None),
-        changed(created="now"),
-        changed(created=-1.0),
-        changed(created=math.nan),
-        changed(created=math.inf),
-        changed(created=1e300),
-        changed(created=10**400),
-        changed(fields=[]),
-        changed(fields={"deep": []}),
-        changed(fields={"x": math.nan}),
-        changed(fields={f"{n}": n for n in range(33)}),
-        changed(message="m" * MAX_ENTRY),
+        *(changed(created=it) for it in ("now", -1.0, math.nan, math.inf)),
+        *(changed(created=it) for it in (1e300, 10**400)),
+        changed([]),
+        changed({"deep": []}),
+        changed({"x": math.nan}),
+        changed({f"{n}": n for n in range(33)}),
+        changed(msg="m" * MAX_RECORD),
     ],
 )
 def test_what_cannot_be_read(payload: bytes) -> None:
     with pytest.raises(ProtocolError) as caught:
-        LogEntry.unpack(payload)
+        read_record(payload)
     assert str(caught.value) == "a record of a logger cannot be read"
 
 

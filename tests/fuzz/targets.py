@@ -22,7 +22,7 @@ from asyncpool._wire.frames import (
     FrameKind,
     header,
 )
-from asyncpool._wire.log_records import LogEntry
+from asyncpool._wire.log_records import read_record
 from asyncpool._wire.messages import Failure, pack_numbers, unpack_numbers
 from asyncpool._wire.page import (
     CHUNK_SIZE,
@@ -92,7 +92,7 @@ def reports(data: bytes) -> None:
 
 def log_records(data: bytes) -> None:
     with suppress(ProtocolError):
-        LogEntry.unpack(data)
+        read_record(data)
 
 
 def samples(data: bytes) -> None:
@@ -198,7 +198,9 @@ SEEDS = [
     _seed("numbers", pack_numbers((1, 2, 3))),
     _seed("reports", Failure("initializer", "it failed", "Traceback").pack()),
     _seed("heartbeats", _BEAT.ljust(2048, b"\0") + _BEAT),
-    _seed("log_records", b'["a",30,"WARNING","text"]'),
+    _seed(
+        "log_records", b'[[30,1,2,3,4,1,5.5],["a","","","","","","","","","x"],{"n":1}]'
+    ),
     _seed("samples", b'[["f","g"],[[3,0,1]],[0,0,0],""]'),
     _seed("chunk_log", _log(note(7) + note("seven") + note(b"7") + note(7.5))),
     _seed(

@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from tests.helpers.patience import PATIENCE
@@ -60,7 +61,6 @@ if TYPE_CHECKING:
     from asyncpool._remote.client import Client
     from asyncpool._remote.node_figures import NodeFigures
     from asyncpool._wire.frames import FrameKind
-    from asyncpool._wire.log_records import LogEntry
     from asyncpool._wire.memory import Memory
     from asyncpool._wire.messages import MAX_BROADCASTS
     from asyncpool._wire.page import CHUNK_SIZE
@@ -797,20 +797,19 @@ def waiting_jobs(pool: SharedPool) -> int:
     return pool._open().jobs.waiting
 
 
-def log_entry(**changes: Any) -> LogEntry:
-    """Return a record as a worker sends it."""
-    from asyncpool._wire.log_records import TEXTS, LogEntry
+class LogEntry(SimpleNamespace):
+    """A record as a worker sends it."""
 
-    texts: dict[str, Any] = dict.fromkeys(TEXTS, "") | {"levelname": "INFO"}
-    return LogEntry(
-        levelno=20,
-        message="sold",
-        lineno=7,
-        created=1000.5,
-        process=1,
-        thread=2,
-        job=3,
-        attempt=1,
-        fields={"price": 4.5},
-        **texts,
-    )._replace(**changes)
+    def _replace(self, **changes: Any) -> LogEntry:
+        return LogEntry(**(vars(self) | changes))
+
+    def pack(self) -> bytes:
+        """Return the payload of its frame."""
+        from asyncpool._wire.log_records import pack_record
+
+        return pack_record(vars(self) | {"msg": self.message}, self.fields)
+
+
+log_entry = partial(
+    LogEntry, levelno=20, created=1000.5, process=1, job_id=3, attempt=1
+)

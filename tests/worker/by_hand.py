@@ -20,7 +20,7 @@ from asyncpool._engine.interpreter import worker_command
 from asyncpool._engine.page import WorkerPage
 from asyncpool._wire.buffers import OutOfBandPickle
 from asyncpool._wire.frames import Frame, FrameDecoder, FrameKind, header
-from asyncpool._wire.log_records import LogEntry
+from asyncpool._wire.log_records import read_record
 from asyncpool._wire.memory import Memory, create
 from asyncpool._wire.messages import (
     MAX_DETAILS,
@@ -48,7 +48,6 @@ __all__ = [
     "FrameKind",
     "Handed",
     "Identity",
-    "LogEntry",
     "Worker",
     "context_frame",
     "dumps",
@@ -58,6 +57,7 @@ __all__ = [
     "job_frame",
     "large_job",
     "pack_numbers",
+    "read_record",
     "receive_fds",
     "send_segment",
     "unpack_numbers",
@@ -201,9 +201,9 @@ class Worker:
     def failure(self) -> Failure:
         return Failure.unpack(self.told(FrameKind.FAILED).payload)
 
-    def record(self) -> LogEntry:
-        """Wait for what it logs next."""
-        return LogEntry.unpack(self.told(FrameKind.RECORD).payload)
+    def record(self) -> dict[str, Any]:
+        """Wait for what it logs next, and return the attributes of that record."""
+        return read_record(self.told(FrameKind.RECORD).payload)[0]
 
     def last_beat(self) -> tuple[int, int, Any]:
         """Wait for the last heartbeat of a job, which comes ahead of its outcome."""

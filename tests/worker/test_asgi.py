@@ -20,7 +20,7 @@ from asyncpool.cluster._servers import uvicorn_parts
 from tests.helpers.loops import LOOP_NAMES
 from tests.helpers.patience import PATIENCE
 from tests.helpers.tls import client_context, write_certificate
-from tests.worker.by_hand import Failure, FrameKind, LogEntry
+from tests.worker.by_hand import Failure, FrameKind, read_record
 from tests.worker.master import Master
 from tests.worker.serves import Patient
 
@@ -121,7 +121,7 @@ def test_a_reason_of_several_lines_is_not_cut_short(start: Start) -> None:
     master = start(asgi("tests.helpers.web_app:explaining", lifespan="on"))
     frames = list(iter(lambda: master.worker.heard(master.worker.control), None))
     [record] = [frame.payload for frame in frames if frame.kind is FrameKind.RECORD]
-    assert LogEntry.unpack(bytes(record)).message == "no database\nask for one"
+    assert read_record(bytes(record))[0]["msg"] == "no database\nask for one"
     [failure] = [frame for frame in frames if frame.kind is FrameKind.FAILED]
     assert Failure.unpack(failure.payload).summary.endswith("start: ask for one")
 
@@ -153,11 +153,10 @@ def test_what_cannot_move_for_want_of_descriptors_is_counted(
         assert master.heard() is None
         frame = master.worker.heard(master.worker.control)
         assert frame is not None
-        entry = LogEntry.unpack(frame.payload)
-        given = {"levelno": entry.levelno, "levelname": entry.levelname, **entry.fields}
-        record = {"name": "asyncpool", "msg": entry.message, **given}
-        logging.getLogger("asyncpool").handle(logging.makeLogRecord(record))
-        assert entry.message.startswith(
+        found, fields = read_record(frame.payload)
+        record = {name: found[name] for name in ("name", "msg", "levelno", "levelname")}
+        logging.getLogger("asyncpool").handle(logging.makeLogRecord(record | fields))
+        assert found["msg"].startswith(
             "no connection can be handed on to other workers any mo"
         )
         assert master.worker.heard(master.worker.control) is None, "it says so once"

@@ -327,14 +327,15 @@ def test_a_thread_that_outlives_its_job_belongs_to_it_if_it_says_so(
     worker.send(1, logs.log_in_thread_late)
     worker.send(2, logs.let_it_log)
     found = [worker.record(), worker.record()]
-    assert [(e.message, e.job) for e in found] == [("by adapter", 1), ("by itself", 2)]
+    told = [(it["msg"], it["job_id"]) for it in found]
+    assert told == [("by adapter", 1), ("by itself", 2)]
 
 
 def test_signal_handlers_log_in_the_middle_of_a_record(worker: Worker) -> None:
     worker.send(1, logs.log_from_signals, 200)
     messages: list[str] = []
     while "the end" not in messages:
-        messages.append(worker.record().message)
+        messages.append(worker.record()["msg"])
     job, total = worker.result()
     assert (job, len(messages)) == (1, total)
     numbers = [message for message in messages if message.isdigit()]

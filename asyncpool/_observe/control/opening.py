@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import errno
-import logging
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from asyncpool._core import log_messages as say
+from asyncpool._engine.life_log import NamedLog
 from asyncpool._observe.control.paths import path_of, path_of_name
 from asyncpool._observe.control.server import Answer, ControlSocket, Watch
 from asyncpool._observe.control.socket_files import folders_locked
-
-_LOGGER = logging.getLogger("asyncpool")
 
 # How many of one program may have the same name.
 _MOST_OF_A_NAME = 100
@@ -78,6 +76,7 @@ async def open_control(
     Cancellation:
         Opens none.
     """
+    log = NamedLog(owner.name, owner.title)
     try:
         made = await _made(owner, control, answer, watch)
     except (OSError, ValueError) as error:
@@ -85,20 +84,13 @@ async def open_control(
         is_path = control is not None and "/" in control
         if is_path or (in_use and control is not None):
             raise
-        say.NO_CONTROL.log(
-            _LOGGER,
-            {"pool": owner.name},
-            title=owner.title,
-            why=error,
-            advice=owner.advice,
-        )
+        log.now(say.NO_CONTROL, why=error, advice=owner.advice)
         return None
     name, which = owner.name, f"--control {made.path}"
     if (stem := _name_at(made.path)) is not None:
         name, which = stem, stem
     if stem is not None and name != (control or owner.name):
-        extra = {"pool": owner.name, "which": which}
-        say.NAME_TAKEN.log(_LOGGER, extra, title=owner.title)
+        log.now(say.NAME_TAKEN, {"which": which})
     made.open()
     return Control(made, name, which)
 

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import logging
 import os
 from typing import Any
 
 from asyncpool._core import log_messages as say
 from asyncpool._engine.hub import PoolHub
+from asyncpool._engine.life_log import NamedLog
 from asyncpool._observe.control.local_orders import PoolOrders
 from asyncpool._observe.control.opening import Control, ControlOwner, open_control
 from asyncpool._observe.control.protocol import Request
 from asyncpool._observe.control.watch import JobFeed, Watching, plain
 from asyncpool.errors import ProtocolError
 from asyncpool.stats import PoolStats
-
-_LOGGER = logging.getLogger("asyncpool")
 
 
 async def open_pool_control(
@@ -73,7 +71,8 @@ class PoolAnswers:
     def __init__(
         self, orders: PoolOrders, hub: PoolHub, name: str, concurrency: int
     ) -> None:
-        self.name = self._pool = name
+        self.name = name
+        self._log = NamedLog(name, f"pool {name}")
         self.which = ""
         self._orders = orders
         self._concurrency = concurrency
@@ -165,8 +164,7 @@ class PoolAnswers:
 
     def _tell(self, text: str) -> None:
         """Have the log say what a command has done, which nobody else would know."""
-        title = f"pool {self._pool}"
-        say.COMMANDED.log(_LOGGER, {"pool": self._pool}, title=title, done=text)
+        self._log.now(say.COMMANDED, done=text)
 
     def _status(self, stats: PoolStats) -> dict[str, Any]:
         return {

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 import os
 import select
 import socket
@@ -13,6 +12,7 @@ from collections.abc import Awaitable, Callable, Generator
 from typing import Any, Protocol, TypeAlias
 
 from asyncpool._core import log_messages as say
+from asyncpool._engine.life_log import LOGGER
 from asyncpool._engine.loop import Alarm
 from asyncpool._observe.control.paths import peer_uid
 from asyncpool._observe.control.protocol import (
@@ -43,8 +43,6 @@ def write_reply(writer: asyncio.StreamWriter, reply: dict[str, Any]) -> None:
         raise ConnectionResetError("the client is gone")
     writer.write(pack_reply(reply))
 
-
-_LOGGER = logging.getLogger("asyncpool")
 
 _open_ones: weakref.WeakSet[ControlSocket] = weakref.WeakSet()
 
@@ -150,7 +148,7 @@ class ControlSocket:
         except (BlockingIOError, ConnectionAbortedError):
             return
         except OSError as error:
-            say.CONTROL_NOT_ACCEPTED.log(_LOGGER, {}, why=error)
+            say.CONTROL_NOT_ACCEPTED.log(LOGGER, {}, why=error)
             self._loop.remove_reader(self._sock)
             self._pause.set_in(_PAUSE)
             return
@@ -190,10 +188,10 @@ class ControlSocket:
         try:
             uid = peer_uid(sock)
         except OSError as error:
-            say.CONTROL_UNKNOWN_USER.log(_LOGGER, {}, why=error)
+            say.CONTROL_UNKNOWN_USER.log(LOGGER, {}, why=error)
             return False
         if uid != os.geteuid():
-            say.CONTROL_REFUSED.log(_LOGGER, {"uid": uid})
+            say.CONTROL_REFUSED.log(LOGGER, {"uid": uid})
             return False
         return True
 
@@ -301,7 +299,7 @@ def _is_closed(sock: socket.socket) -> bool:
 
 def _failure(request: Request, error: Exception) -> dict[str, Any]:
     extra = {"action": request.action}
-    say.COMMAND_FAILED.log(_LOGGER, extra, error=error, request=request)
+    say.COMMAND_FAILED.log(LOGGER, extra, error=error, request=request)
     return {"error": str(error) or type(error).__name__}
 
 
