@@ -30,7 +30,7 @@ from asyncpool._wire.messages import (
     unpack_numbers,
 )
 from asyncpool._wire.page import STACKS_SIZE
-from asyncpool._wire.pickling import format_error, text_of
+from asyncpool._wire.pickling import format_error, text_of, users_traceback
 from asyncpool._wire.posix import HANDED, memory_at_most, private_memory, receive_fds
 from asyncpool._wire.profile import ProfileRequest
 
@@ -50,15 +50,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from logging import Logger
     from threading import ExceptHookArgs
-    from types import TracebackType
 
     from asyncpool._worker.runner import JobRunner
 
 # Seconds after which a job is signalled again if it has not begun to end.
 _AGAIN = 0.02
-
-# The packages that call the user's code: their frames are left out of tracebacks.
-_CALLERS = frozenset(("asyncio", "asyncpool", "importlib", "uvloop"))
 
 
 class Control:
@@ -163,7 +159,7 @@ class Control:
         self, stage: str, error: BaseException, *, fixed: bool = False
     ) -> None:
         """Tell the pool of *error*, which ends the worker; see :func:`cannot_succeed`."""
-        text = format_error(error, _users_own(error))
+        text = _format(error)
         summary = f"{type(error).__qualname__}: {text_of(error)}"
         final = cannot_succeed(error, fixed=fixed)
         failure = Failure(stage, summary, text, final)
@@ -370,19 +366,13 @@ class Control:
 
 
 def print_error(error: BaseException) -> None:
-    """Print the traceback to stderr, as it is in what :meth:`Control.announce` sends."""
-    sys.stderr.write(format_error(error, _users_own(error)))
+    """Print the traceback to stderr, as :meth:`Control.report_failure` sends it."""
+    sys.stderr.write(_format(error))
 
 
-def _users_own(error: BaseException) -> TracebackType | None:
-    """Return the traceback from the user's first frame on; all of it, if no frame is the user's."""
-    tb = error.__traceback__
-    while tb is not None:
-        module = str(tb.tb_frame.f_globals.get("__name__"))
-        if module.partition(".")[0] not in _CALLERS:
-            return tb
-        tb = tb.tb_next
-    return error.__traceback__
+def _format(error: BaseException) -> str:
+    # If all frames are our own, they tell where a start has failed.
+    return format_error(error, users_traceback(error) or error.__traceback__)
 
 
 def own_logger() -> Logger:

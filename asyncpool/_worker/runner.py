@@ -54,7 +54,7 @@ TYPE_CHECKING = False  # see _wire/records.py
 if TYPE_CHECKING:
     import asyncio
     import socket
-    from collections.abc import Callable, Coroutine, Generator, Iterator
+    from collections.abc import Callable, Coroutine, Iterator
     from contextvars import Context
     from typing import Any
 
@@ -63,7 +63,7 @@ if TYPE_CHECKING:
     from asyncpool._wire.pickling import WorkerSerializer
     from asyncpool._worker.chunks import ChunkLog
     from asyncpool._worker.control import Control
-    from asyncpool._worker.hooks import Hook, Leave
+    from asyncpool._worker.hooks import Leave
 
     Outcome = tuple[FrameKind, bytes | OutOfBandPickle]
 
@@ -103,54 +103,8 @@ class Lane:
         self.log: ChunkLog | None = None
 
 
-class Pause:
-    """Is awaited once: the loop has a turn."""
-
-    def __await__(self) -> Generator[None]:
-        yield
-
-
-class Steps:
-    """Passes for *coroutine*, and takes its steps in a way of its own."""
-
-    _take: Callable[..., Any]
-
-    def __init__(self, coroutine: Coroutine[Any, Any, Any]) -> None:
-        self._coroutine = coroutine
-
-    def send(self, value: Any) -> Any:
-        """Take a step."""
-        return self._take(self._coroutine.send, value)
-
-    def throw(self, *error: Any) -> Any:
-        """Take a step that begins with an error."""
-        return self._take(self._coroutine.throw, *error)
-
-    def close(self) -> None:
-        """End it."""
-        self._coroutine.close()
-
-    def __await__(self) -> Any:
-        return self
-
-
-class InContext(Steps):
-    """A coroutine that runs in *context*, as a part of whatever awaits this."""
-
-    def __init__(self, coroutine: Coroutine[Any, Any, Any], context: Context) -> None:
-        super().__init__(coroutine)
-        self._take = context.run
-
-    def __next__(self) -> Any:
-        return self._take(self._coroutine.send, None)
-
-    def __getattr__(self, name: str) -> Any:
-        # Where it waits, for those who tell where a job waits.
-        return getattr(self._coroutine, name)
-
-
-class CoroutineSteps(Steps):
-    """A coroutine whose steps are timed, because a long step blocks all others.
+class CoroutineSteps:
+    """Passes for a coroutine, and times its steps, because a long step blocks all others.
 
     Args:
         coroutine: The coroutine to run.
@@ -176,11 +130,26 @@ class CoroutineSteps(Steps):
         lane: Lane | None = None,
         context: Context | None = None,
     ) -> None:
-        super().__init__(coroutine)
         self.shown: Any = coroutine
         self.context = context
+        self._coroutine = coroutine
         self._runner, self._lane = runner, lane
         self._limit = runner.loop().slow_callback_duration
+
+    def send(self, value: Any) -> Any:
+        """Take a step."""
+        return self._take(self._coroutine.send, value)
+
+    def throw(self, *error: Any) -> Any:
+        """Take a step that begins with an error."""
+        return self._take(self._coroutine.throw, *error)
+
+    def close(self) -> None:
+        """End it."""
+        self._coroutine.close()
+
+    def __await__(self) -> Any:
+        return self
 
     def _take(self, step: Callable[..., Any], *args: Any) -> Any:
         began, lane = perf_counter(), self._lane
@@ -221,17 +190,6 @@ class CoroutineSteps(Steps):
         if self.task is not None and self.task.cancel():
             self.instead = instead
 
-    def seen(self, error: BaseException) -> BaseException:
-        """Return what the job has raised, as its caller is to see it."""
-        if self.instead is None:
-            return error
-        from asyncio import CancelledError  # noqa: PLC0415 - most workers need none
-
-        if not isinstance(error, CancelledError):
-            return error
-        self.instead.__cause__ = error
-        return self.instead
-
 
 class JobRunner:
     """The main thread of a worker.
@@ -255,7 +213,7 @@ class JobRunner:
         serializer: How calls and outcomes travel.
         no_details: What a heartbeat without any details has.
         forked: Whether this process is a copy of the worker, which a job has forked.
-        hook: What is entered around each job, if the pool has such a hook.
+        hook: Enters the pool's hook, if there is one; see ``load_hook()``.
         state: What jobs keep in this worker.
         slot: The number by which jobs know this worker.
         control: As above.
@@ -276,7 +234,7 @@ class JobRunner:
         self.page = mmap(page_fd, layout.stacks)
         self.page_fd = page_fd
         self.forked = False
-        self.hook: Hook | None = None
+        self.hook: Callable[[], Leave] | None = None
         self.state = SimpleNamespace()
         self.slot = control.identity.rank
         self.serializer: WorkerSerializer = PICKLE_WORKER
@@ -301,7 +259,6 @@ class JobRunner:
         self._incoming = decoder(max(config.max_payload, MAX_CONTEXT))
         self._pending: deque[Frame] = deque()
         self._outcomes: list[bytes] = []
-        self._worker = os.getpid()
         self._loop: Any = None  # once there is a coroutine
         self._looping = self._ended = self._coming = False
         self._failure: BaseException | None = None
@@ -550,7 +507,7 @@ class JobRunner:
             running.set((job, attempt, context, began, shown))
         if self.hook is not None:
             # Each item of a chunk has it for itself.
-            lane.leave_hook = None if function is run_chunk else self.hook.enter()
+            lane.leave_hook = None if function is run_chunk else self.hook()
         try:
             return function(*args, **kwargs)
         except TypeError as error:
@@ -587,34 +544,46 @@ class JobRunner:
             outcome = self._pack_error(lane, instead)
         self._leave(lane, *outcome)
 
-    def _pack_error(self, lane: Lane, error: BaseException) -> Outcome:
-        """Return the outcome of a job that has raised *error*, in its context.
+    def error_for_caller(self, lane: Lane, error: BaseException) -> BaseException:
+        """Return what the caller is to get of *error*, and leave the hook with it.
 
-        Whatever a job raises comes by here.
+        Whatever a job raises, or an item of a chunk, comes by here, in its context.
         """
-        if lane.steps is not None:
-            error = lane.steps.seen(error)
+        steps = lane.steps
+        if steps is not None and steps.instead is not None:
+            from asyncio import CancelledError  # noqa: PLC0415 - most workers need none
+
+            if isinstance(error, CancelledError):
+                steps.instead.__cause__ = error
+                error = steps.instead
         if lane.leave_hook is not None:
             try:
                 lane.leave_hook(error)
             except BaseException as instead:
-                error = instead
+                return instead
+        return error
+
+    def pack_error(self, error: BaseException) -> bytes:
+        """Pack what the caller of a job, or of an item, is to get."""
         pack, most = self.serializer.pack_error, self._max_payload
         name = type(error).__qualname__
         try:
-            payload = pack(error, skip=ours(error))
+            payload = pack(error)
         except Exception as why:  # else its caller would wait for ever
             text = f"cannot be sent: {type(why).__name__}: {why}"
         else:
             if len(payload) <= most:
-                return FrameKind.ERROR, payload
+                return payload
             text = (
                 f"has {len(payload)} bytes when pickled, and max_message_size is {most}"
             )
         told = JobNotPicklableError(
             f"the job raised {name}, which {text}", direction="exception", name=name
         )
-        return FrameKind.ERROR, pack(told, skip=0)
+        return pack(told)
+
+    def _pack_error(self, lane: Lane, error: BaseException) -> Outcome:
+        return FrameKind.ERROR, self.pack_error(self.error_for_caller(lane, error))
 
     def broadcast(self, call: bytes) -> None:
         """Run the pickled call of a broadcast that was made before this worker was started.
@@ -629,7 +598,7 @@ class JobRunner:
             # The next broadcast does not see what this one sets in its context.
             copy_context().run(self._run_missed_broadcast, lane, frame)
         finally:
-            if os.getpid() != self._worker:
+            if self.forked:
                 os._exit(0)  # a copy that it made, back from the call
             del self.by_job[lane.whose]
             self._interrupts.running = None
@@ -713,7 +682,7 @@ class JobRunner:
     ) -> None:
         """Send the outcome of a job, and free its lane."""
         duration = min((perf_counter_ns() - lane.began) // 1000, MAX_NUMBER)
-        if os.getpid() != self._worker:  # a fork that the job made, back from the job
+        if self.forked:  # a copy that the job made, back from the job
             os._exit(0)
         job, attempt = whose = lane.whose
         del self.by_job[whose]
@@ -848,17 +817,3 @@ def warn(who: str, seconds: float, where: str, hint: str) -> None:
     say.JOB_BLOCKED_LOOP.log(
         logger, {"seconds": seconds}, who=who, where=where, hint=hint
     )
-
-
-def ours(error: BaseException) -> int:
-    """Return how many of the outermost frames of a traceback are the worker's own."""
-    tb, number = error.__traceback__, 0
-    while tb is not None and tb.tb_frame.f_globals.get("__name__") in _MODULES:
-        tb, number = tb.tb_next, number + 1
-    return number
-
-
-_MODULES = frozenset(
-    "asyncpool._worker." + name
-    for name in ("api", "chunks", "hooks", "runner", "streams")
-)

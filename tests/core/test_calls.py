@@ -12,6 +12,7 @@ import traceback
 from collections.abc import Callable, Iterator
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
+from types import FunctionType
 from typing import Any, NoReturn
 
 import numpy as np
@@ -251,7 +252,7 @@ def test_an_error_that_has_one_is_told_without_it(
     cls: type[Exception], connection: Connection
 ) -> None:
     """A copy of it, which is made to see whether it is good, would close the descriptor."""
-    error: Any = load_error(pack_error(cls("lost", connection), skip=0))
+    error: Any = load_error(pack_error(cls("lost", connection)))
     assert type(error) is JobNotPicklableError
     assert error.name == f"builtins.{cls.__name__}"
     assert connection.fileno() > 0
@@ -261,17 +262,23 @@ def test_an_error_that_has_one_is_told_without_it(
 # Errors.
 
 
-def execute(job: Callable[[], object]) -> bytes:
-    # Two frames like those of a worker, which nobody wants to see.
-    try:
-        run(job)
-    except BaseException as error:  # noqa: BLE001 - as a worker does
-        return pack_error(error, skip=2)
-    raise AssertionError("the job raised nothing")
+def of_the_worker(function: Any) -> Any:
+    """Return *function* as the worker's own, whose frames nobody wants to see."""
+    ours = {**globals(), "__name__": "asyncpool._worker.runner"}
+    return FunctionType(function.__code__, ours)
 
 
 def run(job: Callable[[], object]) -> None:
     job()
+
+
+@of_the_worker
+def execute(job: Callable[[], object]) -> bytes:
+    try:
+        of_the_worker(run)(job)
+    except BaseException as error:  # noqa: BLE001 - as a worker does
+        return pack_error(error)
+    raise AssertionError("the job raised nothing")
 
 
 def arrive(error: BaseException) -> BaseException:
@@ -403,7 +410,7 @@ def test_fields_are_kept(
         monkeypatch.setitem(
             copyreg.dispatch_table, type(error), pickling_support.pickle_exception
         )
-    twin = load_error(pack_error(error, skip=0))
+    twin = load_error(pack_error(error))
     found = twin.exception if isinstance(twin, JobRaisedError) else twin
     assert (type(found), str(found)) == (type(error), str(error))
     for name in ("code", "value", "errno", "strerror", "filename", "filename2", "name"):

@@ -126,7 +126,7 @@ class FakePool:
                 job.set_exception(crash())
                 return
             if what == "raise":
-                payload = pack_error(LookupError(number), skip=0)
+                payload = pack_error(LookupError(number))
                 outcomes.append((payload, True))
             else:
                 outcomes.append(number)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import mmap
 import pickle
 import tempfile
 from collections.abc import Iterator
 from contextvars import ContextVar
+from functools import partial
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any, NoReturn
 
 import pytest
 from hypothesis import given, strategies as st
@@ -17,13 +19,14 @@ from asyncpool._wire.messages import PLAIN
 from asyncpool._wire.page import (
     LOG_START,
     PAGE_SIZE,
-    ChunkResult,
     ask_to_stop,
     copy_log,
     read_log,
 )
+from asyncpool._wire.pickling import pack_error
 from asyncpool._worker.api import running
 from asyncpool._worker.chunks import ChunkLog, call_chunk_here
+from asyncpool._worker.runner import JobRunner
 
 large = st.integers(min_value=2**63) | st.integers(max_value=-(2**63) - 1)
 number = st.integers() | st.floats(allow_nan=False) | st.booleans() | large
@@ -39,9 +42,11 @@ class Page(mmap.mmap):
 
     Attributes:
         log: As the worker sees it.
+        leave_hook: Leaves the hook around an item.
     """
 
     log: ChunkLog
+    steps = leave_hook = None
 
 
 @pytest.fixture(name="page", scope="module")
@@ -57,14 +62,16 @@ def echo(value: Any) -> Any:
     return value
 
 
-def run(page: Page, function: Any, items: list[Any]) -> ChunkResult:
+def run(page: Page, function: Any, items: list[Any], hook: Any = None) -> Any:
     """Run a chunk as the first attempt at job 7."""
     mark = running.set((7, 1, PLAIN, 0.0, None))
-    runner = cast("Any", SimpleNamespace(hook=None, by_job={(7, 1): page}))
+    runner: Any = SimpleNamespace(hook=hook, by_job={(7, 1): page})
+    runner.pack_error = pack_error
+    runner.error_for_caller = partial(JobRunner.error_for_caller, runner)
     try:
         packed, most = pickle.dumps(function), 1 << 20
         how: dict[str, Any] = {"star": False, "named": True, "max_payload": most}
-        return cast("ChunkResult", call_chunk_here(runner, packed, items, **how))
+        return call_chunk_here(runner, packed, items, **how)
     finally:
         running.reset(mark)
 
@@ -134,3 +141,19 @@ def test_while_an_item_runs_all_before_it_are_noted_and_nothing_else(
         _page_of.reset(marks[0])
         _left.reset(marks[1])
     assert kinds(left) == kinds(items[:2])
+
+
+async def work(_: int) -> NoReturn:
+    raise AssertionError
+
+
+def test_an_item_that_ends_before_its_first_step_leaves_its_hook(page: Page) -> None:
+    """Nor is there a warning that its coroutine was never awaited."""
+    left: list[Any] = []
+    chunk = run(page, work, [1], lambda: left.append)
+    assert left == []
+    with pytest.raises(StopIteration) as end:
+        chunk.throw(asyncio.CancelledError())
+    assert [*map(repr, left)] == ["CancelledError()"]
+    [failure] = end.value.value.load()
+    assert isinstance(failure.error.exception, asyncio.CancelledError)

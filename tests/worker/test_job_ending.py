@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
 import faulthandler
 import signal
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextvars import ContextVar
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, NoReturn
 
 import pytest
@@ -19,7 +20,7 @@ from asyncpool import HookError, JobCancelled
 from asyncpool._wire.messages import PLAIN
 from asyncpool._wire.posix import INTERRUPT
 from asyncpool._worker.api import running
-from asyncpool._worker.hooks import Hook
+from asyncpool._worker.hooks import load_hook
 from asyncpool._worker.interrupts import Interrupts, JobClaims, LeaseFences
 from asyncpool._worker.process import start_thread
 from tests.helpers.patience import PATIENCE
@@ -223,27 +224,18 @@ class Manager:
             raise own
 
 
-def hook_of(manager: Manager) -> Hook:
-    return Hook("shop:around", lambda _: manager)
+_manager: ContextVar[Manager] = ContextVar("manager")
+
+
+def around(_: object) -> Manager:
+    return _manager.get()
 
 
 def test_a_hook_that_fails_at_its_end_is_not_left_again() -> None:
-    leave = hook_of(manager := Manager(LookupError())).enter()
+    _manager.set(manager := Manager(LookupError()))
+    worker: Any = SimpleNamespace(forked=False)
+    leave = load_hook(worker, f"{__name__}:around", b"")()
     with pytest.raises(HookError):
         leave(None)
     leave(LookupError())
     assert manager.ends == [None]
-
-
-def test_an_item_that_ends_before_its_next_step_leaves_it() -> None:
-    """Nor is there a warning that its coroutine was never awaited."""
-
-    async def work() -> None:
-        raise AssertionError
-
-    manager, error = Manager(), asyncio.CancelledError()
-    coroutine = hook_of(manager).around_items(work)()
-    assert manager.ends == []
-    with pytest.raises(asyncio.CancelledError):
-        coroutine.throw(error)
-    assert manager.ends == [error]
