@@ -266,3 +266,9 @@ def call_packed(payload: bytes) -> Any:
     function, args, kwargs = load_job(payload)
     name_function(function)
     return function(*args, **kwargs)
+
+
+def run_chunk(*args: Any, **kwargs: Any) -> Any:
+    """Call a function for each item of a chunk; see :func:`call_items` in ``chunks.py``."""
+    assert _runner is not None
+    return _runner.run_chunk(*args, **kwargs)

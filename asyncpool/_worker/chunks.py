@@ -22,11 +22,11 @@ from asyncpool.errors import JobCancelled
 
 TYPE_CHECKING = False  # see _wire/records.py
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Iterator
+    from collections.abc import Callable, Coroutine
     from contextvars import Context
     from typing import Any, NoReturn
 
-    from asyncpool._worker.runner import JobRunner, Lane
+    from asyncpool._worker.runner import JobRunner
 
 
 # Nanoseconds after which the loop has a turn between two items that do not wait.
@@ -83,7 +83,7 @@ class _InContext:
         return self._run(self._coroutine.throw, *error)
 
 
-def call_chunk_here(
+async def call_items(
     runner: JobRunner,
     packed: bytes,
     items: list[Any],
@@ -91,11 +91,12 @@ def call_chunk_here(
     star: bool,
     named: bool,
     max_payload: int,
-) -> ChunkResult | Coroutine[Any, Any, ChunkResult]:
+) -> ChunkResult:
     """Call a function for each of *items*, until all are done or the chunk is told to stop.
 
-    The items of a plain function run one after the other, without a break.  If the function is
-    async, what is returned is a coroutine that awaits its coroutines one after the other.
+    The items of a plain function run one after the other, in the first step of this coroutine.
+    At the first coroutine of an item it waits for the event loop; there it awaits one after the
+    other.
 
     Args:
         runner: Runs the job that this is.
@@ -105,12 +106,14 @@ def call_chunk_here(
         named: Whether the function travels by name, so that it may be remembered.
         max_payload: The most bytes that a result may have.
     """
+    began = turn = perf_counter_ns()
     job = running.get()
     assert job is not None
     lane = runner.by_job[job[:2]]
-    if lane.log is None:
-        lane.log = ChunkLog(runner.page_fd, runner.layout.log(lane.index))
-    lane.log.begin(*job[:2])
+    log = lane.log
+    if log is None:
+        log = lane.log = ChunkLog(runner.page_fd, runner.layout.log(lane.index))
+    log.begin(*job[:2])
     function: Callable[..., Any]
     try:
         function = _recall(packed) if named else pickle.loads(packed)
@@ -118,30 +121,12 @@ def call_chunk_here(
         function = partial(_fail, error)  # so that each item fails with it
     running.set((*job[:4], function if named else function_name(function)))
     calls = starmap(function, items) if star else map(function, items)
-    chunk = _run(runner, lane, lane.log, calls, len(items), max_payload)
-    try:
-        chunk.send(None)  # up to the first coroutine of an item
-    except StopIteration as end:
-        return end.value  # type: ignore[no-any-return]
-    return chunk
-
-
-async def _run(
-    runner: JobRunner,
-    lane: Lane,
-    log: ChunkLog,
-    calls: Iterator[Any],
-    count: int,
-    max_payload: int,
-) -> ChunkResult:
-    """Note the outcomes of items.  At the first coroutine, wait for the event loop."""
-    began = turn = perf_counter_ns()
     result = ChunkResult([], [])
     # A call of a function for each item would take a fifth more time.
     write, words, add = log.write, log.words, result.outcomes.append
     enter, leave, coroutine = runner.hook, None, None
     try:
-        for done in range(count):
+        for done in range(len(items)):
             context = copy_context()
             try:
                 if enter is not None:

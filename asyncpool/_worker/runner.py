@@ -41,20 +41,21 @@ from asyncpool._wire.messages import (
     JobContext,
     note_on_misplaced,
 )
-from asyncpool._wire.page import BEGUN, LANE_OUTCOME_SIZE, NOTED, PageLayout, run_chunk
+from asyncpool._wire.page import BEGUN, LANE_OUTCOME_SIZE, NOTED, PageLayout
 from asyncpool._wire.pickling import PICKLE_WORKER, text_of, unpack_variables
 from asyncpool._wire.text import JOB_LOGGER
-from asyncpool._worker.api import NO_JOB, running
+from asyncpool._worker.api import NO_JOB, run_chunk, running
 from asyncpool._worker.channel import SMALL, decoder, receive, send
+from asyncpool._worker.chunks import call_items
 from asyncpool._worker.stacks import waiting_frames
-from asyncpool._worker.streams import Credit, StreamClosed, pump
+from asyncpool._worker.streams import Credit, send_items
 from asyncpool.errors import JobCancelled, JobNotPicklableError
 
 TYPE_CHECKING = False  # see _wire/records.py
 if TYPE_CHECKING:
     import asyncio
     import socket
-    from collections.abc import Callable, Coroutine, Iterator
+    from collections.abc import Callable, Coroutine
     from contextvars import Context
     from typing import Any
 
@@ -366,23 +367,22 @@ class JobRunner:
 
     def loop(self) -> asyncio.AbstractEventLoop:
         """Return the event loop."""
-        if self._loop is not None:
-            return self._loop  # type: ignore[no-any-return]
-        # Later jobs need it, and it must stay the current loop of this thread.
-        self._interrupts.held = True
-        try:
-            import asyncio  # noqa: PLC0415 - most workers need none
+        if self._loop is None:
+            # Later jobs need it, and it must stay the current loop of this thread.
+            self._interrupts.held = True
+            try:
+                import asyncio  # noqa: PLC0415 - most workers need none
 
-            if self._config.loop == "uvloop":
-                import uvloop  # noqa: PLC0415 - an extra
+                if self._config.loop == "uvloop":
+                    import uvloop  # noqa: PLC0415 - an extra
 
-                self._loop = uvloop.new_event_loop()
-            else:
-                self._loop = asyncio.new_event_loop()
-            asyncio.set_event_loop(self._loop)
-            return self._loop  # type: ignore[no-any-return]
-        finally:
-            self._interrupts.held = False
+                    self._loop = uvloop.new_event_loop()
+                else:
+                    self._loop = asyncio.new_event_loop()
+                asyncio.set_event_loop(self._loop)
+            finally:
+                self._interrupts.held = False
+        return self._loop  # type: ignore[no-any-return]
 
     def run(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
         """Run *coroutine*, which is no job's, to its end and return its result.
@@ -615,7 +615,11 @@ class JobRunner:
                 lane.leave_hook(error)
             raise
 
-    # Streams.
+    # Maps and streams.
+
+    def run_chunk(self, *args: Any, **kwargs: Any) -> Any:
+        """Call a function for the items of a chunk, as :func:`call_items` does."""
+        return begin(call_items(self, *args, **kwargs))
 
     def _begin_stream(self, lane: Lane, source: Any) -> Any:
         """Send the items of *source*, or return a coroutine that does so in the loop.
@@ -626,47 +630,27 @@ class JobRunner:
         loops = type(source) is CoroutineType or hasattr(type(source), "__aiter__")
         loop = self.loop() if loops or self._several else None
         lane.credit = credit = Credit(self._first_credit, loop)
-        coroutine = self._stream(lane, source, credit)
-        if loop is not None:
-            return coroutine
+        coroutine = send_items(self, lane, source, credit)
+        # Without a loop the credit blocks, so there is no second step.
+        return coroutine if loop is not None else begin(coroutine)
+
+    def send_item(self, lane: Lane, item: object, number: int) -> None:
+        """Send an item of a stream."""
         try:
-            coroutine.send(None)  # this credit blocks, so there is no second step
-        except StopIteration as end:
-            return end.value
-
-    async def _stream(self, lane: Lane, source: Any, credit: Credit) -> Any:
-        if type(source) is CoroutineType:
-            source = await source
-        if lane.steps is not None:
-            lane.steps.shown = source
-
-        def advance(iterator: Iterator[Any]) -> Any:
-            interrupts, before = self._interrupts, self._interrupts.running
-            interrupts.error = StreamClosed
-            try:
-                interrupts.begin(lane.sequence)
-                return next(iterator)
-            finally:
-                interrupts.running, interrupts.error = before, JobCancelled
-
-        def send_item(item: object, number: int) -> None:
-            try:
-                payload = self.serializer.pack_item(item, self._max_payload)
-            except JobNotPicklableError as error:
-                error.add_note(f"It is item {number} of a stream.")
-                raise
-            # Nothing may be raised here, in the middle of a frame.
-            self._interrupts.held = True
-            try:
-                ahead = b""
-                if type(payload) is not bytes or self._large_buffers.in_use:
-                    ahead, payload = self._large_buffers.put(payload)
-                head = header(FrameKind.ITEM, len(payload), *lane.whose)
-                send(self.jobs, ahead + head, payload)
-            finally:
-                self._interrupts.held = False
-
-        return await pump(source, credit, advance, send_item)
+            payload = self.serializer.pack_item(item, self._max_payload)
+        except JobNotPicklableError as error:
+            error.add_note(f"It is item {number} of a stream.")
+            raise
+        # Nothing may be raised here, in the middle of a frame.
+        self._interrupts.held = True
+        try:
+            ahead = b""
+            if type(payload) is not bytes or self._large_buffers.in_use:
+                ahead, payload = self._large_buffers.put(payload)
+            head = header(FrameKind.ITEM, len(payload), *lane.whose)
+            send(self.jobs, ahead + head, payload)
+        finally:
+            self._interrupts.held = False
 
     def grant(self, job: int, attempt: int, limit: int) -> None:
         """Note how many items a stream may send in all; its job may be over already."""
@@ -788,6 +772,15 @@ class JobRunner:
         if self._loop is not None:
             with suppress(RuntimeError):  # it was closed at this moment
                 self._loop.call_soon_threadsafe(end)
+
+
+def begin(coroutine: Coroutine[Any, Any, Any]) -> Any:
+    """Take the first step of *coroutine*; return its result, or the coroutine if it has a rest."""
+    try:
+        coroutine.send(None)
+    except StopIteration as end:
+        return end.value
+    return coroutine
 
 
 def _attach(packed: bytes) -> None:

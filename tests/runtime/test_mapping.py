@@ -22,8 +22,9 @@ from asyncpool._core.options import JobOptions
 from asyncpool._engine import batches as turn_module
 from asyncpool._engine.admission import Hold, MapHold
 from asyncpool._engine.job import ChunkJob, PoolJob
-from asyncpool._wire.page import ChunkResult, run_chunk
+from asyncpool._wire.page import ChunkResult
 from asyncpool._wire.pickling import pack_error
+from asyncpool._worker.api import run_chunk
 from asyncpool.enums import Delivery
 from asyncpool.mapping import Map, Outcome, Plan
 from tests.helpers.crashes import crash_with

@@ -25,8 +25,8 @@ from asyncpool._wire.page import (
 )
 from asyncpool._wire.pickling import pack_error
 from asyncpool._worker.api import running
-from asyncpool._worker.chunks import ChunkLog, call_chunk_here
-from asyncpool._worker.runner import JobRunner
+from asyncpool._worker.chunks import ChunkLog, call_items
+from asyncpool._worker.runner import JobRunner, begin
 
 large = st.integers(min_value=2**63) | st.integers(max_value=-(2**63) - 1)
 number = st.integers() | st.floats(allow_nan=False) | st.booleans() | large
@@ -71,7 +71,7 @@ def run(page: Page, function: Any, items: list[Any], hook: Any = None) -> Any:
     try:
         packed, most = pickle.dumps(function), 1 << 20
         how: dict[str, Any] = {"star": False, "named": True, "max_payload": most}
-        return call_chunk_here(runner, packed, items, **how)
+        return begin(call_items(runner, packed, items, **how))
     finally:
         running.reset(mark)
 
