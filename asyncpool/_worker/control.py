@@ -18,6 +18,7 @@ import sys
 import traceback
 from _queue import SimpleQueue  # queue would do, see _worker/__init__.py
 from collections import deque
+from select import POLLIN, poll
 
 from asyncpool._wire.frames import Frame, FrameKind, header
 from asyncpool._wire.messages import (
@@ -75,8 +76,8 @@ class Control:
         announced: Whether the worker has told the pool which error ends it.
         memory: How much memory is too much before the first job, and the text of that limit.
         on_thread_death: Called in a thread that ends with an error, once the pool was told.
-        on_end_of_all: Called when a draining worker learns that the whole cluster ends.
-        call_soon: Makes the event loop call a function, in a worker of a cluster.
+        on_end_of_all: Called in the event loop when a draining worker learns that the whole cluster
+            ends.  A worker that has this serves: its event loop answers pings.
     """
 
     identity: Identity
@@ -94,7 +95,6 @@ class Control:
         self.memory: tuple[int, str] | None = None
         self.on_thread_death: Callable[[], None] | None = None
         self.on_end_of_all: Callable[[], None] | None = None
-        self.call_soon: Callable[..., object] | None = None
         self._lock = _thread.RLock()
         self._records: deque[bytes] = deque()
         self._sampler: Sampler | None = None
@@ -251,12 +251,10 @@ class Control:
         """
         if not self.interrupts.pending():
             return
-        from select import POLLIN, poll  # noqa: PLC0415 - few jobs are interrupted
-
         channel = poll()
         channel.register(self._socket, POLLIN)
-        while self.interrupts.pending() and not channel.poll(_AGAIN * 1000):
-            self.interrupts.ask_again()
+        while not channel.poll(_AGAIN * 1000) and self.interrupts.pending():
+            self.interrupts.signal()
 
     def _answer(self, frame: Frame, fds: list[int]) -> None:
         kind = frame.kind
@@ -272,7 +270,8 @@ class Control:
         elif kind is FrameKind.CREDIT:
             self.runner.grant(frame.job, frame.attempt, frame.number)
         elif kind is FrameKind.PING:
-            if not self._in_loop(self.send, FrameKind.PONG):
+            serves = self.on_end_of_all is not None
+            if not (serves and self.runner.call_in_loop(self.send, FrameKind.PONG)):
                 self.send(FrameKind.PONG)
         elif kind is FrameKind.STACKS:
             self.stacks.write(frame.job, frame.attempt)
@@ -288,7 +287,7 @@ class Control:
             self._profile(frame)
         elif kind is FrameKind.CLOSING:
             if self.on_end_of_all is not None:
-                self._in_loop(self.on_end_of_all)
+                self.runner.call_in_loop(self.on_end_of_all)
         elif kind is FrameKind.TRACKER:
             self._tracker.put(fds.pop() if fds else None)
         elif kind is FrameKind.SEGMENT:
@@ -341,15 +340,6 @@ class Control:
         except Exception as error:
             # A job may have taken away what it takes, such as threads.
             send(json.dumps([[], [], [0, 0, 0], repr(error)[:500]]).encode(), last=True)
-
-    def _in_loop(self, call: Callable[..., object], *args: object) -> bool:
-        """Have the event loop of a worker of a cluster make a call; return whether it will."""
-        call_soon = self.call_soon
-        if call_soon is not None:
-            with contextlib.suppress(RuntimeError):  # it was closed at this moment
-                call_soon(call, *args)
-                return True
-        return False
 
     def _report_thread(self, args: ExceptHookArgs) -> None:
         if args.exc_type is SystemExit:

@@ -43,6 +43,7 @@ from asyncpool._wire.messages import (
 )
 from asyncpool._wire.page import BEGUN, LANE_OUTCOME_SIZE, NOTED, PageLayout
 from asyncpool._wire.pickling import PICKLE_WORKER, text_of, unpack_variables
+from asyncpool._wire.records import import_named
 from asyncpool._wire.text import JOB_LOGGER
 from asyncpool._worker.api import NO_JOB, run_chunk, running
 from asyncpool._worker.channel import SMALL, decoder, receive, send
@@ -489,8 +490,7 @@ class JobRunner:
         if began and context.variables:
             # They have the values that they had for the caller of submit().
             for name, value in unpack_variables(context.variables):
-                module, _, attribute = name.partition(":")
-                getattr(import_module(module), attribute).set(value)
+                import_named(name).set(value)
         if began and context.trace:
             _attach(context.trace)
         new = type(known) is bytes
@@ -769,9 +769,15 @@ class JobRunner:
                         lane.steps.cancel(JobCancelled())
                     return
 
-        if self._loop is not None:
-            with suppress(RuntimeError):  # it was closed at this moment
-                self._loop.call_soon_threadsafe(end)
+        self.call_in_loop(end)
+
+    def call_in_loop(self, call: Callable[..., object], *args: object) -> bool:
+        """Have the loop make a call, if there is one; return whether it will."""
+        with suppress(RuntimeError):  # it was closed at this moment
+            if self._loop is not None:
+                self._loop.call_soon_threadsafe(call, *args)
+                return True
+        return False
 
 
 def begin(coroutine: Coroutine[Any, Any, Any]) -> Any:
