@@ -12,7 +12,6 @@ import traceback
 from collections.abc import Callable, Iterator
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
-from types import FunctionType
 from typing import Any, NoReturn
 
 import numpy as np
@@ -262,23 +261,16 @@ def test_an_error_that_has_one_is_told_without_it(
 # Errors.
 
 
-def of_the_worker(function: Any) -> Any:
-    """Return *function* as the worker's own, whose frames nobody wants to see."""
-    ours = {**globals(), "__name__": "asyncpool._worker.runner"}
-    return FunctionType(function.__code__, ours)
+def execute(job: Callable[[], object]) -> bytes:
+    try:
+        run(job)
+    except BaseException as error:  # noqa: BLE001 - as a worker does
+        return pack_error(error)
+    raise AssertionError("the job raised nothing")
 
 
 def run(job: Callable[[], object]) -> None:
     job()
-
-
-@of_the_worker
-def execute(job: Callable[[], object]) -> bytes:
-    try:
-        of_the_worker(run)(job)
-    except BaseException as error:  # noqa: BLE001 - as a worker does
-        return pack_error(error)
-    raise AssertionError("the job raised nothing")
 
 
 def arrive(error: BaseException) -> BaseException:
