@@ -114,7 +114,7 @@ def current_job() -> CurrentJob:
     else:
         name = function if type(function) is str else function_name(function)  # type: ignore[arg-type]
     end = context.end(began)
-    slot = 0 if _runner is None else _runner.slot
+    slot = 0 if _runner is None else _runner.control.identity.rank
     return CurrentJob(number, attempt, end, context.details, name, slot)
 
 

@@ -268,7 +268,9 @@ class Control:
         elif kind is FrameKind.FENCE:
             self._fence(frame.job, *MOMENT.unpack(frame.payload))
         elif kind is FrameKind.CREDIT:
-            self.runner.grant(frame.job, frame.attempt, frame.number)
+            lane = self.runner.by_job.get((frame.job, frame.attempt))
+            if lane is not None and lane.credit is not None:  # else the job is over
+                lane.credit.raise_to(frame.number)
         elif kind is FrameKind.PING:
             serves = self.on_end_of_all is not None
             if not (serves and self.runner.call_in_loop(self.send, FrameKind.PONG)):

@@ -147,10 +147,9 @@ class Interrupts:
 
     def forget(self, sequence: int) -> bool:
         """Tell whether that job is to end, and forget that it is."""
-        if sequence not in self.requested:
-            return False
-        self.requested.remove(sequence)
-        return True
+        found = sequence in self.requested
+        self.requested.discard(sequence)
+        return found
 
     def forget_over(self, taken: int, runs: Callable[[int], bool]) -> None:
         """Forget the jobs that are over, up to the sequence number *taken*."""

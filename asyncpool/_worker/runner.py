@@ -217,7 +217,6 @@ class JobRunner:
         forked: Whether this process is a copy of the worker, which a job has forked.
         hook: Enters the pool's hook, if there is one; see ``load_hook()``.
         state: What jobs keep in this worker.
-        slot: The number by which jobs know this worker.
         control: As above.
         heartbeat_lock: Whoever writes a heartbeat has this.  A job may call ``heartbeat()`` in several
             threads, and in a signal handler.
@@ -238,7 +237,6 @@ class JobRunner:
         self.forked = False
         self.hook: Callable[[], Leave] | None = None
         self.state = SimpleNamespace()
-        self.slot = control.identity.rank
         self.serializer: WorkerSerializer = PICKLE_WORKER
         if config.codec:
             from asyncpool._worker.data import DataWorkerSerializer  # noqa: PLC0415 - most need none
@@ -651,13 +649,6 @@ class JobRunner:
             send(self.jobs, ahead + head, payload)
         finally:
             self._interrupts.held = False
-
-    def grant(self, job: int, attempt: int, limit: int) -> None:
-        """Note how many items a stream may send in all; its job may be over already."""
-        lane = self.by_job.get((job, attempt))
-        credit = None if lane is None else lane.credit
-        if credit is not None:
-            credit.raise_to(limit)
 
     # From the lanes to the channel.
 
