@@ -336,9 +336,8 @@ class Control:
 
         try:
             request = ProfileRequest.unpack(frame.payload)
-            sampler = Sampler(request, self.interrupts.main, send)
-            sampler.start()
-            self._sampler = sampler
+            self._sampler = Sampler(request, self.interrupts.main, send)
+            self._sampler.start()
         except Exception as error:
             # A job may have taken away what it takes, such as threads.
             send(json.dumps([[], [], [0, 0, 0], repr(error)[:500]]).encode(), last=True)

@@ -77,11 +77,11 @@ class Lane:
 
     Args:
         index: The number of this lane.
-        begun: Where on the page it says which job it has begun.
+        layout: Where on the page its parts are.
 
     Attributes:
         index: As above.
-        begun: As above.
+        begun: Where on the page it says which job it has begun.
         whose: The job and its attempt.
         sequence: The job's sequence number.
         began: When it began, in nanoseconds.
@@ -93,9 +93,9 @@ class Lane:
         log: The outcomes of the items of a chunk, once there was one.
     """
 
-    def __init__(self, index: int, begun: int) -> None:
+    def __init__(self, index: int, layout: PageLayout) -> None:
         self.index = index
-        self.begun = begun
+        self.begun = layout.begun(index)
         self.whose: tuple[int, int] = (NO_JOB, 1)
         self.sequence = self.began = self.beats = 0
         self.leave_hook: Leave | None = None
@@ -244,9 +244,7 @@ class JobRunner:
             self.serializer = DataWorkerSerializer(config.codec)
         self.no_details = self.serializer.pack_details(None)
         self._several = config.concurrency > 1
-        self._free = [
-            Lane(index, layout.begun(index)) for index in range(config.concurrency)
-        ][::-1]
+        self._free = [Lane(index, layout) for index in reversed(range(layout.width))]
         self._config = config
         self._max_payload = config.max_payload
         self.jobs = jobs
