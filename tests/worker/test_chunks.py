@@ -145,7 +145,8 @@ def test_while_an_item_runs_all_before_it_are_noted_and_nothing_else(
 def test_an_item_that_ends_before_its_first_step_leaves_its_hook(page: Page) -> None:
     """Nor is there a warning that its coroutine was never awaited."""
     left: list[Any] = []
+    error = asyncio.CancelledError()
     chunk = run(page, asyncio.sleep, [1], lambda: left.append)
     with pytest.raises(StopIteration) as end:
-        chunk.throw(error := asyncio.CancelledError())
+        chunk.throw(error)
     assert (left, len(end.value.value.outcomes)) == ([error], 1)
