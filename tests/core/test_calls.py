@@ -12,6 +12,7 @@ import traceback
 from collections.abc import Callable, Iterator
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
+from types import FunctionType
 from typing import Any, NoReturn
 
 import numpy as np
@@ -30,6 +31,7 @@ from asyncpool._wire.pickling import (
     pack_error,
     pack_job,
     pack_value,
+    users_traceback,
 )
 from asyncpool._wire.text import users_own
 from asyncpool.errors import JobNotPicklableError, JobRaisedError, RemoteTraceback
@@ -434,6 +436,21 @@ def test_a_traceback_is_told_where_python_cannot_format_it(
 
 
 # Their tracebacks, for somebody who has not written this package.
+
+
+def test_they_begin_at_the_users_first_frame() -> None:
+    ours = "asyncpool._worker.runner"
+    for others in ("shop asyncio", "asyncio"):
+        job: Any = functools.partial(int, "x")
+        for module in reversed([ours, "asyncio", ours, *others.split()]):
+            call = FunctionType(run.__code__, {"__name__": module})
+            job = functools.partial(call, job)
+        with pytest.raises(ValueError, match="invalid literal") as caught:
+            job()
+        error = caught.value.with_traceback(caught.tb.tb_next)
+        frames = traceback.walk_tb(users_traceback(error))
+        assert " ".join(it.f_globals["__name__"] for it, _ in frames) == others
+
 
 CHAIN = """\
 Traceback (most recent call last):

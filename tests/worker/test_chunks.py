@@ -107,13 +107,10 @@ def stop_at_two(number: float) -> float:
 def test_no_item_begins_after_the_one_during_which_it_is_asked_to_stop(
     page: Page, kind: type
 ) -> None:
-    mark = _page_of.set(page)
+    _page_of.set(page)
     items = [1, 2, 3] if kind is int else [1.0, 2.0, 3.0]
     before = ["x"] if kind is str else []
-    try:
-        result = run(page, stop_at_two, before + items)
-    finally:
-        _page_of.reset(mark)
+    result = run(page, stop_at_two, before + items)
     assert kinds(result.load()) == kinds(before + items[:2])
 
 
@@ -132,20 +129,16 @@ def test_while_an_item_runs_all_before_it_are_noted_and_nothing_else(
     page: Page, items: list[Any]
 ) -> None:
     run(page, echo, [9] * 5)
-    marks = _page_of.set(page), _left.set([])
-    try:
-        run(page, look_at_three, items)
-        [left] = _left.get()
-    finally:
-        _page_of.reset(marks[0])
-        _left.reset(marks[1])
+    _page_of.set(page)
+    _left.set([])
+    run(page, look_at_three, items)
+    [left] = _left.get()
     assert kinds(left) == kinds(items[:2])
 
 
 def test_an_item_that_ends_before_its_first_step_leaves_its_hook(page: Page) -> None:
     """Nor is there a warning that its coroutine was never awaited."""
-    left: list[Any] = []
-    error = asyncio.CancelledError()
+    left, error = list[Any](), asyncio.CancelledError()
     chunk = run(page, asyncio.sleep, [1], lambda: left.append)
     with pytest.raises(StopIteration) as end:
         chunk.throw(error)
