@@ -770,7 +770,7 @@ class JobRunner:
 
 
 def begin(coroutine: Coroutine[Any, Any, Any]) -> Any:
-    """Take the first step of *coroutine*; return its result, or the coroutine if it has a rest."""
+    """Take the first step of *coroutine*; return its result, or the coroutine if it has not ended."""
     try:
         coroutine.send(None)
     except StopIteration as end:
