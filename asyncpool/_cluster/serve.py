@@ -152,7 +152,6 @@ class _Life:
         server_worker.queues.begin_with(self._broadcasts)
         self._control.on_thread_death = self._mourn
         self._control.on_end_of_all = time.cluster_ends
-        self._control.call_soon = self._loop.call_soon_threadsafe
         try:
             await server_worker.until_listening()
             worker = Worker(slot, generation, server_worker)
@@ -168,8 +167,7 @@ class _Life:
             await time.bound(server_worker.link.until_read())
         finally:
             self.was_ready = server_worker.is_ready
-            self._control.on_thread_death = self._control.call_soon = None
-            self._control.on_end_of_all = None
+            self._control.on_thread_death = self._control.on_end_of_all = None
             server_worker.close()
         if server_worker.error is not None:
             raise server_worker.error

@@ -31,10 +31,11 @@ from asyncpool._core.options import JobOptions
 from asyncpool._dataclass import replace
 from asyncpool._engine.job import ChunkJob, PoolJob
 from asyncpool._wire.buffers import dumps_call
-from asyncpool._wire.page import CHUNK_SIZE, LOST, Failure, run_chunk
+from asyncpool._wire.page import CHUNK_SIZE, LOST, Failure
 from asyncpool._wire.pickling import unpicklable
 from asyncpool._wire.scripts import Abroad
 from asyncpool._wire.text import function_name
+from asyncpool._worker.api import run_chunk
 from asyncpool.errors import (
     AsyncPoolError,
     JobNotPicklableError,

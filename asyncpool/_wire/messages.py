@@ -60,7 +60,7 @@ def tidy(text: str) -> str:
     coroutine = threads.pop("", [])
     *others, main = threads.values() or [[]]
     kept = [line for thread in others if not is_ours(thread[-1]) for line in thread]
-    return "\n".join([*coroutine, *_outside(main), *kept])
+    return "\n".join([*coroutine, *main[:1], *users_lines(main[1:]), *kept])
 
 
 def are_whole(written: bytes, before: bytes) -> bool:
@@ -79,17 +79,18 @@ def are_whole(written: bytes, before: bytes) -> bool:
     return written.endswith(_MORE) and written == before
 
 
-def _outside(thread: list[str]) -> list[str]:
-    """Return the calls of a thread that are inside of our calls: the innermost ones."""
-    shown = thread[:1]
-    for line in thread[1:]:
+def users_lines(lines: Iterable[str]) -> list[str]:
+    """Return the calls of the main thread that are inside of our calls: the innermost ones."""
+    shown: list[str] = []
+    seen_ours = False
+    for line in lines:
         if not is_ours(line):
             shown.append(line)
-        elif CALLED in line:
-            continue
-        elif len(shown) > 1:
-            break
-    return shown
+        elif CALLED not in line:
+            seen_ours = True
+            if shown:
+                return shown
+    return [] if seen_ours else shown  # whatever is left has called us
 
 
 def is_ours(line: str) -> bool:

@@ -211,8 +211,6 @@ _STOP = struct.Struct("=Q")
 ENTRY = struct.Struct("=BQI")
 _VALUE, _ERROR = 1, 2  # both pickled
 
-_run: Callable[..., Any] | None = None
-
 # The kinds of plain values, and how each becomes bytes; pickle would take twice as
 # long.
 _INT, _FLOAT, _BOOL = struct.Struct("=q"), struct.Struct("=d"), struct.Struct("=?")
@@ -296,18 +294,6 @@ def note(outcome: Any) -> bytes:
         except (struct.error, UnicodeError):  # over 64 bits, or half a surrogate pair
             kind, data = _VALUE, pickle.dumps(outcome, 5)
     return ENTRY.pack(kind, len(data), crc32(data, kind)) + data
-
-
-def run_chunk(*args: Any, **kwargs: Any) -> Any:
-    """Call what the worker has installed for this; the pool does not know it."""
-    assert _run is not None
-    return _run(*args, **kwargs)
-
-
-def install(run: Callable[..., Any]) -> None:
-    """Let :func:`run_chunk` call *run* in this process."""
-    global _run  # noqa: PLW0603 - a process has one worker
-    _run = run
 
 
 def ask_to_stop(memory: Writable, start: int) -> None:

@@ -491,15 +491,9 @@ def _goes_apart(array: Any) -> bool:
     )
 
 
-def pack_error(error: BaseException, *, skip: int) -> bytes:
-    """Return the payload of an ``ERROR`` frame, whatever *error* is.
-
-    Args:
-        error: What the job raised.
-        skip: How many of the outermost frames of its traceback belong to the
-            worker, and interest nobody.
-    """
-    texts = traceback_of(error, skip), type_name(error), text_of(error)
+def pack_error(error: BaseException) -> bytes:
+    """Return the payload of an ``ERROR`` frame, whatever *error* is that the job raised."""
+    texts = traceback_of(error), type_name(error), text_of(error)
     remote, name, text = map(printable_lines, texts)
     for attempt in (dumps, _dumps_rebuilt):
         try:
@@ -648,12 +642,30 @@ def type_name(error: BaseException) -> str:
     return f"{type(error).__module__}.{type(error).__qualname__}"
 
 
-def traceback_of(error: BaseException, skip: int) -> str:
-    """Return the traceback of *error* and its text, without the *skip* outermost frames."""
-    tb = error.__traceback__
-    for _ in range(skip):
-        tb = tb.tb_next if tb is not None else None
-    return format_error(error, tb)
+# The packages that call the user's code.
+_CALLERS = frozenset(("asyncio", "asyncpool", "importlib", "uvloop"))
+
+
+def users_traceback(error: BaseException) -> TracebackType | None:
+    """Return the traceback of *error* without the frames that have called the user's code.
+
+    It begins at the first frame of the user's.  If there is none, as in a job that calls a
+    function of :mod:`asyncio`, it begins behind the last frame of the worker.
+    """
+    shown = tb = error.__traceback__
+    while tb is not None:
+        module = str(tb.tb_frame.f_globals.get("__name__"))
+        if module.partition(".")[0] not in _CALLERS:
+            return tb
+        tb = tb.tb_next
+        if module.startswith("asyncpool._worker."):
+            shown = tb
+    return shown
+
+
+def traceback_of(error: BaseException) -> str:
+    """Return the user's part of the traceback of *error*, and its text."""
+    return format_error(error, users_traceback(error))
 
 
 def format_error(error: BaseException, tb: TracebackType | None) -> str:

@@ -516,14 +516,9 @@ def registered(errors: Iterable[object]) -> dict[str, type[BaseException]]:
     return found
 
 
-def pack_failure(error: BaseException, *, skip: int) -> bytes:
-    """Return the payload of an ``ERROR`` frame, whatever *error* is.
-
-    Args:
-        error: What the job raised.
-        skip: How many of the outermost frames of its traceback belong to the worker.
-    """
-    fields = _fields(error, skip)
+def pack_failure(error: BaseException) -> bytes:
+    """Return the payload of an ``ERROR`` frame, whatever *error* is that the job raised."""
+    fields = _fields(error)
     try:
         return in_one_piece(_ERROR.pack(fields))
     except Exception:  # with its arguments it may exceed what one message holds
@@ -535,16 +530,16 @@ def _text(value: str) -> str:
     return value[:_LONGEST].encode(errors="backslashreplace").decode()
 
 
-def _fields(error: BaseException, skip: int) -> dict[str, Any]:
+def _fields(error: BaseException) -> dict[str, Any]:
     fields: dict[str, Any] = {
         "type": type_name(error),
         "text": _text(text_of(error)),
-        "traceback": _text(traceback_of(error, skip)),
+        "traceback": _text(traceback_of(error)),
         "notes": _notes(error),
         "args": _plain_args(error),
     }
     if isinstance(error, HookError):
-        fields["hook"] = [error.hook, error.stage, _fields(error.exception, 0)]
+        fields["hook"] = [error.hook, error.stage, _fields(error.exception)]
     elif isinstance(error, JobNotPicklableError):
         fields["args"] = [error.direction, error.name, _text(error.text)]
     return fields

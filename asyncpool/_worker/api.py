@@ -114,7 +114,7 @@ def current_job() -> CurrentJob:
     else:
         name = function if type(function) is str else function_name(function)  # type: ignore[arg-type]
     end = context.end(began)
-    slot = 0 if _runner is None else _runner.slot
+    slot = 0 if _runner is None else _runner.control.identity.rank
     return CurrentJob(number, attempt, end, context.details, name, slot)
 
 
@@ -266,3 +266,9 @@ def call_packed(payload: bytes) -> Any:
     function, args, kwargs = load_job(payload)
     name_function(function)
     return function(*args, **kwargs)
+
+
+def run_chunk(*args: Any, **kwargs: Any) -> Any:
+    """Call a function for each item of a chunk; see :func:`call_items` in ``chunks.py``."""
+    assert _runner is not None
+    return _runner.run_chunk(*args, **kwargs)

@@ -18,6 +18,7 @@ import sys
 import traceback
 from _queue import SimpleQueue  # queue would do, see _worker/__init__.py
 from collections import deque
+from select import POLLIN, poll
 
 from asyncpool._wire.frames import Frame, FrameKind, header
 from asyncpool._wire.messages import (
@@ -30,7 +31,7 @@ from asyncpool._wire.messages import (
     unpack_numbers,
 )
 from asyncpool._wire.page import STACKS_SIZE
-from asyncpool._wire.pickling import format_error, text_of
+from asyncpool._wire.pickling import format_error, text_of, users_traceback
 from asyncpool._wire.posix import HANDED, memory_at_most, private_memory, receive_fds
 from asyncpool._wire.profile import ProfileRequest
 
@@ -50,15 +51,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from logging import Logger
     from threading import ExceptHookArgs
-    from types import TracebackType
 
     from asyncpool._worker.runner import JobRunner
 
 # Seconds after which a job is signalled again if it has not begun to end.
 _AGAIN = 0.02
-
-# The packages that call the user's code: their frames are left out of tracebacks.
-_CALLERS = frozenset(("asyncio", "asyncpool", "importlib", "uvloop"))
 
 
 class Control:
@@ -79,8 +76,8 @@ class Control:
         announced: Whether the worker has told the pool which error ends it.
         memory: How much memory is too much before the first job, and the text of that limit.
         on_thread_death: Called in a thread that ends with an error, once the pool was told.
-        on_end_of_all: Called when a draining worker learns that the whole cluster ends.
-        call_soon: Makes the event loop call a function, in a worker of a cluster.
+        on_end_of_all: Called in the event loop when a draining worker learns that the whole cluster
+            ends.  A worker that has this serves: its event loop answers pings.
     """
 
     identity: Identity
@@ -98,7 +95,6 @@ class Control:
         self.memory: tuple[int, str] | None = None
         self.on_thread_death: Callable[[], None] | None = None
         self.on_end_of_all: Callable[[], None] | None = None
-        self.call_soon: Callable[..., object] | None = None
         self._lock = _thread.RLock()
         self._records: deque[bytes] = deque()
         self._sampler: Sampler | None = None
@@ -163,7 +159,7 @@ class Control:
         self, stage: str, error: BaseException, *, fixed: bool = False
     ) -> None:
         """Tell the pool of *error*, which ends the worker; see :func:`cannot_succeed`."""
-        text = format_error(error, _users_own(error))
+        text = _format(error)
         summary = f"{type(error).__qualname__}: {text_of(error)}"
         final = cannot_succeed(error, fixed=fixed)
         failure = Failure(stage, summary, text, final)
@@ -255,12 +251,10 @@ class Control:
         """
         if not self.interrupts.pending():
             return
-        from select import POLLIN, poll  # noqa: PLC0415 - few jobs are interrupted
-
         channel = poll()
         channel.register(self._socket, POLLIN)
-        while self.interrupts.pending() and not channel.poll(_AGAIN * 1000):
-            self.interrupts.ask_again()
+        while not channel.poll(_AGAIN * 1000) and self.interrupts.pending():
+            self.interrupts.signal()
 
     def _answer(self, frame: Frame, fds: list[int]) -> None:
         kind = frame.kind
@@ -274,9 +268,12 @@ class Control:
         elif kind is FrameKind.FENCE:
             self._fence(frame.job, *MOMENT.unpack(frame.payload))
         elif kind is FrameKind.CREDIT:
-            self.runner.grant(frame.job, frame.attempt, frame.number)
+            lane = self.runner.by_job.get((frame.job, frame.attempt))
+            if lane is not None and lane.credit is not None:  # else the job is over
+                lane.credit.raise_to(frame.number)
         elif kind is FrameKind.PING:
-            if not self._in_loop(self.send, FrameKind.PONG):
+            serves = self.on_end_of_all is not None
+            if not (serves and self.runner.call_in_loop(self.send, FrameKind.PONG)):
                 self.send(FrameKind.PONG)
         elif kind is FrameKind.STACKS:
             self.stacks.write(frame.job, frame.attempt)
@@ -292,7 +289,7 @@ class Control:
             self._profile(frame)
         elif kind is FrameKind.CLOSING:
             if self.on_end_of_all is not None:
-                self._in_loop(self.on_end_of_all)
+                self.runner.call_in_loop(self.on_end_of_all)
         elif kind is FrameKind.TRACKER:
             self._tracker.put(fds.pop() if fds else None)
         elif kind is FrameKind.SEGMENT:
@@ -339,21 +336,11 @@ class Control:
 
         try:
             request = ProfileRequest.unpack(frame.payload)
-            sampler = Sampler(request, self.interrupts.main, send)
-            sampler.start()
-            self._sampler = sampler
+            self._sampler = Sampler(request, self.interrupts.main, send)
+            self._sampler.start()
         except Exception as error:
             # A job may have taken away what it takes, such as threads.
             send(json.dumps([[], [], [0, 0, 0], repr(error)[:500]]).encode(), last=True)
-
-    def _in_loop(self, call: Callable[..., object], *args: object) -> bool:
-        """Have the event loop of a worker of a cluster make a call; return whether it will."""
-        call_soon = self.call_soon
-        if call_soon is not None:
-            with contextlib.suppress(RuntimeError):  # it was closed at this moment
-                call_soon(call, *args)
-                return True
-        return False
 
     def _report_thread(self, args: ExceptHookArgs) -> None:
         if args.exc_type is SystemExit:
@@ -370,19 +357,13 @@ class Control:
 
 
 def print_error(error: BaseException) -> None:
-    """Print the traceback to stderr, as it is in what :meth:`Control.announce` sends."""
-    sys.stderr.write(format_error(error, _users_own(error)))
+    """Print the traceback to stderr, as :meth:`Control.report_failure` sends it."""
+    sys.stderr.write(_format(error))
 
 
-def _users_own(error: BaseException) -> TracebackType | None:
-    """Return the traceback from the user's first frame on; all of it, if no frame is the user's."""
-    tb = error.__traceback__
-    while tb is not None:
-        module = str(tb.tb_frame.f_globals.get("__name__"))
-        if module.partition(".")[0] not in _CALLERS:
-            return tb
-        tb = tb.tb_next
-    return error.__traceback__
+def _format(error: BaseException) -> str:
+    # If all frames are our own, they tell where a start has failed.
+    return format_error(error, users_traceback(error) or error.__traceback__)
 
 
 def own_logger() -> Logger:

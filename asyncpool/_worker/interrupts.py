@@ -134,24 +134,22 @@ class Interrupts:
         self.requested.add(sequence)
         if self.running != sequence:
             return False
-        _signal.pthread_kill(self.main, INTERRUPT)
+        self.signal()
         return True
 
     def pending(self) -> bool:
         """Whether the running job is to end by an exception that was not raised yet."""
         return self.running in self.requested
 
-    def ask_again(self) -> None:
-        """End that job, if it may be ended now; called by another thread."""
-        if self.pending():
-            _signal.pthread_kill(self.main, INTERRUPT)
+    def signal(self) -> None:
+        """Have the main thread end that job, if it may be ended now; called by another thread."""
+        _signal.pthread_kill(self.main, INTERRUPT)
 
     def forget(self, sequence: int) -> bool:
         """Tell whether that job is to end, and forget that it is."""
-        if sequence not in self.requested:
-            return False
-        self.requested.remove(sequence)
-        return True
+        found = sequence in self.requested
+        self.requested.discard(sequence)
+        return found
 
     def forget_over(self, taken: int, runs: Callable[[int], bool]) -> None:
         """Forget the jobs that are over, up to the sequence number *taken*."""

@@ -180,7 +180,7 @@ _MARKS = {
 _CALL = (_RUNNER, "JobRunner._call")
 
 # What stands for the function of a map until that is unpickled.
-_CHUNK = "asyncpool._wire.page.run_chunk"
+_CHUNK = "asyncpool._worker.api.run_chunk"
 
 # What runs the calls of users: the outermost calls from there are left out.
 _RUNNERS = ("asyncpool.", "asyncio.", "concurrent.futures.", "selectors.", "threading.")

@@ -41,20 +41,22 @@ from asyncpool._wire.messages import (
     JobContext,
     note_on_misplaced,
 )
-from asyncpool._wire.page import BEGUN, LANE_OUTCOME_SIZE, NOTED, PageLayout, run_chunk
+from asyncpool._wire.page import BEGUN, LANE_OUTCOME_SIZE, NOTED, PageLayout
 from asyncpool._wire.pickling import PICKLE_WORKER, text_of, unpack_variables
+from asyncpool._wire.records import import_named
 from asyncpool._wire.text import JOB_LOGGER
-from asyncpool._worker.api import NO_JOB, running
+from asyncpool._worker.api import NO_JOB, run_chunk, running
 from asyncpool._worker.channel import SMALL, decoder, receive, send
+from asyncpool._worker.chunks import call_items
 from asyncpool._worker.stacks import waiting_frames
-from asyncpool._worker.streams import Credit, StreamClosed, pump
+from asyncpool._worker.streams import Credit, send_items
 from asyncpool.errors import JobCancelled, JobNotPicklableError
 
 TYPE_CHECKING = False  # see _wire/records.py
 if TYPE_CHECKING:
     import asyncio
     import socket
-    from collections.abc import Callable, Coroutine, Generator, Iterator
+    from collections.abc import Callable, Coroutine
     from contextvars import Context
     from typing import Any
 
@@ -63,7 +65,7 @@ if TYPE_CHECKING:
     from asyncpool._wire.pickling import WorkerSerializer
     from asyncpool._worker.chunks import ChunkLog
     from asyncpool._worker.control import Control
-    from asyncpool._worker.hooks import Hook, Leave
+    from asyncpool._worker.hooks import Leave
 
     Outcome = tuple[FrameKind, bytes | OutOfBandPickle]
 
@@ -75,11 +77,11 @@ class Lane:
 
     Args:
         index: The number of this lane.
-        begun: Where on the page it says which job it has begun.
+        layout: Where on the page its parts are.
 
     Attributes:
         index: As above.
-        begun: As above.
+        begun: Where on the page it says which job it has begun.
         whose: The job and its attempt.
         sequence: The job's sequence number.
         began: When it began, in nanoseconds.
@@ -91,9 +93,9 @@ class Lane:
         log: The outcomes of the items of a chunk, once there was one.
     """
 
-    def __init__(self, index: int, begun: int) -> None:
+    def __init__(self, index: int, layout: PageLayout) -> None:
         self.index = index
-        self.begun = begun
+        self.begun = layout.begun(index)
         self.whose: tuple[int, int] = (NO_JOB, 1)
         self.sequence = self.began = self.beats = 0
         self.leave_hook: Leave | None = None
@@ -103,54 +105,8 @@ class Lane:
         self.log: ChunkLog | None = None
 
 
-class Pause:
-    """Is awaited once: the loop has a turn."""
-
-    def __await__(self) -> Generator[None]:
-        yield
-
-
-class Steps:
-    """Passes for *coroutine*, and takes its steps in a way of its own."""
-
-    _take: Callable[..., Any]
-
-    def __init__(self, coroutine: Coroutine[Any, Any, Any]) -> None:
-        self._coroutine = coroutine
-
-    def send(self, value: Any) -> Any:
-        """Take a step."""
-        return self._take(self._coroutine.send, value)
-
-    def throw(self, *error: Any) -> Any:
-        """Take a step that begins with an error."""
-        return self._take(self._coroutine.throw, *error)
-
-    def close(self) -> None:
-        """End it."""
-        self._coroutine.close()
-
-    def __await__(self) -> Any:
-        return self
-
-
-class InContext(Steps):
-    """A coroutine that runs in *context*, as a part of whatever awaits this."""
-
-    def __init__(self, coroutine: Coroutine[Any, Any, Any], context: Context) -> None:
-        super().__init__(coroutine)
-        self._take = context.run
-
-    def __next__(self) -> Any:
-        return self._take(self._coroutine.send, None)
-
-    def __getattr__(self, name: str) -> Any:
-        # Where it waits, for those who tell where a job waits.
-        return getattr(self._coroutine, name)
-
-
-class CoroutineSteps(Steps):
-    """A coroutine whose steps are timed, because a long step blocks all others.
+class CoroutineSteps:
+    """Passes for a coroutine, and times its steps, because a long step blocks all others.
 
     Args:
         coroutine: The coroutine to run.
@@ -176,11 +132,26 @@ class CoroutineSteps(Steps):
         lane: Lane | None = None,
         context: Context | None = None,
     ) -> None:
-        super().__init__(coroutine)
         self.shown: Any = coroutine
         self.context = context
+        self._coroutine = coroutine
         self._runner, self._lane = runner, lane
         self._limit = runner.loop().slow_callback_duration
+
+    def send(self, value: Any) -> Any:
+        """Take a step."""
+        return self._take(self._coroutine.send, value)
+
+    def throw(self, *error: Any) -> Any:
+        """Take a step that begins with an error."""
+        return self._take(self._coroutine.throw, *error)
+
+    def close(self) -> None:
+        """End it."""
+        self._coroutine.close()
+
+    def __await__(self) -> Any:
+        return self
 
     def _take(self, step: Callable[..., Any], *args: Any) -> Any:
         began, lane = perf_counter(), self._lane
@@ -221,17 +192,6 @@ class CoroutineSteps(Steps):
         if self.task is not None and self.task.cancel():
             self.instead = instead
 
-    def seen(self, error: BaseException) -> BaseException:
-        """Return what the job has raised, as its caller is to see it."""
-        if self.instead is None:
-            return error
-        from asyncio import CancelledError  # noqa: PLC0415 - most workers need none
-
-        if not isinstance(error, CancelledError):
-            return error
-        self.instead.__cause__ = error
-        return self.instead
-
 
 class JobRunner:
     """The main thread of a worker.
@@ -255,9 +215,8 @@ class JobRunner:
         serializer: How calls and outcomes travel.
         no_details: What a heartbeat without any details has.
         forked: Whether this process is a copy of the worker, which a job has forked.
-        hook: What is entered around each job, if the pool has such a hook.
+        hook: Enters the pool's hook, if there is one; see ``load_hook()``.
         state: What jobs keep in this worker.
-        slot: The number by which jobs know this worker.
         control: As above.
         heartbeat_lock: Whoever writes a heartbeat has this.  A job may call ``heartbeat()`` in several
             threads, and in a signal handler.
@@ -276,9 +235,8 @@ class JobRunner:
         self.page = mmap(page_fd, layout.stacks)
         self.page_fd = page_fd
         self.forked = False
-        self.hook: Hook | None = None
+        self.hook: Callable[[], Leave] | None = None
         self.state = SimpleNamespace()
-        self.slot = control.identity.rank
         self.serializer: WorkerSerializer = PICKLE_WORKER
         if config.codec:
             from asyncpool._worker.data import DataWorkerSerializer  # noqa: PLC0415 - most need none
@@ -286,9 +244,7 @@ class JobRunner:
             self.serializer = DataWorkerSerializer(config.codec)
         self.no_details = self.serializer.pack_details(None)
         self._several = config.concurrency > 1
-        self._free = [
-            Lane(index, layout.begun(index)) for index in range(config.concurrency)
-        ][::-1]
+        self._free = [Lane(index, layout) for index in reversed(range(layout.width))]
         self._config = config
         self._max_payload = config.max_payload
         self.jobs = jobs
@@ -301,7 +257,6 @@ class JobRunner:
         self._incoming = decoder(max(config.max_payload, MAX_CONTEXT))
         self._pending: deque[Frame] = deque()
         self._outcomes: list[bytes] = []
-        self._worker = os.getpid()
         self._loop: Any = None  # once there is a coroutine
         self._looping = self._ended = self._coming = False
         self._failure: BaseException | None = None
@@ -409,23 +364,22 @@ class JobRunner:
 
     def loop(self) -> asyncio.AbstractEventLoop:
         """Return the event loop."""
-        if self._loop is not None:
-            return self._loop  # type: ignore[no-any-return]
-        # Later jobs need it, and it must stay the current loop of this thread.
-        self._interrupts.held = True
-        try:
-            import asyncio  # noqa: PLC0415 - most workers need none
+        if self._loop is None:
+            # Later jobs need it, and it must stay the current loop of this thread.
+            self._interrupts.held = True
+            try:
+                import asyncio  # noqa: PLC0415 - most workers need none
 
-            if self._config.loop == "uvloop":
-                import uvloop  # noqa: PLC0415 - an extra
+                if self._config.loop == "uvloop":
+                    import uvloop  # noqa: PLC0415 - an extra
 
-                self._loop = uvloop.new_event_loop()
-            else:
-                self._loop = asyncio.new_event_loop()
-            asyncio.set_event_loop(self._loop)
-            return self._loop  # type: ignore[no-any-return]
-        finally:
-            self._interrupts.held = False
+                    self._loop = uvloop.new_event_loop()
+                else:
+                    self._loop = asyncio.new_event_loop()
+                asyncio.set_event_loop(self._loop)
+            finally:
+                self._interrupts.held = False
+        return self._loop  # type: ignore[no-any-return]
 
     def run(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
         """Run *coroutine*, which is no job's, to its end and return its result.
@@ -532,8 +486,7 @@ class JobRunner:
         if began and context.variables:
             # They have the values that they had for the caller of submit().
             for name, value in unpack_variables(context.variables):
-                module, _, attribute = name.partition(":")
-                getattr(import_module(module), attribute).set(value)
+                import_named(name).set(value)
         if began and context.trace:
             _attach(context.trace)
         new = type(known) is bytes
@@ -550,7 +503,7 @@ class JobRunner:
             running.set((job, attempt, context, began, shown))
         if self.hook is not None:
             # Each item of a chunk has it for itself.
-            lane.leave_hook = None if function is run_chunk else self.hook.enter()
+            lane.leave_hook = None if function is run_chunk else self.hook()
         try:
             return function(*args, **kwargs)
         except TypeError as error:
@@ -587,34 +540,46 @@ class JobRunner:
             outcome = self._pack_error(lane, instead)
         self._leave(lane, *outcome)
 
-    def _pack_error(self, lane: Lane, error: BaseException) -> Outcome:
-        """Return the outcome of a job that has raised *error*, in its context.
+    def error_for_caller(self, lane: Lane, error: BaseException) -> BaseException:
+        """Return what the caller is to get of *error*, and leave the hook with it.
 
-        Whatever a job raises comes by here.
+        Whatever a job raises, or an item of a chunk, comes by here, in its context.
         """
-        if lane.steps is not None:
-            error = lane.steps.seen(error)
+        steps = lane.steps
+        if steps is not None and steps.instead is not None:
+            from asyncio import CancelledError  # noqa: PLC0415 - most workers need none
+
+            if isinstance(error, CancelledError):
+                steps.instead.__cause__ = error
+                error = steps.instead
         if lane.leave_hook is not None:
             try:
                 lane.leave_hook(error)
             except BaseException as instead:
-                error = instead
+                return instead
+        return error
+
+    def pack_error(self, error: BaseException) -> bytes:
+        """Pack what the caller of a job, or of an item, is to get."""
         pack, most = self.serializer.pack_error, self._max_payload
         name = type(error).__qualname__
         try:
-            payload = pack(error, skip=ours(error))
+            payload = pack(error)
         except Exception as why:  # else its caller would wait for ever
             text = f"cannot be sent: {type(why).__name__}: {why}"
         else:
             if len(payload) <= most:
-                return FrameKind.ERROR, payload
+                return payload
             text = (
                 f"has {len(payload)} bytes when pickled, and max_message_size is {most}"
             )
         told = JobNotPicklableError(
             f"the job raised {name}, which {text}", direction="exception", name=name
         )
-        return FrameKind.ERROR, pack(told, skip=0)
+        return pack(told)
+
+    def _pack_error(self, lane: Lane, error: BaseException) -> Outcome:
+        return FrameKind.ERROR, self.pack_error(self.error_for_caller(lane, error))
 
     def broadcast(self, call: bytes) -> None:
         """Run the pickled call of a broadcast that was made before this worker was started.
@@ -629,7 +594,7 @@ class JobRunner:
             # The next broadcast does not see what this one sets in its context.
             copy_context().run(self._run_missed_broadcast, lane, frame)
         finally:
-            if os.getpid() != self._worker:
+            if self.forked:
                 os._exit(0)  # a copy that it made, back from the call
             del self.by_job[lane.whose]
             self._interrupts.running = None
@@ -646,7 +611,11 @@ class JobRunner:
                 lane.leave_hook(error)
             raise
 
-    # Streams.
+    # Maps and streams.
+
+    def run_chunk(self, *args: Any, **kwargs: Any) -> Any:
+        """Call a function for the items of a chunk, as :func:`call_items` does."""
+        return begin(call_items(self, *args, **kwargs))
 
     def _begin_stream(self, lane: Lane, source: Any) -> Any:
         """Send the items of *source*, or return a coroutine that does so in the loop.
@@ -657,54 +626,27 @@ class JobRunner:
         loops = type(source) is CoroutineType or hasattr(type(source), "__aiter__")
         loop = self.loop() if loops or self._several else None
         lane.credit = credit = Credit(self._first_credit, loop)
-        coroutine = self._stream(lane, source, credit)
-        if loop is not None:
-            return coroutine
+        coroutine = send_items(self, lane, source, credit)
+        # Without a loop the credit blocks, so there is no second step.
+        return coroutine if loop is not None else begin(coroutine)
+
+    def send_item(self, lane: Lane, item: object, number: int) -> None:
+        """Send an item of a stream."""
         try:
-            coroutine.send(None)  # this credit blocks, so there is no second step
-        except StopIteration as end:
-            return end.value
-
-    async def _stream(self, lane: Lane, source: Any, credit: Credit) -> Any:
-        if type(source) is CoroutineType:
-            source = await source
-        if lane.steps is not None:
-            lane.steps.shown = source
-
-        def advance(iterator: Iterator[Any]) -> Any:
-            interrupts, before = self._interrupts, self._interrupts.running
-            interrupts.error = StreamClosed
-            try:
-                interrupts.begin(lane.sequence)
-                return next(iterator)
-            finally:
-                interrupts.running, interrupts.error = before, JobCancelled
-
-        def send_item(item: object, number: int) -> None:
-            try:
-                payload = self.serializer.pack_item(item, self._max_payload)
-            except JobNotPicklableError as error:
-                error.add_note(f"It is item {number} of a stream.")
-                raise
-            # Nothing may be raised here, in the middle of a frame.
-            self._interrupts.held = True
-            try:
-                ahead = b""
-                if type(payload) is not bytes or self._large_buffers.in_use:
-                    ahead, payload = self._large_buffers.put(payload)
-                head = header(FrameKind.ITEM, len(payload), *lane.whose)
-                send(self.jobs, ahead + head, payload)
-            finally:
-                self._interrupts.held = False
-
-        return await pump(source, credit, advance, send_item)
-
-    def grant(self, job: int, attempt: int, limit: int) -> None:
-        """Note how many items a stream may send in all; its job may be over already."""
-        lane = self.by_job.get((job, attempt))
-        credit = None if lane is None else lane.credit
-        if credit is not None:
-            credit.raise_to(limit)
+            payload = self.serializer.pack_item(item, self._max_payload)
+        except JobNotPicklableError as error:
+            error.add_note(f"It is item {number} of a stream.")
+            raise
+        # Nothing may be raised here, in the middle of a frame.
+        self._interrupts.held = True
+        try:
+            ahead = b""
+            if type(payload) is not bytes or self._large_buffers.in_use:
+                ahead, payload = self._large_buffers.put(payload)
+            head = header(FrameKind.ITEM, len(payload), *lane.whose)
+            send(self.jobs, ahead + head, payload)
+        finally:
+            self._interrupts.held = False
 
     # From the lanes to the channel.
 
@@ -713,7 +655,7 @@ class JobRunner:
     ) -> None:
         """Send the outcome of a job, and free its lane."""
         duration = min((perf_counter_ns() - lane.began) // 1000, MAX_NUMBER)
-        if os.getpid() != self._worker:  # a fork that the job made, back from the job
+        if self.forked:  # a copy that the job made, back from the job
             os._exit(0)
         job, attempt = whose = lane.whose
         del self.by_job[whose]
@@ -816,9 +758,24 @@ class JobRunner:
                         lane.steps.cancel(JobCancelled())
                     return
 
-        if self._loop is not None:
-            with suppress(RuntimeError):  # it was closed at this moment
-                self._loop.call_soon_threadsafe(end)
+        self.call_in_loop(end)
+
+    def call_in_loop(self, call: Callable[..., object], *args: object) -> bool:
+        """Have the loop make a call, if there is one; return whether it will."""
+        with suppress(RuntimeError):  # it was closed at this moment
+            if self._loop is not None:
+                self._loop.call_soon_threadsafe(call, *args)
+                return True
+        return False
+
+
+def begin(coroutine: Coroutine[Any, Any, Any]) -> Any:
+    """Take the first step of *coroutine*; return its result, or the coroutine if it has not ended."""
+    try:
+        coroutine.send(None)
+    except StopIteration as end:
+        return end.value
+    return coroutine
 
 
 def _attach(packed: bytes) -> None:
@@ -848,17 +805,3 @@ def warn(who: str, seconds: float, where: str, hint: str) -> None:
     say.JOB_BLOCKED_LOOP.log(
         logger, {"seconds": seconds}, who=who, where=where, hint=hint
     )
-
-
-def ours(error: BaseException) -> int:
-    """Return how many of the outermost frames of a traceback are the worker's own."""
-    tb, number = error.__traceback__, 0
-    while tb is not None and tb.tb_frame.f_globals.get("__name__") in _MODULES:
-        tb, number = tb.tb_next, number + 1
-    return number
-
-
-_MODULES = frozenset(
-    "asyncpool._worker." + name
-    for name in ("api", "chunks", "hooks", "runner", "streams")
-)

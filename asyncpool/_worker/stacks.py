@@ -13,8 +13,9 @@ import os
 import sys
 from _thread import get_ident
 from itertools import islice
+from traceback import walk_stack
 
-from asyncpool._wire.messages import CALLED, COROUTINE, is_ours
+from asyncpool._wire.messages import COROUTINE, is_ours, users_lines
 from asyncpool._wire.page import BEGUN, LANE_STACK_SIZE
 from asyncpool._wire.posix import STACKS
 
@@ -33,6 +34,7 @@ _LONGEST_COROUTINE = 16_384
 _LONGEST = 60_000
 
 _ORDER = "(most recent call first):"
+_MAIN = f"Main thread {_ORDER}\n"
 
 # Where something waits, and what it waits for.
 _NAMES = (
@@ -52,13 +54,14 @@ class StackWriter:
     Attributes:
         shown: The coroutine that runs, if it is no job's.
         tell: Tells instead where that waits.
-        runner: Has the running jobs.
+        runner: Has the running jobs; set before anybody asks.
     """
+
+    runner: JobRunner
 
     def __init__(self, file: int, start: int) -> None:
         self.shown: Any = None
         self.tell: Callable[[], str] | None = None
-        self.runner: JobRunner | None = None
         self._main = get_ident()
         self._file, self._start = file, start
         os.lseek(file, start, os.SEEK_SET)
@@ -69,43 +72,22 @@ class StackWriter:
         """Write the stacks of all threads, and where *job* is if several may run."""
         os.lseek(self._file, self._start, os.SEEK_SET)
         faulthandler.dump_traceback(self._file)
-        runner = self.runner
-        several = runner is not None and runner.layout.width > 1
-        lane = runner.by_job.get((job, attempt)) if runner is not None else None
-        if runner is not None and several and lane is not None:
-            self._write_lane(runner, lane, job, attempt)
-            return
-        if self.tell is not None:
-            text = self.tell()
-        else:
-            lanes = [] if runner is None or several else [*runner.by_job.values()]
-            shown = self._shown(lanes[0]) if lanes else self.shown
-            text = tell_waiting(shown)[:_LONGEST_COROUTINE]
-        if text:
+        layout, lanes = self.runner.layout, self.runner.by_job
+        several = layout.width > 1
+        lane = lanes.get((job, attempt)) if several else (*lanes.values(), None)[0]
+        text = self._waiting(lane) if self.tell is None else self.tell()
+        if several and lane is not None:
+            # The dump shows a job that computes, too.  But if several jobs end at once, the pool
+            # shows the dump with the first of them only.
+            if not text and (main := self._pop_main(sys._current_frames())):  # noqa: SLF001 - public
+                text = _MAIN + main
+            note = BEGUN.pack(job, attempt) + text.encode(errors="replace")
+            start, note = layout.stack(lane.index), note[:LANE_STACK_SIZE]
+            area = slice(start, start + LANE_STACK_SIZE)
+            self.runner.page[area] = note.ljust(LANE_STACK_SIZE, b"\0")
+        elif text:
+            text = text[:_LONGEST_COROUTINE]
             os.write(self._file, f"\n{text}\n".encode(errors="replace"))
-
-    def _shown(self, lane: Lane) -> Any:
-        """Return the coroutine of a lane: its job's, or that of a broadcast."""
-        steps = lane.steps
-        return self.shown if steps is None else steps.shown
-
-    def _write_lane(
-        self, runner: JobRunner, lane: Lane, job: int, attempt: int
-    ) -> None:
-        """Write where a job is.
-
-        The dump of all threads shows one that computes, too.  But if several jobs end at once,
-        the pool shows the dump with the first of them only.
-        """
-        text = tell_waiting(self._shown(lane))
-        if not text and (main := self._of_main(sys._current_frames())):  # noqa: SLF001 - public
-            text = f"Main thread {_ORDER}\n{main}"
-        told = text.encode(errors="replace")[: LANE_STACK_SIZE - BEGUN.size]
-        note = BEGUN.pack(job, attempt) + told
-        start = runner.layout.stack(lane.index)
-        runner.page[start : start + LANE_STACK_SIZE] = note.ljust(
-            LANE_STACK_SIZE, b"\0"
-        )
 
     def live(self, wanted: int) -> bytes:
         """Return the stacks as text: of the jobs, and of threads that are not the worker's own.
@@ -114,25 +96,31 @@ class StackWriter:
             wanted: The only job that is wanted; 0 for all that is there.
         """
         frames = sys._current_frames()  # noqa: SLF001 - public
-        main = self._of_main(frames)
-        frames.pop(self._main, None)
-        lanes = {} if self.runner is None else self.runner.by_job.copy()
+        # The frame of this call would make a cycle, and keep what the jobs have.
+        frames.pop(get_ident(), None)
+        main = self._pop_main(frames)
+        lanes = self.runner.by_job.copy()
         parts: list[str] = []
         for (job, attempt), lane in lanes.items():
             if wanted in {0, job}:
-                _, _, text = tell_waiting(self._shown(lane)).partition("\n")
+                _, _, text = self._waiting(lane).partition("\n")
                 parts.append(f"Job {job}, attempt {attempt} {_ORDER}\n{text or main}")
         if not wanted:
             if not lanes and self.tell is not None:  # a server's tasks
                 parts.append(self.tell().strip())
             if not lanes and main:  # its initializer, say
-                parts.append(f"Main thread {_ORDER}\n{main}")
+                parts.append(_MAIN + main)
             parts += _threads(frames)
         return "\n".join(parts).encode(errors="replace")[:_LONGEST]
 
-    def _of_main(self, frames: dict[int, FrameType]) -> str:
+    def _waiting(self, lane: Lane | None) -> str:
+        """Tell where the coroutine of a lane waits: its job's, or that of a broadcast."""
+        steps = None if lane is None else lane.steps
+        return tell_waiting(self.shown if steps is None else steps.shown)
+
+    def _pop_main(self, frames: dict[int, FrameType]) -> str:
         """Return the calls of the job in the main thread; empty if there is none."""
-        return _outside(_lines(frames.get(self._main)))
+        return "\n".join(users_lines(_lines(frames.pop(self._main)))[:_DEEPEST])
 
 
 def tell_waiting(awaited: Any) -> str:
@@ -172,21 +160,6 @@ def _threads(frames: dict[int, FrameType]) -> list[str]:
     return found
 
 
-def _lines(frame: FrameType | None) -> list[str]:
+def _lines(frame: FrameType) -> list[str]:
     """Return a line for each call, the innermost first."""
-    lines: list[str] = []
-    while frame is not None:
-        lines.append(line_of(frame))
-        frame = frame.f_back
-    return lines
-
-
-def _outside(lines: list[str]) -> str:
-    """Return the calls of the main thread that are inside of our calls: the innermost ones."""
-    shown: list[str] = []
-    for line in lines:
-        if not is_ours(line):
-            shown.append(line)
-        elif shown and CALLED not in line:
-            return "\n".join(shown[:_DEEPEST])
-    return ""  # whatever is left has called us
+    return [line_of(caller) for caller, _ in walk_stack(frame)]

@@ -9,14 +9,17 @@ from __future__ import annotations
 
 from _queue import SimpleQueue  # queue would do, see _worker/__init__.py
 from itertools import count
+from types import CoroutineType
 
 from asyncpool.errors import JobCancelled
 
 TYPE_CHECKING = False  # see _wire/records.py
 if TYPE_CHECKING:
     from asyncio import AbstractEventLoop
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
     from typing import Any
+
+    from asyncpool._worker.runner import JobRunner, Lane
 
 
 class StreamClosed(JobCancelled, GeneratorExit):
@@ -64,19 +67,14 @@ class Credit:
                 await self._more.wait()
 
 
-async def pump(
-    source: Any,
-    credit: Credit,
-    advance: Callable[[Iterator[Any]], Any],
-    send: Callable[[object, int], None],
-) -> Any:
+async def send_items(runner: JobRunner, lane: Lane, source: Any, credit: Credit) -> Any:
     """Send the items of *source*, which a job has returned, one by one.
 
     Args:
-        source: An iterable or an async iterable.
+        runner: Runs the job.
+        lane: Where it runs.
+        source: An iterable or an async iterable, or a coroutine that returns one.
         credit: How many may be sent.
-        advance: Takes the next item from an iterator, inside the job.
-        send: Sends an item with its number.
 
     Returns:
         The value that the generator returns at its end.
@@ -84,6 +82,10 @@ async def pump(
     Raises:
         BaseException: Whatever the generator raises.
     """
+    if type(source) is CoroutineType:
+        source = await source
+    if lane.steps is not None:
+        lane.steps.shown = source
     end: type[StopIteration | StopAsyncIteration]
     items: Any
     if hasattr(type(source), "__aiter__"):
@@ -101,10 +103,10 @@ async def pump(
             if number >= credit.limit:
                 await credit.wait(number)
             try:
-                item = await anext(items) if is_async else advance(items)
+                item = await anext(items) if is_async else _next(runner, lane, items)
             except end as last:
                 return getattr(last, "value", None)
-            send(item, number)
+            runner.send_item(lane, item, number)
             del item
     finally:
         close = getattr(items, "aclose" if is_async else "close", None)
@@ -112,3 +114,14 @@ async def pump(
             closing = close()
             if is_async:
                 await closing
+
+
+def _next(runner: JobRunner, lane: Lane, items: Iterator[Any]) -> Any:
+    """Return the next item, whose computation can be interrupted, also in the event loop."""
+    interrupts = runner.control.interrupts
+    before, interrupts.error = interrupts.running, StreamClosed
+    try:
+        interrupts.begin(lane.sequence)
+        return next(items)
+    finally:
+        interrupts.running, interrupts.error = before, JobCancelled

@@ -8,15 +8,12 @@ import os
 import pickle
 import sys
 import traceback
-from functools import partial
 from types import CoroutineType
 
-from asyncpool._wire import page
 from asyncpool._wire.messages import SCRIPT, WorkerConfig
 from asyncpool._wire.posix import HANDED, socket_of
 from asyncpool._worker.api import become_worker
 from asyncpool._worker.channel import LargeBuffers
-from asyncpool._worker.chunks import call_chunk_here
 from asyncpool._worker.control import Control
 from asyncpool._worker.identity import (
     ImportWatch,
@@ -52,7 +49,6 @@ def work(job_fd: int, control_fd: int, page_fd: int) -> NoReturn:
         runner = JobRunner(config, jobs, page_fd, control)
         control.runner = control.stacks.runner = runner
         become_worker(runner)
-        page.install(partial(call_chunk_here, runner))
         identity = control.identity
         set_environment(identity.environment)  # before any import
         lends = config.sandbox is None and not config.codec
@@ -138,7 +134,7 @@ def _initialize(config: WorkerConfig, control: Control, runner: JobRunner) -> No
             stage = f"import of the hook {config.around[0]}"
             from asyncpool._worker.hooks import load_hook  # noqa: PLC0415 - most need none
 
-            runner.hook = load_hook(*config.around)
+            runner.hook = load_hook(runner, *config.around)
         stage, fixed = "initializer", False
         if config.initializer is not None:
             initializer, initargs = pickle.loads(config.initializer)

@@ -12,6 +12,7 @@ import traceback
 from collections.abc import Callable, Iterator
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
+from types import FunctionType
 from typing import Any, NoReturn
 
 import numpy as np
@@ -30,6 +31,7 @@ from asyncpool._wire.pickling import (
     pack_error,
     pack_job,
     pack_value,
+    users_traceback,
 )
 from asyncpool._wire.text import users_own
 from asyncpool.errors import JobNotPicklableError, JobRaisedError, RemoteTraceback
@@ -251,7 +253,7 @@ def test_an_error_that_has_one_is_told_without_it(
     cls: type[Exception], connection: Connection
 ) -> None:
     """A copy of it, which is made to see whether it is good, would close the descriptor."""
-    error: Any = load_error(pack_error(cls("lost", connection), skip=0))
+    error: Any = load_error(pack_error(cls("lost", connection)))
     assert type(error) is JobNotPicklableError
     assert error.name == f"builtins.{cls.__name__}"
     assert connection.fileno() > 0
@@ -262,11 +264,10 @@ def test_an_error_that_has_one_is_told_without_it(
 
 
 def execute(job: Callable[[], object]) -> bytes:
-    # Two frames like those of a worker, which nobody wants to see.
     try:
         run(job)
     except BaseException as error:  # noqa: BLE001 - as a worker does
-        return pack_error(error, skip=2)
+        return pack_error(error)
     raise AssertionError("the job raised nothing")
 
 
@@ -403,7 +404,7 @@ def test_fields_are_kept(
         monkeypatch.setitem(
             copyreg.dispatch_table, type(error), pickling_support.pickle_exception
         )
-    twin = load_error(pack_error(error, skip=0))
+    twin = load_error(pack_error(error))
     found = twin.exception if isinstance(twin, JobRaisedError) else twin
     assert (type(found), str(found)) == (type(error), str(error))
     for name in ("code", "value", "errno", "strerror", "filename", "filename2", "name"):
@@ -435,6 +436,21 @@ def test_a_traceback_is_told_where_python_cannot_format_it(
 
 
 # Their tracebacks, for somebody who has not written this package.
+
+
+def test_they_begin_at_the_users_first_frame() -> None:
+    ours = "asyncpool._worker.runner"
+    for others in ("shop asyncio", "asyncio"):
+        job: Any = functools.partial(int, "x")
+        for module in reversed([ours, "asyncio", ours, *others.split()]):
+            call = FunctionType(run.__code__, {"__name__": module})
+            job = functools.partial(call, job)
+        with pytest.raises(ValueError, match="invalid literal") as caught:
+            job()
+        error = caught.value.with_traceback(caught.tb.tb_next)
+        frames = traceback.walk_tb(users_traceback(error))
+        assert " ".join(it.f_globals["__name__"] for it, _ in frames) == others
+
 
 CHAIN = """\
 Traceback (most recent call last):

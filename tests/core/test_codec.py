@@ -230,7 +230,7 @@ ERRORS = schemas.registered([StockError, StopIteration, SystemExit])
 
 
 def there_and_back(error: BaseException) -> BaseException:
-    return load_failure(ERRORS, pack_failure(error, skip=0))
+    return load_failure(ERRORS, pack_failure(error))
 
 
 @pytest.mark.parametrize("error", [StopIteration(1), SystemExit(3), JobCancelled()])

@@ -143,7 +143,7 @@ def test_plain_values_are_found(values: list[Any]) -> None:
 
 
 def test_other_values_and_errors_are_found() -> None:
-    error = pack_error(ValueError("mine"), skip=0)
+    error = pack_error(ValueError("mine"))
     outcomes = [(pickle.dumps([1, {2: 3}]),), (error, True), 5]
     for load in (found(log_of(*outcomes)), ChunkResult(outcomes, []).load()):
         assert load is not None

@@ -15,7 +15,7 @@ from asyncpool._wire.page import BEATS_START, Beat, beat_offset
 from asyncpool._wire.posix import INTERRUPT
 from tests.helpers import faults
 from tests.helpers.faults import say, say_to_control
-from tests.helpers.inside import heartbeat_page
+from tests.helpers.inside import worker_page
 from tests.helpers.jobs import arrive, sleep, wait_at
 
 
@@ -179,7 +179,7 @@ def control() -> Any:
 
 def write_on_page(what: str) -> str:
     """Fill the room for beats with what is none of this job's; ring."""
-    page = heartbeat_page()
+    page = worker_page()
     for number in (1, 2):
         record = {
             "garbage": os.urandom(1000),
@@ -194,7 +194,7 @@ def write_on_page(what: str) -> str:
 
 def claim_and_sleep(gate: str, at: float) -> None:
     """Beat at that time, and then no more."""
-    page = heartbeat_page()
+    page = worker_page()
     record = _beat()._replace(at=at).pack()
     start = BEATS_START + beat_offset(1)
     page[start : start + len(record)] = record

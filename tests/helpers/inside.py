@@ -548,21 +548,12 @@ def socket_of(control: Any) -> socket.socket:
     return found
 
 
-def heartbeat_page() -> Any:
-    """Return the page that a worker writes its heartbeats on."""
+def worker_page() -> Any:
+    """Return the page on which a worker writes heartbeats, and what it has done of a chunk."""
     from asyncpool._worker import api
 
     assert api._runner is not None
     return api._runner.page
-
-
-def chunk_page() -> Any:
-    """Return the page on which a worker notes what it has done of a chunk."""
-    from asyncpool._wire import page
-
-    run = page._run
-    assert isinstance(run, partial)
-    return run.args[0].page
 
 
 # The trace of a pool.

@@ -7,7 +7,7 @@ import random
 import signal
 
 from asyncpool._wire.page import ENTRY, LOG_HEAD, LOG_SIZE, LOG_START
-from tests.helpers.inside import chunk_page
+from tests.helpers.inside import worker_page
 
 __all__ = ["SCRIBBLES", "echo_or_scribble"]
 
@@ -30,7 +30,7 @@ SCRIBBLES: dict[str, tuple[int, bytes]] = {
 
 def scribble(start: int, data: bytes) -> None:
     """Write over what this worker has noted, and die."""
-    page = chunk_page()
+    page = worker_page()
     page[start : start + len(data)] = data
     os.kill(os.getpid(), signal.SIGKILL)
 

@@ -22,8 +22,9 @@ from asyncpool import (
 from asyncpool._core.options import JobOptions
 from asyncpool._engine import batches as turn_module
 from asyncpool._engine.job import ChunkJob, PoolJob
-from asyncpool._wire.page import ChunkResult, run_chunk
+from asyncpool._wire.page import ChunkResult
 from asyncpool._wire.pickling import pack_error
+from asyncpool._worker.api import run_chunk
 from asyncpool.enums import Delivery
 from asyncpool.mapping import Map, MapRun, Outcome
 from tests.helpers.crashes import crash_with
@@ -125,7 +126,7 @@ class FakePool:
                 job.set_exception(crash())
                 return
             if what == "raise":
-                payload = pack_error(LookupError(number), skip=0)
+                payload = pack_error(LookupError(number))
                 outcomes.append((payload, True))
             else:
                 outcomes.append(number)

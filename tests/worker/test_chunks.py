@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import mmap
 import pickle
 import tempfile
 from collections.abc import Iterator
 from contextvars import ContextVar
+from functools import partial
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import pytest
 from hypothesis import given, strategies as st
@@ -17,13 +19,14 @@ from asyncpool._wire.messages import PLAIN
 from asyncpool._wire.page import (
     LOG_START,
     PAGE_SIZE,
-    ChunkResult,
     ask_to_stop,
     copy_log,
     read_log,
 )
+from asyncpool._wire.pickling import pack_error
 from asyncpool._worker.api import running
-from asyncpool._worker.chunks import ChunkLog, call_chunk_here
+from asyncpool._worker.chunks import ChunkLog, call_items
+from asyncpool._worker.runner import JobRunner, begin
 
 large = st.integers(min_value=2**63) | st.integers(max_value=-(2**63) - 1)
 number = st.integers() | st.floats(allow_nan=False) | st.booleans() | large
@@ -42,6 +45,7 @@ class Page(mmap.mmap):
     """
 
     log: ChunkLog
+    steps = leave_hook = None
 
 
 @pytest.fixture(name="page", scope="module")
@@ -57,14 +61,16 @@ def echo(value: Any) -> Any:
     return value
 
 
-def run(page: Page, function: Any, items: list[Any]) -> ChunkResult:
+def run(page: Page, function: Any, items: list[Any], hook: Any = None) -> Any:
     """Run a chunk as the first attempt at job 7."""
     mark = running.set((7, 1, PLAIN, 0.0, None))
-    runner = cast("Any", SimpleNamespace(hook=None, by_job={(7, 1): page}))
+    runner: Any = SimpleNamespace(hook=hook, by_job={(7, 1): page})
+    runner.pack_error = pack_error
+    runner.error_for_caller = partial(JobRunner.error_for_caller, runner)
     try:
         packed, most = pickle.dumps(function), 1 << 20
         how: dict[str, Any] = {"star": False, "named": True, "max_payload": most}
-        return cast("ChunkResult", call_chunk_here(runner, packed, items, **how))
+        return begin(call_items(runner, packed, items, **how))
     finally:
         running.reset(mark)
 
@@ -101,13 +107,10 @@ def stop_at_two(number: float) -> float:
 def test_no_item_begins_after_the_one_during_which_it_is_asked_to_stop(
     page: Page, kind: type
 ) -> None:
-    mark = _page_of.set(page)
+    _page_of.set(page)
     items = [1, 2, 3] if kind is int else [1.0, 2.0, 3.0]
     before = ["x"] if kind is str else []
-    try:
-        result = run(page, stop_at_two, before + items)
-    finally:
-        _page_of.reset(mark)
+    result = run(page, stop_at_two, before + items)
     assert kinds(result.load()) == kinds(before + items[:2])
 
 
@@ -126,11 +129,17 @@ def test_while_an_item_runs_all_before_it_are_noted_and_nothing_else(
     page: Page, items: list[Any]
 ) -> None:
     run(page, echo, [9] * 5)
-    marks = _page_of.set(page), _left.set([])
-    try:
-        run(page, look_at_three, items)
-        [left] = _left.get()
-    finally:
-        _page_of.reset(marks[0])
-        _left.reset(marks[1])
+    _page_of.set(page)
+    _left.set([])
+    run(page, look_at_three, items)
+    [left] = _left.get()
     assert kinds(left) == kinds(items[:2])
+
+
+def test_an_item_that_ends_before_its_first_step_leaves_its_hook(page: Page) -> None:
+    """Nor is there a warning that its coroutine was never awaited."""
+    left, error = list[Any](), asyncio.CancelledError()
+    chunk = run(page, asyncio.sleep, [1], lambda: left.append)
+    with pytest.raises(StopIteration) as end:
+        chunk.throw(error)
+    assert (left, len(end.value.value.outcomes)) == ([error], 1)

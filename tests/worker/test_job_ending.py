@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import faulthandler
 import signal
 import sys
@@ -10,7 +9,8 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, NoReturn
+from types import SimpleNamespace
+from typing import Any, ClassVar, NoReturn
 
 import pytest
 from hypothesis import given, strategies as st
@@ -19,7 +19,7 @@ from asyncpool import HookError, JobCancelled
 from asyncpool._wire.messages import PLAIN
 from asyncpool._wire.posix import INTERRUPT
 from asyncpool._worker.api import running
-from asyncpool._worker.hooks import Hook
+from asyncpool._worker.hooks import load_hook
 from asyncpool._worker.interrupts import Interrupts, JobClaims, LeaseFences
 from asyncpool._worker.process import start_thread
 from tests.helpers.patience import PATIENCE
@@ -209,41 +209,23 @@ def job() -> Iterator[None]:
 
 
 class Manager:
-    """Notes how it is left, and raises what it is told."""
+    """Notes how it is left, and fails then."""
 
-    def __init__(self, *errors: BaseException) -> None:
-        self.ends: list[Any] = []
-        self._errors = errors
+    ends: ClassVar[list[object]] = []
+
+    def __init__(self, job: object) -> None: ...
 
     def __enter__(self) -> None: ...
 
     def __exit__(self, kind: object, error: object, traceback: object) -> None:
         self.ends.append(error)
-        for own in self._errors:
-            raise own
-
-
-def hook_of(manager: Manager) -> Hook:
-    return Hook("shop:around", lambda _: manager)
+        raise LookupError
 
 
 def test_a_hook_that_fails_at_its_end_is_not_left_again() -> None:
-    leave = hook_of(manager := Manager(LookupError())).enter()
+    worker: Any = SimpleNamespace(forked=False)
+    leave = load_hook(worker, f"{__name__}:Manager", b"")()
     with pytest.raises(HookError):
         leave(None)
     leave(LookupError())
-    assert manager.ends == [None]
-
-
-def test_an_item_that_ends_before_its_next_step_leaves_it() -> None:
-    """Nor is there a warning that its coroutine was never awaited."""
-
-    async def work() -> None:
-        raise AssertionError
-
-    manager, error = Manager(), asyncio.CancelledError()
-    coroutine = hook_of(manager).around_items(work)()
-    assert manager.ends == []
-    with pytest.raises(asyncio.CancelledError):
-        coroutine.throw(error)
-    assert manager.ends == [error]
+    assert Manager.ends == [None]
