@@ -274,6 +274,18 @@ async def test_threads_that_are_quiet_streams_cost_their_worker(
     assert errors(caplog) == []
 
 
+async def test_a_quiet_stream_whose_client_has_left_is_given_up(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async with serving("raw_wsgi", request_timeout=0.5, drain=0.5) as cluster:
+        async with Caller(cluster) as caller:
+            caller.say(GET.format("/silence"))
+            await caller.head()
+        await come_true(lambda: bool(records(caplog, "request-timed-out")))
+    [late] = records(caplog, "request-timed-out")
+    assert "goes on for nobody for 0.5 s" in late.getMessage()
+
+
 async def test_a_response_is_whole_though_its_application_hangs_behind_it() -> None:
     async with serving("raw_wsgi", request_timeout=0.5, threads=20) as cluster:
         async with Caller(cluster) as caller:
