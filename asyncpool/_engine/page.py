@@ -217,7 +217,7 @@ class WorkerPage:
         """Have the worker begin no other item of this chunk, if it runs the chunk now."""
         lane = self._lane(job, attempt)
         if lane is not None and self._memory is not None:
-            ask_to_stop(self._memory, self._layout.log(lane))
+            ask_to_stop(self._memory, self._layout.log(lane), job)
 
     @_or_else(str)
     def stack(self, job: int, attempt: int) -> str:

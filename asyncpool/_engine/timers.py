@@ -331,7 +331,7 @@ class StallWatch:
                 job = self._engine.registry.jobs.get(number)
                 if job is None or not isinstance(job, Chunk):
                     continue
-                job.rounds += 1
+                job.rounds += handle.page.begun(number, job.attempt)
                 watched = watched or job.rounds <= _LONG
                 if job.rounds == _LONG:
                     handle.page.stop_chunk(job.id, job.attempt)

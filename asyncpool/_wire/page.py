@@ -296,9 +296,9 @@ def note(outcome: Any) -> bytes:
     return ENTRY.pack(kind, len(data), crc32(data, kind)) + data
 
 
-def ask_to_stop(memory: Writable, start: int) -> None:
-    """Let no other item begin of the chunk whose log begins at *start*."""
-    memory[start + _STOP.size : start + 2 * _STOP.size] = _STOP.pack(1)
+def ask_to_stop(memory: Writable, start: int, job: int) -> None:
+    """Let no other item begin of the chunk that *job* is, and whose log begins at *start*."""
+    memory[start + _STOP.size : start + 2 * _STOP.size] = _STOP.pack(job)
 
 
 def _entries(log: bytes, count: int) -> Iterator[Any]:

@@ -60,8 +60,9 @@ class ChunkLog:
     def begin(self, job: int, attempt: int) -> None:
         """Begin a new log."""
         words = self.words
-        words[0] = words[1] = 0
-        words[2], words[3] = job, attempt
+        words[0], words[2], words[3] = 0, job, attempt
+        if words[1] != job:  # else the pool has told it to stop already
+            words[1] = 0
         self._seek(self._first)
 
 
@@ -173,6 +174,7 @@ async def call_items(
     except Exception as broken:  # it is not an item's: the log is broken
         # The item that was not noted has run, and must not count as one that has not begun.
         add((runner.pack_error(broken), True))
+    words[1] = 0  # another attempt is another chunk
     return result._replace(microseconds=(perf_counter_ns() - began) / 1000)
 
 

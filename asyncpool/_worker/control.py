@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import _thread  # threading would do, see _worker/__init__.py
 import contextlib
+import errno
 import json
 import os
 import pickle
@@ -226,15 +227,17 @@ class Control:
     def _watch(self) -> None:
         self._thread = _thread.get_ident()
         try:
-            with contextlib.suppress(OSError, ProtocolError):
-                while True:
-                    self._resend_signal()
-                    # Of several frames in one read, only the last can bring a descriptor.
-                    data, fds, _ = receive_fds(self._socket, 65536, 1)
-                    if not data:
-                        break
-                    for frame in self._decoder.feed(data):
-                        self._answer(frame, fds)
+            while True:
+                self._resend_signal()
+                # Of several frames in one read, only the last can bring a descriptor.
+                data, fds, _ = receive_fds(self._socket, 65536, 1)
+                if not data:
+                    break
+                for frame in self._decoder.feed(data):
+                    self._answer(frame, fds)
+        except (OSError, ProtocolError) as error:
+            if getattr(error, "errno", 0) in {errno.EBADF, errno.ENOTSOCK}:
+                return  # a job has closed it: the pool sees the end of the channel, and says so
         except BaseException:  # such as a lack of memory
             traceback.print_exc()
         # Without this thread nobody reads what the pool sends, or notices its end.

@@ -227,8 +227,8 @@ def test_an_entry_that_nobody_writes_is_lost(data: bytes) -> None:
 def test_a_chunk_is_asked_to_stop_and_nothing_else_is_changed() -> None:
     memory = log_of(1, 2)
     before = LOG_HEAD.unpack_from(memory, 64)
-    ask_to_stop(memory, 64)
+    ask_to_stop(memory, 64, 5)
     after = LOG_HEAD.unpack_from(memory, 64)
-    assert (before[1], after[1]) == (0, 1)
+    assert (before[1], after[1]) == (0, 5)
     assert (after[0], after[2:]) == (before[0], before[2:])
     assert found(memory) == [1, 2]

@@ -99,8 +99,17 @@ _page_of: ContextVar[Page] = ContextVar("page_of")
 
 def stop_at_two(number: float) -> float:
     if number == 2:
-        ask_to_stop(_page_of.get(), LOG_START)
+        ask_to_stop(_page_of.get(), LOG_START, 7)
     return number
+
+
+def test_a_chunk_that_is_told_to_stop_before_it_begins_stops_at_once(
+    page: Page,
+) -> None:
+    ask_to_stop(page, LOG_START, 6)
+    assert run(page, echo, [1, 2, 3]).load() == [1, 2, 3]
+    ask_to_stop(page, LOG_START, 7)
+    assert run(page, echo, [1, 2, 3]).load() == [1]
 
 
 @pytest.mark.parametrize("kind", [int, float, str])
