@@ -21,6 +21,7 @@ import asyncio
 import contextlib
 import json
 import logging
+import math
 import os
 import pickle
 import re
@@ -193,19 +194,9 @@ class Launcher:
             self._present()
 
     async def on_start_timeout(self, error: LaunchError) -> LaunchError:
-        """Kill the launcher, since a start took too long; but not one that serves other pools.
-
-        This pool may just have a short ``start_timeout``, or the machine may be busy for a moment.
-
-        Returns:
-            What it does instead, if that is known; else *error*.
-        """
+        """Kill the launcher, since a start took too long; return what it does instead, or *error*."""
         process = self._process
-        if process is None:
-            return error
-        asked_at, now = process.asked_at, self._loop.time()
-        hangs = asked_at is not None and now - asked_at >= _SILENCE
-        return await process.abort_late() if process.users == 1 or hangs else error
+        return error if process is None else await process.on_start_timeout(error)
 
     async def close(self) -> None:
         """Wait until nothing is left of this pool's workers, nor of a launcher that it alone uses.
@@ -309,7 +300,6 @@ class LauncherHandle:
         gone: Done when the process has ended.  Also done if a lost process has not ended for
             seconds: it sleeps in the kernel, and the pool stops waiting for it.
         lost: Whether the pool can ask it for nothing any more.
-        asked_at: When the pool asked it for something that it has not answered.
         users: How many pools get their workers from it; it ends with the last one.
         shared: What memory its workers share with each other, for people.
 
@@ -327,7 +317,8 @@ class LauncherHandle:
         self.ready: asyncio.Future[None] = loop.create_future()
         self.gone: asyncio.Future[None] = loop.create_future()
         self.lost = self._ends = False
-        self.asked_at: float | None = loop.time()
+        # When the pool asked it for something that it has not answered.
+        self._asked_at: float | None = loop.time()
         self._room = asyncio.Semaphore(_MOST_REQUESTS)
         # What it was asked for and has not answered.  It answers one request after the other.
         self._asked: deque[asyncio.Future[Any]] = deque()
@@ -366,8 +357,8 @@ class LauncherHandle:
             await shielded(self.ready)
             payload = json.dumps(variables).encode()
             answer: asyncio.Future[Process] = self._ask(FrameKind.LAUNCH, payload, fds)
-            if self.asked_at is None:
-                self.asked_at = self._loop.time()
+            if self._asked_at is None:
+                self._asked_at = self._loop.time()
             try:
                 return await shielded(answer)
             except asyncio.CancelledError:
@@ -408,17 +399,25 @@ class LauncherHandle:
         self._fail(error or LaunchError("the launcher was killed"))
         self._lose()
 
-    async def abort_late(self) -> LaunchError:
-        """Kill the process, which has not answered in time; return what it does instead.
+    async def on_start_timeout(self, error: LaunchError) -> LaunchError:
+        """Kill the process, since a start took too long; but not if it serves other pools.
+
+        The pool may just have a short ``start_timeout``, or the machine may be busy for a moment.
+
+        Returns:
+            What it does instead, if that is known; else *error*.
 
         Cancellation:
             Kills it.
         """
+        silent_since = self._asked_at or math.inf
+        if self.users > 1 and self._loop.time() - silent_since < _SILENCE:
+            return error
         try:
             if not self._new.greeted:
                 return self._new.fault("it does not answer within start_timeout")
             if self.ready.done() or self.lost:
-                return LaunchError("the launcher did not answer within start_timeout")
+                return error
             stacks = b""
             self._popen.send_signal(STACKS)
             for _ in range(_LOOKS):
@@ -477,7 +476,7 @@ class LauncherHandle:
             os.close(fd)
 
     def _hear(self, frame: Frame, fds: list[int]) -> None:
-        self.asked_at = None
+        self._asked_at = None
         match frame.kind:
             case FrameKind.HELLO if not self.ready.done():
                 lost, shared = json.loads(frame.payload)
