@@ -328,16 +328,11 @@ class Leases:
         if holder is not None and holder.slot is not None:
             self.holders.pop(number).let_go()
 
-    def worker_gone(self, slot: int) -> None:
-        """Note that the worker in *slot* has nothing in flight any more."""
+    def worker_gone(self, slot: int | None = None) -> None:
+        """Note that the worker in *slot*, or each, has nothing in flight any more."""
         for number, holder in list(self.holders.items()):
-            if holder.slot == slot:
+            if slot in {None, holder.slot}:
                 self.give_back(number)
-
-    def close(self) -> None:
-        """Note that there are no workers any more."""
-        for number in list(self.holders):
-            self.give_back(number)
 
 
 # Errors that are made before it is known which job they are for; attribute_to() fills that in.
