@@ -221,9 +221,10 @@ class Submitter:
         if not callable(fn):  # asked here too, since a call costs each job time
             checks.called("submit", fn)
         supervisor = self._running_supervisor()
-        submit, lease = supervisor.traffic.submit, options.lease
+        lease = options.lease
         if lease is None:
-            return submit(fn, args, kwargs, options)
+            return supervisor.traffic.submit(fn, args, kwargs, options)
+        submit = supervisor.traffic.submit
         return supervisor.leases.submit(lease[1], submit, fn, args, kwargs, options)
 
     @overload

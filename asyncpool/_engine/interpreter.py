@@ -60,7 +60,6 @@ class LaunchError(Exception):
         trace: The traceback of the exception in the launcher, or its stacks when a signal ended it.
         status: The exit status of the launcher, if it has died of that and it is known.
         final: Whether another try would fail in the same way.
-        again: Whether another launcher can start workers, with which they share less.
     """
 
     def __init__(
@@ -70,11 +69,9 @@ class LaunchError(Exception):
         trace: str = "",
         status: int | None = None,
         final: bool = False,
-        again: bool = False,
     ) -> None:
         super().__init__(text)
-        self.trace, self.status = printable_lines(trace), status
-        self.final, self.again = final, again
+        self.trace, self.status, self.final = printable_lines(trace), status, final
 
 
 class NewLauncher:

@@ -28,7 +28,7 @@ import re
 import signal
 import socket
 from collections import deque
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from functools import lru_cache
 from io import FileIO
 from typing import TYPE_CHECKING, Any
@@ -151,7 +151,7 @@ class Launcher:
         )
         self._process: LauncherHandle | None = None
         # With earlier ones, which have workers to look after.
-        self._used: list[LauncherHandle] = []
+        self._used: set[LauncherHandle] = set()
         self._later: asyncio.TimerHandle | None = None
         if imports and script is None and confinement is None:
             scripts.listen(self._on_use)
@@ -180,12 +180,9 @@ class Launcher:
         if (leads := machine.folder_at(path)) not in {None, led}:  # to a new release
             self._config = self._config._replace(folder=(path, leads))
             self._process = None
-        try:
-            return await self._present().launch(fds, variables)
-        except LaunchError as error:
-            if not error.again:
-                raise
-            return await self.launch(fds, variables)
+        while not await shielded((process := self._present()).ready):
+            pass
+        return await process.launch(fds, variables)
 
     def begin(self) -> None:
         """Start the launcher's process: this one has imports of its own to do meanwhile."""
@@ -210,7 +207,7 @@ class Launcher:
         self._process = None
         while self._used:
             process = self._used.pop()
-            process.users -= 1
+            process.users.remove(self)
             if process.users and not process.lost:
                 await process.sweep()
             else:
@@ -237,10 +234,8 @@ class Launcher:
         process = _processes.get(key)
         if process is None or process.lost or not process.users:
             process = _processes[key] = LauncherHandle(self._loop, config, known)
-        self._used = [it for it in self._used if not it.gone.done()]
-        if process not in self._used:
-            self._used.append(process)
-            process.users += 1
+        self._used = {it for it in self._used if not it.gone.done()} | {process}
+        process.users.add(self)
         return process
 
     def _on_use(self) -> None:
@@ -273,7 +268,8 @@ class Launcher:
 
     def _change(self, coming: LauncherHandle) -> None:
         # It may have failed, or this pool may have closed meanwhile.
-        if coming.ready.exception() is None and self._process is not None:
+        of_use = coming.ready.exception() is None and coming.ready.result()
+        if of_use and self._process is not None:
             self._process, self._config = coming, coming.config
 
 
@@ -296,11 +292,12 @@ class LauncherHandle:
 
     Attributes:
         config: As above.
-        ready: Done when the process can start workers; failed if it never will.
+        ready: Whether the process can start workers, once that is known: if not, another one can,
+            which imports less.  It is failed if no launcher of these options ever will.
         gone: Done when the process has ended.  Also done if a lost process has not ended for
             seconds: it sleeps in the kernel, and the pool stops waiting for it.
         lost: Whether the pool can ask it for nothing any more.
-        users: How many pools get their workers from it; it ends with the last one.
+        users: The pools that get their workers from it; it ends with the last one.
         shared: What memory its workers share with each other, for people.
 
     Raises:
@@ -313,8 +310,8 @@ class LauncherHandle:
         self._loop = loop
         self.config = config
         self._known = known
-        self.users, self.shared = 0, ""
-        self.ready: asyncio.Future[None] = loop.create_future()
+        self.users, self.shared = set[Launcher](), ""
+        self.ready: asyncio.Future[bool] = loop.create_future()
         self.gone: asyncio.Future[None] = loop.create_future()
         self.lost = self._ends = False
         # When the pool asked it for something that it has not answered.
@@ -352,9 +349,8 @@ class LauncherHandle:
         loop.add_reader(self._socket.fileno(), self._read_some)
 
     async def launch(self, fds: list[int], variables: Variables = ()) -> Process:
-        """Start a worker on *fds*; see :meth:`Launcher.launch`."""
+        """Start a worker on *fds*, once it is ready; see :meth:`Launcher.launch`."""
         async with self._room:
-            await shielded(self.ready)
             payload = json.dumps(variables).encode()
             answer: asyncio.Future[Process] = self._ask(FrameKind.LAUNCH, payload, fds)
             if self._asked_at is None:
@@ -411,7 +407,7 @@ class LauncherHandle:
             Kills it.
         """
         silent_since = self._asked_at or math.inf
-        if self.users > 1 and self._loop.time() - silent_since < _SILENCE:
+        if len(self.users) > 1 and self._loop.time() - silent_since < _SILENCE:
             return error
         try:
             if not self._new.greeted:
@@ -483,7 +479,8 @@ class LauncherHandle:
                 self.shared = printable_lines(shared)
                 if lost:
                     self._share([Thread(*row) for row in lost])
-                self.ready.set_result(None)
+                if not self.ready.done():
+                    self.ready.set_result(True)
             case FrameKind.SWEPT if self._asked:
                 self._asked.popleft().set_result(None)
             case FrameKind.LAUNCHED if self._asked:
@@ -499,15 +496,14 @@ class LauncherHandle:
                     ended.ended(status, cpu=cpu / 1e6)
             case FrameKind.FAILED:
                 failure = Failure.unpack(frame.payload)
+                if failure.stage == "script":  # in the workers, which say why it fails
+                    self._leave_to_workers([SCRIPT])
+                    return
                 error = LaunchError(
                     printable_lines(failure.summary),
                     trace=failure.text,
                     final=failure.final,
-                    again=failure.stage == "script",
                 )
-                if error.again:
-                    # Workers import the script themselves then, and say why it fails.
-                    self._known.add(SCRIPT)
                 if failure.stage != "fork" or not self._asked:
                     raise error
                 fail_quietly(self._asked.popleft(), error)
@@ -570,8 +566,13 @@ class LauncherHandle:
             }
             say.NOT_SHARED.log(_LOGGER, extra, text=text)
         if not sandboxed:
-            self._known.update(origins)
-            raise LaunchError("another launcher shares less", again=True)
+            self._leave_to_workers(origins)
+
+    def _leave_to_workers(self, modules: Iterable[str]) -> None:
+        """End this process: the next launcher imports none of these modules."""
+        self._known.update(modules)
+        self.ready.set_result(False)
+        self.abort()
 
     def _death(self, ended: str) -> LaunchError:
         """Return the error of a process that imported what workers share, and has *ended* so."""

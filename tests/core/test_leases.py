@@ -117,9 +117,9 @@ class LeaseMachine(RuleBasedStateMachine):
         self.ttl = None if cycles is None else cycles * pace.cycle
         self.now, self.repeated = 0.0, False
         self.told, self.told_at = 0, -math.inf
-        most = {"max_rate": pace.rate, "overlap": overlap, "max_overlap": overlap}
-        self.ledger = ledger_of(
-            **most, interval=pace.cycle, max_retries=max_retries, ttl=self.ttl
+        most: Any = {"max_rate": pace.rate, "overlap": overlap, "max_overlap": overlap}
+        self.ledger: LeaseLedger[int] = ledger_of(
+            interval=pace.cycle, max_retries=max_retries, ttl=self.ttl, **most
         )
         self.kept: dict[int, Kept] = {}
         self.flights: dict[int, tuple[float, Kept]] = {}
