@@ -77,7 +77,11 @@ def _environment(_: str, env: object) -> dict[str, str]:
     return dict(sorted(env.items()))
 
 
-_POSITIVE = "> 0 and finite, or None", lambda it: 0 < it < math.inf
+def _is_positive(number: float) -> bool:
+    return 0 < number < math.inf
+
+
+_POSITIVE = "> 0 and finite, or None", _is_positive
 _CHECKS: dict[str, checks.Check] = {
     "read": _paths,
     "write": _paths,

@@ -53,7 +53,6 @@ from asyncpool._wire.messages import (
     Thread,
     Variables,
     are_whole,
-    cannot_succeed,
     outside,
     tidy,
 )
@@ -328,14 +327,7 @@ class LauncherHandle:
             undo.callback(self._socket.close)
             # Behind its configuration it writes what it imports, and its stacks.
             self._report = undo.enter_context(_memory_file(packed))
-            fds = self._report.fileno(), theirs.fileno()
-            try:
-                self._new = NewLauncher(*fds, config)
-            except OSError as error:
-                text, final = str(error), cannot_succeed(error, fixed=True)
-                raise LaunchError(
-                    f"the launcher cannot be started: {text}", final=final
-                ) from error
+            self._new = NewLauncher(self._report.fileno(), theirs.fileno(), config)
             undo.pop_all()
         self.ready.add_done_callback(lambda _: self._report.close())
         self._popen, patience = self._new.popen, self._new.patience
