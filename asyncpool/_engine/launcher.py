@@ -488,8 +488,8 @@ class LauncherHandle:
                     ended.ended(status, cpu=cpu / 1e6)
             case FrameKind.FAILED:
                 failure = Failure.unpack(frame.payload)
-                if failure.stage == "script":  # in the workers, which say why it fails
-                    self._leave_to_workers([SCRIPT])
+                if failure.stage == "script" and not self.ready.done():
+                    self._leave_to_workers([SCRIPT])  # and they say why it fails
                     return
                 error = LaunchError(
                     printable_lines(failure.summary),
