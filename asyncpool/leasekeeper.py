@@ -62,7 +62,7 @@ class _Hold:
         """Tell whether the lease is kept for a job, and the job is done."""
         return self.job is not None and self.job.done()
 
-    def let_go(self) -> None:
+    def detach(self) -> None:
         """Leave no reference behind in the job, which may live much longer."""
         if self.job is not None and self.on_done is not None:
             self.job.remove_done_callback(self.on_done)
@@ -227,7 +227,7 @@ class LeaseKeeper(Generic[L]):
         hold = self._holds.pop(lease, None)
         if hold is None:
             return False
-        hold.let_go()
+        hold.detach()
         self._ledger.discard(lease)
         self._reconsider()
         return True
@@ -378,7 +378,7 @@ class LeaseKeeper(Generic[L]):
 
     def _give_up(self, lease: L, event: LeaseLapsed | LeaseLost, why: str) -> None:
         hold = self._holds.pop(lease)
-        hold.let_go()
+        hold.detach()
         if hold.over():
             return
         self._hub.publish(event)

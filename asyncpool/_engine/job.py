@@ -78,7 +78,7 @@ class Holder(asyncio.Future[None]):
             if slot is not None:
                 self._fence(job, slot, until)
 
-    def let_go(self) -> None:
+    def release(self) -> None:
         """Let the keeper give the lease up, unless it is lost already."""
         if not self.done():
             self.set_result(None)

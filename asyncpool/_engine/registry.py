@@ -273,7 +273,7 @@ class Leases:
     def __init__(self) -> None:
         self.holders: dict[int, Holder] = {}
         # Those of calls whose jobs are not open yet, by the leases in the options of these.
-        self._coming: dict[tuple[Keeper, Hashable], Holder] = {}
+        self._pending: dict[tuple[Keeper, Hashable], Holder] = {}
 
     def submit(
         self, name: Hashable, submit: Callable[..., PoolJob[Any]], *call: Any
@@ -288,21 +288,21 @@ class Leases:
         lease: tuple[Keeper, Hashable] = call[-1].lease
         holder = Holder(self.fence)
         lease[0].keep(name, holder)
-        self._coming[lease] = holder
+        self._pending[lease] = holder
         try:
             job = submit(*call)
         except BaseException:
-            holder.let_go()
+            holder.release()
             raise
         finally:
-            self._coming.pop(lease, None)
+            self._pending.pop(lease, None)
         if job.done():
-            holder.let_go()
+            holder.release()
         return job
 
     def enter(self, job: PoolJob[Any], lease: tuple[Keeper, Hashable]) -> None:
         """Connect the holder with its job, before a worker gets that."""
-        holder = self._coming.pop(lease, None)
+        holder = self._pending.pop(lease, None)
         # A hostile client may ask for a lease in a session, whose calls have none.
         if holder is not None:
             self.holders[job.id] = holder
@@ -320,13 +320,13 @@ class Leases:
         if holder is not None:
             holder.slot = job.slot
             if job.slot is None:
-                self.holders.pop(job.id).let_go()
+                self.holders.pop(job.id).release()
 
     def give_back(self, number: int) -> None:
         """Note that no worker has this job any more, if it is settled."""
         holder = self.holders.get(number)
         if holder is not None and holder.slot is not None:
-            self.holders.pop(number).let_go()
+            self.holders.pop(number).release()
 
     def worker_gone(self, slot: int | None = None) -> None:
         """Note that the worker in *slot*, or each, has nothing in flight any more."""
