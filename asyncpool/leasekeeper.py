@@ -9,7 +9,6 @@ import logging
 import math
 from collections.abc import Awaitable, Callable, Hashable
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Any, Generic, Self, TypeVar
 
 from asyncpool._core import checks, log_messages as say
@@ -265,12 +264,7 @@ class LeaseKeeper(Generic[L]):
         self._alarm = Alarm(self._loop, lambda now: context.run(self._look, now))
         return self
 
-    async def __aexit__(
-        self,
-        error_type: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         """Forget all leases, and cancel the renewals in progress.
 
         Raises:

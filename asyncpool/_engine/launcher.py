@@ -491,11 +491,8 @@ class LauncherHandle:
                 if failure.stage == "script" and not self.ready.done():
                     self._leave_to_workers([SCRIPT])  # and they say why it fails
                     return
-                error = LaunchError(
-                    printable_lines(failure.summary),
-                    trace=failure.text,
-                    final=failure.final,
-                )
+                text = printable_lines(failure.summary)
+                error = LaunchError(text, trace=failure.text, final=failure.final)
                 if failure.stage != "fork" or not self._asked:
                     raise error
                 fail_quietly(self._asked.popleft(), error)
