@@ -180,7 +180,7 @@ class Launcher:
             self._config = self._config._replace(folder=(path, leads))
             self._process = None
         while not await shielded((process := self._present()).ready):
-            pass
+            pass  # the next one imports less
         return await process.launch(fds, variables)
 
     def begin(self) -> None:
@@ -469,9 +469,7 @@ class LauncherHandle:
             case FrameKind.HELLO if not self.ready.done():
                 lost, shared = json.loads(frame.payload)
                 self.shared = printable_lines(shared)
-                if lost:
-                    self._share([Thread(*row) for row in lost])
-                if not self.ready.done():
+                if not lost or self._share([Thread(*row) for row in lost]):
                     self.ready.set_result(True)
             case FrameKind.SWEPT if self._asked:
                 self._asked.popleft().set_result(None)
@@ -499,7 +497,7 @@ class LauncherHandle:
             case _:
                 raise ProtocolError(f"the launcher sent {frame.kind.name}")
 
-    def _share(self, lost: list[Thread]) -> None:
+    def _share(self, lost: list[Thread]) -> bool:
         """Decide what workers share with this launcher, in which a fork would lose threads.
 
         A fork copies the memory of the launcher, but only the thread that forks.  So what has
@@ -517,8 +515,11 @@ class LauncherHandle:
           thread only.  So a worker has the module without its native threads.  A thread of Python's
           is code of the module that would be missing there, so that is refused.
 
+        Returns:
+            Whether workers can be forked from it.
+
         Raises:
-            LaunchError: If this launcher is of no use.
+            LaunchError: If none can be forked from any.
         """
         sandboxed = self.config.namespaces is not None
         names = ", ".join(dict.fromkeys(thread.name for thread in lost))
@@ -556,6 +557,7 @@ class LauncherHandle:
             say.NOT_SHARED.log(_LOGGER, extra, text=text)
         if not sandboxed:
             self._leave_to_workers(origins)
+        return sandboxed
 
     def _leave_to_workers(self, modules: Iterable[str]) -> None:
         """End this process: the next launcher imports none of these modules."""
