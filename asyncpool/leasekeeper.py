@@ -9,7 +9,6 @@ import logging
 import math
 from collections.abc import Awaitable, Callable, Hashable
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Any, Generic, Self, TypeVar
 
 from asyncpool._core import checks, log_messages as say
@@ -45,46 +44,6 @@ _QUIET = 10.0
 L = TypeVar("L", bound=Hashable)
 
 
-def _check_renewals(
-    max_rate: float,
-    interval: float,
-    max_retries: int,
-    timeout: float | None,
-    ttl: float | None,
-) -> float:
-    """Check the numbers of a lease keeper, and return its *timeout*.
-
-    Raises:
-        ValueError: If one is out of range, or they do not fit each other.
-        TypeError: If one is of the wrong type.
-    """
-    checks.at_least(0)("max_retries", max_retries)
-    for name, value, kind in (
-        ("max_rate", max_rate, checks.NUMBER),
-        ("interval", interval, checks.SECONDS),
-        ("timeout", timeout, checks.SECONDS.or_none()),
-        ("ttl", ttl, checks.SECONDS.or_none()),
-    ):
-        kind.within("> 0 and finite", lambda it: 0 < it < math.inf)(name, value)
-    if timeout is None:
-        timeout = interval / (2 * (1 + max_retries))
-    gap = longest_gap(interval, max_retries, timeout)
-    if ttl is not None and gap > (most := GIVE_UP * ttl):
-        raise ValueError(
-            f"an interval of {interval:g} s and {max_retries} retries, of {timeout:g} s each, can "
-            f"take {gap:g} s until a lease is extended, and it is given up after {most:g} s, "
-            f"nine tenths of ttl={ttl:g}: choose a shorter interval, a shorter timeout, or "
-            "fewer retries"
-        )
-    # Rounding must not matter: 0.1 renewals/s for 30 s are three.
-    if max_rate * interval + 1e-9 < 1:
-        raise ValueError(
-            f"max_rate={max_rate:g} renewals/s for interval={interval:g} s make "
-            f"{max_rate * interval:g} renewals: one at least is needed"
-        )
-    return timeout
-
-
 def _named(lease: object) -> str:
     """Return what the records of a lease call it."""
     return lease if isinstance(lease, str) else repr(lease)
@@ -102,7 +61,7 @@ class _Hold:
         """Tell whether the lease is kept for a job, and the job is done."""
         return self.job is not None and self.job.done()
 
-    def let_go(self) -> None:
+    def detach(self) -> None:
         """Leave no reference behind in the job, which may live much longer."""
         if self.job is not None and self.on_done is not None:
             self.job.remove_done_callback(self.on_done)
@@ -174,17 +133,39 @@ class LeaseKeeper(Generic[L]):
     ) -> None:
         if not callable(renew):
             raise TypeError(f"renew must be callable, not {renew!r}")
-        self._timeout = _check_renewals(max_rate, interval, max_retries, timeout, ttl)
+        checks.at_least(0)("max_retries", max_retries)
+        for name, value, kind in (
+            ("max_rate", max_rate, checks.NUMBER),
+            ("interval", interval, checks.SECONDS),
+            ("timeout", timeout, checks.SECONDS.or_none()),
+            ("ttl", ttl, checks.SECONDS.or_none()),
+        ):
+            kind.within("> 0 and finite", lambda it: 0 < it < math.inf)(name, value)
+        if timeout is None:
+            timeout = interval / (2 * (1 + max_retries))
+        gap = longest_gap(interval, max_retries, timeout)
+        if ttl is not None and gap > (most := GIVE_UP * ttl):
+            raise ValueError(
+                f"an interval of {interval:g} s and {max_retries} retries, of {timeout:g} s each, "
+                f"can take {gap:g} s until a lease is extended, and it is given up after {most:g} "
+                f"s, nine tenths of ttl={ttl:g}: choose a shorter interval, a shorter timeout, or "
+                "fewer retries"
+            )
+        # Rounding must not matter: 0.1 renewals/s for 30 s are three.
+        if max_rate * interval + 1e-9 < 1:
+            raise ValueError(
+                f"max_rate={max_rate:g} renewals/s for interval={interval:g} s make "
+                f"{max_rate * interval:g} renewals: one at least is needed"
+            )
         self._ledger: LeaseLedger[L] = LeaseLedger(
             max_rate=max_rate,
             interval=interval,
             max_retries=max_retries,
             overlap=max(_MIN_OVERLAP, min(_MAX_OVERLAP, math.ceil(max_rate))),
             max_overlap=_MAX_OVERLAP,
-            now=0.0,
             ttl=ttl,
         )
-        self._renew = renew
+        self._renew, self._timeout = renew, timeout
         self._holds: dict[L, _Hold] = {}
         self._loop: asyncio.AbstractEventLoop | None = None
         self._alarm: Alarm | None = None  # for the next look, while the keeper runs
@@ -245,7 +226,7 @@ class LeaseKeeper(Generic[L]):
         hold = self._holds.pop(lease, None)
         if hold is None:
             return False
-        hold.let_go()
+        hold.detach()
         self._ledger.discard(lease)
         self._reconsider()
         return True
@@ -283,12 +264,7 @@ class LeaseKeeper(Generic[L]):
         self._alarm = Alarm(self._loop, lambda now: context.run(self._look, now))
         return self
 
-    async def __aexit__(
-        self,
-        error_type: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         """Forget all leases, and cancel the renewals in progress.
 
         Raises:
@@ -329,7 +305,12 @@ class LeaseKeeper(Generic[L]):
             for lapsed, gap in self._ledger.lapsed(now):
                 why = f"has lapsed: not extended for {gap:.3g} s"
                 self._give_up(lapsed, LeaseLapsed(lapsed, gap), why)
-            self._tell_news(now)
+            if (news := self._ledger.news(now)) is not None:
+                self._hub.publish(news)
+                too_many = isinstance(news, LeaseSaturated)
+                message = say.LEASES_SATURATED if too_many else say.LEASES_RELIEVED
+                extra = {"leases": news.leases, "capacity": news.capacity}
+                message.log(_LOGGER, extra, news=news)
             while (lease := self._ledger.begin_renewal(now)) is not None:
                 task = asyncio.create_task(
                     self._renewal(lease), name="asyncpool lease renewal"
@@ -338,14 +319,6 @@ class LeaseKeeper(Generic[L]):
                 task.add_done_callback(self._renewals.discard)
         finally:  # whatever the code of a user's raises: nobody else would set the alarm
             self._reconsider()
-
-    def _tell_news(self, now: float) -> None:
-        if (news := self._ledger.news(now)) is not None:
-            self._hub.publish(news)
-            too_many = isinstance(news, LeaseSaturated)
-            message = say.LEASES_SATURATED if too_many else say.LEASES_RELIEVED
-            extra = {"leases": news.leases, "capacity": news.capacity}
-            message.log(_LOGGER, extra, news=news)
 
     def _reconsider(self) -> None:
         """Look at the ledger again in time: it has changed, and may want something sooner."""
@@ -399,7 +372,7 @@ class LeaseKeeper(Generic[L]):
 
     def _give_up(self, lease: L, event: LeaseLapsed | LeaseLost, why: str) -> None:
         hold = self._holds.pop(lease)
-        hold.let_go()
+        hold.detach()
         if hold.over():
             return
         self._hub.publish(event)

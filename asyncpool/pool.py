@@ -213,10 +213,11 @@ class Submitter:
         if not callable(fn):  # asked here too, since a call costs each job time
             checks.called("submit", fn)
         supervisor = self._running_supervisor()
-        if options.lease is None:
+        lease = options.lease
+        if lease is None:
             return supervisor.traffic.submit(fn, args, kwargs, options)
-        submit = partial(supervisor.traffic.submit, fn, args, kwargs, options)
-        return supervisor.leases.submit(options.lease, submit)
+        submit = supervisor.traffic.submit
+        return supervisor.leases.submit(lease[1], submit, fn, args, kwargs, options)
 
     @overload
     def submit(

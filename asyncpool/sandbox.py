@@ -6,6 +6,7 @@ import math
 import os
 from collections.abc import Iterable, Mapping
 from dataclasses import field
+from typing import Any
 
 from asyncpool._core import checks
 from asyncpool._dataclass import dataclass
@@ -13,18 +14,6 @@ from asyncpool._wire.text import in_units
 
 __all__ = ["Sandbox"]
 
-_TYPES = {
-    "workdir": checks.Argument((str, os.PathLike), "a path").or_none(),
-    "imports": checks.SWITCH,
-    "processes": checks.INT.or_none(),
-    "memory": checks.INT.or_none(),
-    "cpu_seconds": checks.SECONDS.or_none(),
-    "cpus": checks.NUMBER.or_none(),
-    "user": checks.Argument(
-        (str, int, type(None)), "the name or the number of a user, or None"
-    ),
-    "strict": checks.SWITCH,
-}
 _GIB = 1 << 30
 _MOST_PORT = 65535
 
@@ -32,6 +21,83 @@ _MOST_PORT = 65535
 _LEAST_MEMORY = 8 << 20
 
 Path = str | os.PathLike[str]
+_PATH = str, os.PathLike
+
+
+# The settings, each with its check.
+
+
+def _absolute(name: str, path: object) -> str:
+    if not isinstance(path, _PATH):
+        raise TypeError(f"{name} takes paths, not {path!r}")
+    text = os.fspath(path)
+    if not isinstance(text, str) or not text:
+        raise TypeError(f"{name} takes paths as text, not {path!r}")
+    # Where a link leads is decided when the pool is made.
+    return os.path.abspath(text)  # noqa: PTH100
+
+
+def _paths(name: str, paths: object) -> tuple[str, ...]:
+    several = checks.several(name, paths, "paths", single=_PATH)
+    return tuple(_absolute(name, path) for path in several)
+
+
+def _workdir(name: str, path: Any) -> str | None:
+    checks.Argument(_PATH, "a path").or_none()(name, path)
+    return None if path is None else _absolute(name, path)
+
+
+def _ports(name: str, network: object) -> bool | tuple[int, ...]:
+    """Return the TCP ports that *network* names, in order; ``False`` if it names none."""
+    if isinstance(network, bool):
+        return network
+    ports = checks.several(name, network, "True, False or numbers of TCP ports")
+    for each in ports:
+        if isinstance(each, str):
+            raise ValueError(  # noqa: TRY004 - a text, but one that may well be meant
+                f"network names {each!r}, and the kernel tells ports apart, not hosts: give "
+                "numbers of ports, or connect in the service and hand over what comes back"
+            )
+        if isinstance(each, bool) or not isinstance(each, int):
+            raise TypeError(f"network takes numbers of TCP ports, not {each!r}")
+        if not 0 < each <= _MOST_PORT:
+            raise ValueError(f"network: there is no port {each}")
+    return tuple(sorted(set(ports))) or False
+
+
+def _environment(_: str, env: object) -> dict[str, str]:
+    """Return the variables of an environment, in order."""
+    if not isinstance(env, Mapping):
+        raise TypeError(f"env must be a mapping of texts, not {env!r}")
+    for name, value in env.items():
+        if not (isinstance(name, str) and isinstance(value, str)):
+            raise TypeError(f"env takes texts, not {name!r}: {value!r}")
+        if not name or "=" in name or "\0" in name + value:
+            raise ValueError(f"env: no environment can have {name!r}: {value!r}")
+    return dict(sorted(env.items()))
+
+
+def _is_positive(number: float) -> bool:
+    return 0 < number < math.inf
+
+
+_POSITIVE = "> 0 and finite, or None", _is_positive
+_CHECKS: dict[str, checks.Check] = {
+    "read": _paths,
+    "write": _paths,
+    "workdir": _workdir,
+    "imports": checks.SWITCH,
+    "network": _ports,
+    "env": _environment,
+    "processes": checks.at_least(0).or_none(),
+    "memory": checks.INT.or_none().within(*_POSITIVE),
+    "cpu_seconds": checks.SECONDS.or_none().within(*_POSITIVE),
+    "cpus": checks.NUMBER.or_none().within(*_POSITIVE),
+    "user": checks.Argument(
+        (str, int, type(None)), "the name or the number of a user, or None"
+    ),
+    "strict": checks.SWITCH,
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,23 +160,26 @@ class Sandbox:
     strict: bool = True
 
     def __post_init__(self) -> None:
-        checks.apply_to(self, _TYPES)
-        for name in ("read", "write"):
-            paths = checks.several(
-                name, getattr(self, name), "paths", single=(str, os.PathLike)
+        checks.apply_to(self, _CHECKS)
+        read, write, workdir = self.read, self.write, self.workdir
+        if workdir is not None and not is_within(workdir, [*read, *write]):
+            raise ValueError(
+                f"workdir={workdir!r} is in no folder of read or write, so the worker could not "
+                "look into the folder that it works in: add it to one of them"
             )
-            self._set(name, tuple(_absolute(name, path) for path in paths))
-        if self.workdir is not None:
-            self._set("workdir", _absolute("workdir", self.workdir))
-        self._set("env", _environment_of(self.env))
-        self._set("network", _ports_of(self.network))
-        for name in ("memory", "cpu_seconds", "cpus"):
-            value = getattr(self, name)
-            if value is not None and not 0 < value < math.inf:
-                raise ValueError(f"{name} must be > 0 and finite, or None, not {value}")
-        if self.processes is not None and self.processes < 0:
-            raise ValueError(f"processes must be at least 0, not {self.processes}")
-        self._check_together()
+        if "/" in write:
+            raise ValueError("write names '/': that is no sandbox, name the folders")
+        for path in (*read, *write):
+            for folder in write:
+                if path != folder and is_within(path, [folder]):
+                    raise ValueError(
+                        f"{path!r} is below {folder!r} of write, so a job could replace it by a "
+                        "link before the next worker begins: leave it out, workers have it "
+                        "already, or move it elsewhere"
+                    )
+        if self.memory is not None and self.memory < _LEAST_MEMORY:
+            least, given = in_units(_LEAST_MEMORY), in_units(self.memory)
+            raise ValueError(f"memory must be at least {least}, not {given}")
 
     @classmethod
     def parser(cls) -> Sandbox:
@@ -133,81 +202,7 @@ class Sandbox:
         write = () if workdir is None else (workdir,)
         return cls(write=write, workdir=workdir, memory=_GIB)
 
-    def _check_together(self) -> None:
-        read, write, workdir = self.read, self.write, self.workdir
-        if workdir is not None and not is_within(workdir, [*read, *write]):
-            raise ValueError(
-                f"workdir={workdir!r} is in no folder of read or write, so the worker could not "
-                "look into the folder that it works in: add it to one of them"
-            )
-        if "/" in write:
-            raise ValueError("write names '/': that is no sandbox, name the folders")
-        for path in (*read, *write):
-            for folder in write:
-                if path != folder and is_within(path, [folder]):
-                    raise ValueError(
-                        f"{path!r} is below {folder!r} of write, so a job could replace it by a "
-                        "link before the next worker begins: leave it out, workers have it "
-                        "already, or move it elsewhere"
-                    )
-        if self.memory is not None and self.memory < _LEAST_MEMORY:
-            least, given = in_units(_LEAST_MEMORY), in_units(self.memory)
-            raise ValueError(f"memory must be at least {least}, not {given}")
-
-    def _set(self, name: str, value: object) -> None:
-        object.__setattr__(self, name, value)
-
 
 def is_within(path: Path, folders: Iterable[Path]) -> bool:
     """Return whether *path* is one of *folders*, or below one; all are absolute."""
     return any(f"{path}/".startswith(f"{each}".rstrip("/") + "/") for each in folders)
-
-
-def _ports_of(network: object) -> bool | tuple[int, ...]:
-    """Return the TCP ports that *network* names, in order; ``False`` if it names none.
-
-    Raises:
-        TypeError: If it is neither a bool nor ports.
-        ValueError: If something is no port, or names a host.
-    """
-    if isinstance(network, bool):
-        return network
-    ports = checks.several("network", network, "True, False or numbers of TCP ports")
-    for each in ports:
-        if isinstance(each, str):
-            raise ValueError(  # noqa: TRY004 - a text, but one that may well be meant
-                f"network names {each!r}, and the kernel tells ports apart, not hosts: give "
-                "numbers of ports, or connect in the service and hand over what comes back"
-            )
-        if isinstance(each, bool) or not isinstance(each, int):
-            raise TypeError(f"network takes numbers of TCP ports, not {each!r}")
-        if not 0 < each <= _MOST_PORT:
-            raise ValueError(f"network: there is no port {each}")
-    return tuple(sorted(set(ports))) or False
-
-
-def _environment_of(env: object) -> dict[str, str]:
-    """Return the variables of an environment, in order.
-
-    Raises:
-        TypeError: If it is no mapping of texts.
-        ValueError: If no process can have such a variable.
-    """
-    if not isinstance(env, Mapping):
-        raise TypeError(f"env must be a mapping of texts, not {env!r}")
-    for name, value in env.items():
-        if not (isinstance(name, str) and isinstance(value, str)):
-            raise TypeError(f"env takes texts, not {name!r}: {value!r}")
-        if not name or "=" in name or "\0" in name + value:
-            raise ValueError(f"env: no environment can have {name!r}: {value!r}")
-    return dict(sorted(env.items()))
-
-
-def _absolute(name: str, path: object) -> str:
-    if not isinstance(path, (str, os.PathLike)):
-        raise TypeError(f"{name} takes paths, not {path!r}")
-    text = os.fspath(path)
-    if not isinstance(text, str) or not text:
-        raise TypeError(f"{name} takes paths as text, not {path!r}")
-    # Where a link leads is decided when the pool is made.
-    return os.path.abspath(text)  # noqa: PTH100

@@ -102,20 +102,23 @@ def earliest(*times: float | None) -> float | None:
     return min((when for when in times if when is not None), default=None)
 
 
-class Deadlines:
-    """At most one point in time for each job."""
+W = TypeVar("W", bound=Hashable)
+
+
+class Deadlines(Generic[W]):
+    """At most one point in time for each job, or what else can be ordered."""
 
     __slots__ = ("_heap", "_when")
 
     def __init__(self) -> None:
-        self._when: dict[int, float] = {}
-        self._heap: list[tuple[float, int]] = []
+        self._when: dict[W, float] = {}
+        self._heap: list[tuple[float, W]] = []
 
     def __len__(self) -> int:
         """How many jobs have a deadline."""
         return len(self._when)
 
-    def set(self, job: int, when: float) -> None:
+    def set(self, job: W, when: float) -> None:
         """Set the deadline of *job* to *when*, whatever it was before."""
         self._when[job] = when
         heap = self._heap
@@ -125,12 +128,12 @@ class Deadlines:
         else:
             heappush(heap, (when, job))
 
-    def is_set(self, job: int, by: float) -> bool:
+    def is_set(self, job: W, by: float) -> bool:
         """Tell whether *job* already has a deadline at *by* or earlier."""
         when = self._when.get(job)
         return when is not None and when <= by
 
-    def discard(self, job: int) -> None:
+    def discard(self, job: W) -> None:
         """Remove the deadline of *job*."""
         self._when.pop(job, None)
 
@@ -144,9 +147,9 @@ class Deadlines:
             heappop(heap)
         return None
 
-    def pop(self, now: float) -> list[int]:
+    def pop(self, now: float) -> list[W]:
         """Return the jobs whose time is over, in the order of their deadlines, and forget them."""
-        due: list[int] = []
+        due: list[W] = []
         while (time := self.next()) is not None and time <= now:
             job = heappop(self._heap)[1]
             del self._when[job]
@@ -165,8 +168,6 @@ class Deadlines:
 # stopped it, the machine was suspended, or its loop was blocked.  The workers may have
 # been stopped as well, and the pool may not have read yet what they have sent.  So the
 # time of such a gap counts against no worker.
-
-W = TypeVar("W", bound=Hashable)
 
 # A timer of a healthy loop is never this many seconds late.
 LATE = 0.5

@@ -117,7 +117,6 @@ class LeaseRecord(Generic[L]):
 
     Attributes:
         lease: Which one it is.
-        number: How many leases came before it, so that no other record has it.
         due: When it should have had its next turn.
         extended: When the last renewal began that was answered with success, or when
             the lease came.
@@ -128,13 +127,15 @@ class LeaseRecord(Generic[L]):
     """
 
     lease: L
-    number: int
     due: float
     extended: float
     begun: float
     failures: int = 0
     throttles: int = 0
     told: float = NEVER
+
+    def __lt__(self, _: LeaseRecord[L]) -> bool:
+        return False  # of deadlines at one moment, either may be the first
 
 
 Queue: TypeAlias = OrderedDict[L, LeaseRecord[L]]
@@ -167,7 +168,6 @@ class LeaseLedger(Generic[L]):
             for the next interval.
         overlap: How many renewals may be in progress at a time, however short they are.
         max_overlap: How many at the most, if they take so long that *max_rate* needs more.
-        now: Current time.
         ttl: Seconds that a lease lasts after an extension, if that is known.
     """
 
@@ -179,7 +179,6 @@ class LeaseLedger(Generic[L]):
         max_retries: int,
         overlap: int,
         max_overlap: int,
-        now: float,
         ttl: float | None = None,
     ) -> None:
         self._max_rate, self._interval = max_rate, interval
@@ -187,18 +186,17 @@ class LeaseLedger(Generic[L]):
         self._overlap, self._max_overlap = overlap, max_overlap
         # The mean of how long renewals take, in which the latest one counts most.
         self._latency: float | None = None
-        self._next_tick = now
+        self._next_tick = 0.0
         # The next tick is a full one, for so many renewals: with 40 a second it is two, whatever
         # floats make of that.  All but the last of them may come before it.
         at_a_tick = max(1, int(max_rate * min(TICK, interval / 4) + 1e-9))
         self._early = (at_a_tick - 1) / max_rate + 1e-9
-        self._not_before = now  # because of a renewal that was throttled
+        self._not_before = 0.0  # because of a renewal that was throttled
         self._streak = 0  # pauses in a row, without a success between them
         self._slowed = NEVER  # when the latest of them began
-        self._lapses = Deadlines()  # when leases lapse, by the numbers of their records
-        self._pauses = Deadlines()  # when to repeat renewals that failed, likewise
-        self._by_number: dict[int, LeaseRecord[L]] = {}
-        self._number = 0
+        # When leases lapse, and when to repeat renewals that failed.
+        self._lapses: Deadlines[LeaseRecord[L]] = Deadlines()
+        self._pauses: Deadlines[LeaseRecord[L]] = Deadlines()
         self._records: dict[L, LeaseRecord[L]] = {}
         # Dicts, since a lease leaves from the middle at the end of its job.
         self._main: Queue[L] = OrderedDict()
@@ -207,7 +205,7 @@ class LeaseLedger(Generic[L]):
         self._repeats: Queue[L] = OrderedDict()
         self._repeated = False  # whether the latest renewal was a repeat
         self._in_progress: dict[L, LeaseRecord[L]] = {}
-        self._ends = now + interval
+        self._ends = interval
         # The number of leases that was told last, or 0, and when.
         self._told, self._told_at = 0, NEVER
         self._counts = dict.fromkeys((*_ANSWERS, "missed", "lapsed"), 0)
@@ -265,9 +263,7 @@ class LeaseLedger(Generic[L]):
 
     def add(self, lease: L, now: float) -> None:
         """Take a lease that is not here; its first renewal is within an interval from now."""
-        self._number += 1
-        record = self._records[lease] = LeaseRecord(lease, self._number, now, now, now)
-        self._by_number[record.number] = record
+        record = self._records[lease] = LeaseRecord(lease, now, now, now)
         self._set_lapse(record)
         # A lease of that name may have been here before, with a renewal still in progress.  Then
         # this one joins when that has ended, so that the two never overlap.
@@ -279,9 +275,8 @@ class LeaseLedger(Generic[L]):
         record = self._records.pop(lease, None)
         if record is None:
             return
-        del self._by_number[record.number]
-        self._lapses.discard(record.number)
-        self._pauses.discard(record.number)
+        self._lapses.discard(record)
+        self._pauses.discard(record)
         for queue in (self._main, self._backup, self._arrivals, self._repeats):
             queue.pop(lease, None)
 
@@ -297,9 +292,9 @@ class LeaseLedger(Generic[L]):
         Yields:
             Each with the seconds since it was extended.
         """
-        for number in self._lapses.pop(now):
-            record = self._by_number.get(number)
-            if record is not None:  # else the caller has discarded it meanwhile
+        for record in self._lapses.pop(now):
+            # Else the caller has discarded it meanwhile.
+            if self._records.get(record.lease) is record:
                 self.discard(record.lease)
                 self._counts["lapsed"] += 1
                 yield record.lease, now - record.extended
@@ -330,8 +325,7 @@ class LeaseLedger(Generic[L]):
         The caller reports the end of every such renewal to :meth:`end_renewal`, once, unless
         :meth:`withdraw` took it back.
         """
-        for number in self._pauses.pop(now):
-            record = self._by_number[number]
+        for record in self._pauses.pop(now):
             self._rouse(record.due)
             self._repeats[record.lease] = record
         if now >= self._ends:
@@ -386,7 +380,12 @@ class LeaseLedger(Generic[L]):
                     self._streak += 1
                     self._slowed = now
                 if is_here:
-                    self._keep_place(record, now)
+                    # It keeps its place in front of all others, but not for ever.
+                    record.throttles = (record.throttles + 1) % (MAX_THROTTLES + 1)
+                    if record.throttles:
+                        self._join_front(record, now)
+                    else:
+                        self._join(self._arrivals, record, now)
                 # That concerns all leases: a forgotten one slows the renewals down, too.
                 return LeaseThrottled(lease, self._slow_down(problem.retry_after, now))
             case None:
@@ -482,15 +481,6 @@ class LeaseLedger(Generic[L]):
         self._next_tick = max(self._next_tick, self._not_before)
         return pause
 
-    def _keep_place(self, record: LeaseRecord[L], now: float) -> None:
-        """Put a lease that was throttled in front of all others, but not for ever."""
-        record.throttles += 1
-        if record.throttles > MAX_THROTTLES:
-            record.throttles = 0
-            self._join(self._arrivals, record, now)
-        else:
-            self._join_front(record, now)
-
     def _failed(
         self, record: LeaseRecord[L], problem: BaseException, now: float
     ) -> LeaseMissed | None:
@@ -504,7 +494,7 @@ class LeaseLedger(Generic[L]):
         else:
             pause = pause_before(record.failures, self._max_retries, self._interval)
             record.due = now + pause
-            self._pauses.set(record.number, record.due)
+            self._pauses.set(record, record.due)
         # It is told once in each interval, and first as soon as the gap is too long.
         too_long = is_last or gap > self._interval * _TOO_LONG
         if not too_long or now - record.told < self._interval:
@@ -530,4 +520,4 @@ class LeaseLedger(Generic[L]):
 
     def _set_lapse(self, record: LeaseRecord[L]) -> None:
         if self._ttl is not None:
-            self._lapses.set(record.number, record.extended + GIVE_UP * self._ttl)
+            self._lapses.set(record, record.extended + GIVE_UP * self._ttl)

@@ -392,7 +392,7 @@ class Engine:
                 if self.places is not None:
                     await self.places.close()
         finally:
-            self.leases.close()
+            self.leases.worker_gone()
             if (handover := self.config.handover) is not None:
                 handover.close()
             if self.serving is not None:

@@ -23,7 +23,7 @@ from pathlib import Path
 from types import ModuleType
 
 from asyncpool._wire import scripts
-from asyncpool._wire.messages import LauncherConfig
+from asyncpool._wire.messages import LauncherConfig, cannot_succeed
 from asyncpool._wire.posix import MARK, REFUSAL, command_line, frozen, greeting
 from asyncpool._wire.scripts import Script
 from asyncpool._wire.text import printable_lines
@@ -60,7 +60,6 @@ class LaunchError(Exception):
         trace: The traceback of the exception in the launcher, or its stacks when a signal ended it.
         status: The exit status of the launcher, if it has died of that and it is known.
         final: Whether another try would fail in the same way.
-        again: Whether another launcher can start workers, with which they share less.
     """
 
     def __init__(
@@ -70,11 +69,9 @@ class LaunchError(Exception):
         trace: str = "",
         status: int | None = None,
         final: bool = False,
-        again: bool = False,
     ) -> None:
         super().__init__(text)
-        self.trace, self.status = printable_lines(trace), status
-        self.final, self.again = final, again
+        self.trace, self.status, self.final = printable_lines(trace), status, final
 
 
 class NewLauncher:
@@ -92,8 +89,7 @@ class NewLauncher:
             become ready.
 
     Raises:
-        LaunchError: If it is nothing that can be started; the text says what and why.
-        OSError: If it cannot be started now.
+        LaunchError: If it cannot be started, now or at all; the text says what and why.
     """
 
     def __init__(self, file: int, channel: int, config: LauncherConfig) -> None:
@@ -101,16 +97,10 @@ class NewLauncher:
         variables = {**(os.environ if config.env is None else dict(config.env))}
         variables[MARK] = str(channel)
         _, self._frozen = program()
-        if self._frozen:
-            shown = config.command
-            command = command_line(shown, "launcher", (file, channel))
-            fds.append(int(command[-1].partition("=")[2]))
-            # By these it knows that the files of the program are unpacked already.
-            variables |= {k: v for k, v in os.environ.items() if k.startswith("_PYI_")}
-        else:
-            shown, (code, root) = config.command[:-2], config.command[-2:]
+        shown = greets = config.command
+        if not self._frozen:
+            shown, (code, root) = shown[:-2], shown[-2:]
             greets = *shown, _GREET % _kind(greeting()) + code, root
-            command = command_line(greets, "launcher", (file, channel))
         self._shown = f"{shlex.join(shown)} ..."
         is_python = re.match("python|pypy", Path(shown[0]).name)
         self._may_be_any = self._frozen or not is_python
@@ -118,6 +108,12 @@ class NewLauncher:
         self.greeted, self._heard = False, b""
         folder = config.folder[0]
         try:
+            command = command_line(greets, "launcher", (file, channel))
+            if self._frozen:
+                fds.append(int(command[-1].partition("=")[2]))
+                # By these it knows that the files of the program are unpacked already.
+                own = os.environ.items()
+                variables |= {k: v for k, v in own if k.startswith("_PYI_")}
             self.popen = subprocess.Popen(  # noqa: S603 - our own interpreter
                 command,
                 stdin=subprocess.DEVNULL,
@@ -129,10 +125,11 @@ class NewLauncher:
                 start_new_session=True,
             )
         except OSError as error:
-            if error.errno not in _UNUSABLE or error.filename == folder:
-                raise
-            text = f"it cannot be started: {error}"
-            raise self.fault(text, final=True) from error
+            text = f"cannot be started: {error}"
+            if error.errno in _UNUSABLE and error.filename != folder:
+                raise self.fault(f"it {text}", final=True) from error
+            final = cannot_succeed(error, fixed=True)
+            raise LaunchError(f"the launcher {text}", final=final) from error
         finally:
             for pipe in fds[2:]:
                 os.close(pipe)

@@ -46,7 +46,7 @@ class Holder(asyncio.Future[None]):
     """What holds a lease: a job, together with the worker that still has it in flight.
 
     Args:
-        tell: Called when it is known that the lease lasts longer.
+        fence: Tells the worker in a slot until when it may run a job.
 
     Attributes:
         job: The job, once there is one.
@@ -54,16 +54,14 @@ class Holder(asyncio.Future[None]):
         slot: The slot of the worker that still has the job, once that is settled.
     """
 
-    __slots__ = ("_tell", "job", "slot", "until")
+    __slots__ = ("_fence", "job", "slot", "until")
 
-    job: PoolJob[Any] | None
-
-    def __init__(self, tell: Callable[[Holder], None]) -> None:
+    def __init__(self, fence: Callable[[PoolJob[Any], int, float], object]) -> None:
         super().__init__(loop=asyncio.get_running_loop())
-        self.job = None
+        self.job: PoolJob[Any] | None = None
         self.until: float | None = None
         self.slot: int | None = None
-        self._tell = tell
+        self._fence = fence
 
     def cancel(self, msg: Any | None = None) -> bool:
         """Hear from the keeper that the lease is lost."""
@@ -75,10 +73,13 @@ class Holder(asyncio.Future[None]):
 
     def extended(self, until: float) -> None:
         """Hear from the keeper when the lease lapses if it is not renewed."""
-        self.until = until
-        self._tell(self)
+        self.until, job = until, self.job
+        if job is not None and not self.done():
+            slot = job.slot if self.slot is None else self.slot
+            if slot is not None:
+                self._fence(job, slot, until)
 
-    def let_go(self) -> None:
+    def release(self) -> None:
         """Let the keeper give the lease up, unless it is lost already."""
         if not self.done():
             self.set_result(None)

@@ -21,13 +21,14 @@ import asyncio
 import contextlib
 import json
 import logging
+import math
 import os
 import pickle
 import re
 import signal
 import socket
 from collections import deque
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from functools import lru_cache
 from io import FileIO
 from typing import TYPE_CHECKING, Any
@@ -52,7 +53,6 @@ from asyncpool._wire.messages import (
     Thread,
     Variables,
     are_whole,
-    cannot_succeed,
     outside,
     tidy,
 )
@@ -150,7 +150,7 @@ class Launcher:
         )
         self._process: LauncherHandle | None = None
         # With earlier ones, which have workers to look after.
-        self._used: list[LauncherHandle] = []
+        self._used: set[LauncherHandle] = set()
         self._later: asyncio.TimerHandle | None = None
         if imports and script is None and confinement is None:
             scripts.listen(self._on_use)
@@ -179,12 +179,9 @@ class Launcher:
         if (leads := machine.folder_at(path)) not in {None, led}:  # to a new release
             self._config = self._config._replace(folder=(path, leads))
             self._process = None
-        try:
-            return await self._present().launch(fds, variables)
-        except LaunchError as error:
-            if not error.again:
-                raise
-            return await self.launch(fds, variables)
+        while not await shielded((process := self._present()).ready):
+            pass  # the next one imports less
+        return await process.launch(fds, variables)
 
     def begin(self) -> None:
         """Start the launcher's process: this one has imports of its own to do meanwhile."""
@@ -193,19 +190,9 @@ class Launcher:
             self._present()
 
     async def on_start_timeout(self, error: LaunchError) -> LaunchError:
-        """Kill the launcher, since a start took too long; but not one that serves other pools.
-
-        This pool may just have a short ``start_timeout``, or the machine may be busy for a moment.
-
-        Returns:
-            What it does instead, if that is known; else *error*.
-        """
+        """Kill the launcher, since a start took too long; return what it does instead, or *error*."""
         process = self._process
-        if process is None:
-            return error
-        asked_at, now = process.asked_at, self._loop.time()
-        hangs = asked_at is not None and now - asked_at >= _SILENCE
-        return await process.abort_late() if process.users == 1 or hangs else error
+        return error if process is None else await process.on_start_timeout(error)
 
     async def close(self) -> None:
         """Wait until nothing is left of this pool's workers, nor of a launcher that it alone uses.
@@ -219,7 +206,7 @@ class Launcher:
         self._process = None
         while self._used:
             process = self._used.pop()
-            process.users -= 1
+            process.users.remove(self)
             if process.users and not process.lost:
                 await process.sweep()
             else:
@@ -246,10 +233,8 @@ class Launcher:
         process = _processes.get(key)
         if process is None or process.lost or not process.users:
             process = _processes[key] = LauncherHandle(self._loop, config, known)
-        self._used = [it for it in self._used if not it.gone.done()]
-        if process not in self._used:
-            self._used.append(process)
-            process.users += 1
+        self._used = {it for it in self._used if not it.gone.done()} | {process}
+        process.users.add(self)
         return process
 
     def _on_use(self) -> None:
@@ -282,7 +267,8 @@ class Launcher:
 
     def _change(self, coming: LauncherHandle) -> None:
         # It may have failed, or this pool may have closed meanwhile.
-        if coming.ready.exception() is None and self._process is not None:
+        of_use = coming.ready.exception() is None and coming.ready.result()
+        if of_use and self._process is not None:
             self._process, self._config = coming, coming.config
 
 
@@ -305,12 +291,12 @@ class LauncherHandle:
 
     Attributes:
         config: As above.
-        ready: Done when the process can start workers; failed if it never will.
+        ready: Whether the process can start workers, once that is known: if not, another one can,
+            which imports less.  It is failed if no launcher of these options ever will.
         gone: Done when the process has ended.  Also done if a lost process has not ended for
             seconds: it sleeps in the kernel, and the pool stops waiting for it.
         lost: Whether the pool can ask it for nothing any more.
-        asked_at: When the pool asked it for something that it has not answered.
-        users: How many pools get their workers from it; it ends with the last one.
+        users: The pools that get their workers from it; it ends with the last one.
         shared: What memory its workers share with each other, for people.
 
     Raises:
@@ -323,11 +309,12 @@ class LauncherHandle:
         self._loop = loop
         self.config = config
         self._known = known
-        self.users, self.shared = 0, ""
-        self.ready: asyncio.Future[None] = loop.create_future()
+        self.users, self.shared = set[Launcher](), ""
+        self.ready: asyncio.Future[bool] = loop.create_future()
         self.gone: asyncio.Future[None] = loop.create_future()
         self.lost = self._ends = False
-        self.asked_at: float | None = loop.time()
+        # When the pool asked it for something that it has not answered.
+        self._asked_at: float | None = loop.time()
         self._room = asyncio.Semaphore(_MOST_REQUESTS)
         # What it was asked for and has not answered.  It answers one request after the other.
         self._asked: deque[asyncio.Future[Any]] = deque()
@@ -340,14 +327,7 @@ class LauncherHandle:
             undo.callback(self._socket.close)
             # Behind its configuration it writes what it imports, and its stacks.
             self._report = undo.enter_context(_memory_file(packed))
-            fds = self._report.fileno(), theirs.fileno()
-            try:
-                self._new = NewLauncher(*fds, config)
-            except OSError as error:
-                text, final = str(error), cannot_succeed(error, fixed=True)
-                raise LaunchError(
-                    f"the launcher cannot be started: {text}", final=final
-                ) from error
+            self._new = NewLauncher(self._report.fileno(), theirs.fileno(), config)
             undo.pop_all()
         self.ready.add_done_callback(lambda _: self._report.close())
         self._popen, patience = self._new.popen, self._new.patience
@@ -361,13 +341,12 @@ class LauncherHandle:
         loop.add_reader(self._socket.fileno(), self._read_some)
 
     async def launch(self, fds: list[int], variables: Variables = ()) -> Process:
-        """Start a worker on *fds*; see :meth:`Launcher.launch`."""
+        """Start a worker on *fds*, once it is ready; see :meth:`Launcher.launch`."""
         async with self._room:
-            await shielded(self.ready)
             payload = json.dumps(variables).encode()
             answer: asyncio.Future[Process] = self._ask(FrameKind.LAUNCH, payload, fds)
-            if self.asked_at is None:
-                self.asked_at = self._loop.time()
+            if self._asked_at is None:
+                self._asked_at = self._loop.time()
             try:
                 return await shielded(answer)
             except asyncio.CancelledError:
@@ -408,17 +387,25 @@ class LauncherHandle:
         self._fail(error or LaunchError("the launcher was killed"))
         self._lose()
 
-    async def abort_late(self) -> LaunchError:
-        """Kill the process, which has not answered in time; return what it does instead.
+    async def on_start_timeout(self, error: LaunchError) -> LaunchError:
+        """Kill the process, since a start took too long; but not if it serves other pools.
+
+        The pool may just have a short ``start_timeout``, or the machine may be busy for a moment.
+
+        Returns:
+            What it does instead, if that is known; else *error*.
 
         Cancellation:
             Kills it.
         """
+        silent_since = self._asked_at or math.inf
+        if len(self.users) > 1 and self._loop.time() - silent_since < _SILENCE:
+            return error
         try:
             if not self._new.greeted:
                 return self._new.fault("it does not answer within start_timeout")
             if self.ready.done() or self.lost:
-                return LaunchError("the launcher did not answer within start_timeout")
+                return error
             stacks = b""
             self._popen.send_signal(STACKS)
             for _ in range(_LOOKS):
@@ -477,14 +464,13 @@ class LauncherHandle:
             os.close(fd)
 
     def _hear(self, frame: Frame, fds: list[int]) -> None:
-        self.asked_at = None
+        self._asked_at = None
         match frame.kind:
             case FrameKind.HELLO if not self.ready.done():
                 lost, shared = json.loads(frame.payload)
                 self.shared = printable_lines(shared)
-                if lost:
-                    self._share([Thread(*row) for row in lost])
-                self.ready.set_result(None)
+                if not lost or self._share([Thread(*row) for row in lost]):
+                    self.ready.set_result(True)
             case FrameKind.SWEPT if self._asked:
                 self._asked.popleft().set_result(None)
             case FrameKind.LAUNCHED if self._asked:
@@ -500,22 +486,18 @@ class LauncherHandle:
                     ended.ended(status, cpu=cpu / 1e6)
             case FrameKind.FAILED:
                 failure = Failure.unpack(frame.payload)
-                error = LaunchError(
-                    printable_lines(failure.summary),
-                    trace=failure.text,
-                    final=failure.final,
-                    again=failure.stage == "script",
-                )
-                if error.again:
-                    # Workers import the script themselves then, and say why it fails.
-                    self._known.add(SCRIPT)
+                if failure.stage == "script" and not self.ready.done():
+                    self._leave_to_workers([SCRIPT])  # and they say why it fails
+                    return
+                text = printable_lines(failure.summary)
+                error = LaunchError(text, trace=failure.text, final=failure.final)
                 if failure.stage != "fork" or not self._asked:
                     raise error
                 fail_quietly(self._asked.popleft(), error)
             case _:
                 raise ProtocolError(f"the launcher sent {frame.kind.name}")
 
-    def _share(self, lost: list[Thread]) -> None:
+    def _share(self, lost: list[Thread]) -> bool:
         """Decide what workers share with this launcher, in which a fork would lose threads.
 
         A fork copies the memory of the launcher, but only the thread that forks.  So what has
@@ -533,8 +515,11 @@ class LauncherHandle:
           thread only.  So a worker has the module without its native threads.  A thread of Python's
           is code of the module that would be missing there, so that is refused.
 
+        Returns:
+            Whether workers can be forked from it.
+
         Raises:
-            LaunchError: If this launcher is of no use.
+            LaunchError: If none can be forked from any.
         """
         sandboxed = self.config.namespaces is not None
         names = ", ".join(dict.fromkeys(thread.name for thread in lost))
@@ -571,8 +556,14 @@ class LauncherHandle:
             }
             say.NOT_SHARED.log(_LOGGER, extra, text=text)
         if not sandboxed:
-            self._known.update(origins)
-            raise LaunchError("another launcher shares less", again=True)
+            self._leave_to_workers(origins)
+        return sandboxed
+
+    def _leave_to_workers(self, modules: Iterable[str]) -> None:
+        """End this process: the next launcher imports none of these modules."""
+        self._known.update(modules)
+        self.ready.set_result(False)
+        self.abort()
 
     def _death(self, ended: str) -> LaunchError:
         """Return the error of a process that imported what workers share, and has *ended* so."""

@@ -290,15 +290,18 @@ class OomKills:
 
     def __init__(self) -> None:
         files = _cgroup_files("memory", "memory.events", "memory.oom_control")
-        counts = (file for file in (*files, Path("/proc/vmstat")) if _count(file) >= 0)
+        counts = (
+            file for file in (*files, Path("/proc/vmstat")) if oom_kills(file) >= 0
+        )
         self._file = next(counts, None)
 
     def count(self) -> int | None:
         """Return the count, or ``None`` if nobody counts."""
-        return None if self._file is None else max(_count(self._file), 0)
+        return None if self._file is None else max(oom_kills(self._file), 0)
 
 
-def _count(file: Path) -> int:
+def oom_kills(file: Path) -> int:
+    """Return how many processes a file says were killed since memory ran out; -1 if it says nothing."""
     _, name, rest = f"\n{_read(file)}".partition("\noom_kill ")
     return int(rest.partition("\n")[0]) if name else -1
 

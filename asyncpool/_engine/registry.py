@@ -264,7 +264,6 @@ class Leases:
 
     Attributes:
         holders: Those whose jobs are open, or still in flight, by the jobs' numbers.
-        coming: The holder for the job that is being submitted, if that has a lease.
         fence: Tells the worker in a slot until when it may run a job; whoever has workers sets it.
     """
 
@@ -272,33 +271,41 @@ class Leases:
 
     def __init__(self) -> None:
         self.holders: dict[int, Holder] = {}
-        self.coming: Holder | None = None
+        # Those of calls whose jobs are not open yet, by the leases in the options of these.
+        self._pending: dict[tuple[Keeper, Hashable], Holder] = {}
 
     def submit(
-        self, lease: tuple[Keeper, Hashable], submit: Callable[[], PoolJob[Any]]
+        self, name: Hashable, submit: Callable[..., PoolJob[Any]], *call: Any
     ) -> PoolJob[Any]:
-        """Submit a job; the keeper takes its lease, or refuses it, before the job can begin."""
-        keeper, name = lease
-        holder = Holder(self._on_extended)
-        keeper.keep(name, holder)
-        self.coming = holder
+        """Submit a job; the keeper takes its lease, or refuses it, before the job can begin.
+
+        Args:
+            name: Which lease of the keeper in the options of the call.
+            submit: Submits the call.
+            *call: The call; its options are last.
+        """
+        lease: tuple[Keeper, Hashable] = call[-1].lease
+        holder = Holder(self.fence)
+        lease[0].keep(name, holder)
+        self._pending[lease] = holder
         try:
-            job = submit()
+            job = submit(*call)
         except BaseException:
-            holder.let_go()
+            holder.release()
             raise
         finally:
-            self.coming = None
+            self._pending.pop(lease, None)
         if job.done():
-            holder.let_go()
+            holder.release()
         return job
 
-    def enter(self, job: PoolJob[Any]) -> None:
-        """Connect the holder with the job that is being submitted, before a worker gets it."""
-        holder, self.coming = self.coming, None
-        assert holder is not None
-        holder.job = job
-        self.holders[job.id] = holder
+    def enter(self, job: PoolJob[Any], lease: tuple[Keeper, Hashable]) -> None:
+        """Connect the holder with its job, before a worker gets that."""
+        holder = self._pending.pop(lease, None)
+        # A hostile client may ask for a lease in a session, whose calls have none.
+        if holder is not None:
+            self.holders[job.id] = holder
+            holder.job = job
 
     def before_sending(self, job: PoolJob[Any], slot: int) -> None:
         """Tell the worker in *slot* until when it may run a job, if that is known."""
@@ -312,32 +319,19 @@ class Leases:
         if holder is not None:
             holder.slot = job.slot
             if job.slot is None:
-                self.holders.pop(job.id).let_go()
+                self.holders.pop(job.id).release()
 
     def give_back(self, number: int) -> None:
         """Note that no worker has this job any more, if it is settled."""
         holder = self.holders.get(number)
         if holder is not None and holder.slot is not None:
-            self.holders.pop(number).let_go()
+            self.holders.pop(number).release()
 
-    def worker_gone(self, slot: int) -> None:
-        """Note that the worker in *slot* has nothing in flight any more."""
+    def worker_gone(self, slot: int | None = None) -> None:
+        """Note that the worker in *slot*, or each, has nothing in flight any more."""
         for number, holder in list(self.holders.items()):
-            if holder.slot == slot:
+            if slot in {None, holder.slot}:
                 self.give_back(number)
-
-    def close(self) -> None:
-        """Note that there are no workers any more."""
-        for number in list(self.holders):
-            self.give_back(number)
-
-    def _on_extended(self, holder: Holder) -> None:
-        job, until = holder.job, holder.until
-        if job is None or until is None or holder.done():
-            return
-        slot = job.slot if holder.slot is None else holder.slot
-        if slot is not None:
-            self.fence(job, slot, until)
 
 
 # Errors that are made before it is known which job they are for; attribute_to() fills that in.
@@ -367,7 +361,7 @@ class JobRegistry:
         self.events, self._hub = JobEvents(hub), hub
         self.jobs: dict[int, PoolJob[Any]] = {}
         self.leases = Leases()
-        self.deadlines = Deadlines()
+        self.deadlines: Deadlines[int] = Deadlines()
         self.timed = 0
         self.unheard: Counter[str] = Counter()
         self.figures = PoolFigures()
@@ -389,8 +383,8 @@ class JobRegistry:
         self.jobs[job.id] = job
         if job.options.timed:
             self.timed += 1
-        if self.leases.coming is not None:
-            self.leases.enter(job)
+        if (lease := job.options.lease) is not None:
+            self.leases.enter(job, lease)
         on_new = self._hub.on_new
         if on_new is not None:
             on_new(job)

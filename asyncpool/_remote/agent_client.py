@@ -52,8 +52,7 @@ class ClientKeeper:
         assert isinstance(lease, int)
         self._holders[lease] = holder
         holder.add_done_callback(partial(self._done, lease))
-        if lease in self._until:
-            holder.until = self._until[lease]
+        holder.until = self._until.pop(lease, None)
 
     def keeps(self, number: int) -> bool:
         """Tell whether a worker has, or may get, the job with that number."""
@@ -73,7 +72,6 @@ class ClientKeeper:
 
     def _done(self, number: int, _: asyncio.Future[None]) -> None:
         del self._holders[number]
-        self._until.pop(number, None)
         self._on_free(number)
 
 

@@ -193,7 +193,6 @@ class Client:
         self.sessions = ClientSessions(self, self._questions)
         self.broadcasts = ClientBroadcasts(self, self._questions, self.threads, data)
         self.leases = self.registry.leases
-        self.leases.fence = self._fence
         self.ends = JobEnds(
             self.registry,
             self.threads,
@@ -203,6 +202,7 @@ class Client:
         )
         self.waits = JobWaits(self, self.draining.look)
         self.nodes = Nodes(self, self._questions, node_timeout)
+        self.leases.fence = self.nodes.fence
         self.figures = NodeFigures(self)
         self.traffic = Submissions(self, self._functions, max_queued)
 
@@ -309,10 +309,6 @@ class Client:
             node.put(Message(Kind.CREDIT, job.id, priority=job.credit))
             self._flush_soon()
 
-    def _fence(self, job: PoolJob[Any], slot: int, until: float) -> None:
-        """Tell an agent until when its worker may run a job with a lease."""
-        self.nodes.fence(slot, job.id, until)
-
     def fail(self, job: PoolJob[Any], error: BaseException) -> None:
         """End a job without an outcome."""
         self.registry.fail(job, error)
@@ -417,7 +413,7 @@ class Client:
         self.hub.end()  # a trace ends with the figures of the nodes
         self.figures.close()
         self.nodes.close()
-        self.leases.close()
+        self.leases.worker_gone()
         self.draining.look()
 
     async def close_threads(self) -> None:

@@ -550,7 +550,7 @@ class Nodes:
         self._nodes[number].put(Message(Kind.CANCEL, job))
         self.flush_soon()
 
-    def fence(self, number: int, job: int, until: float) -> None:
+    def fence(self, job: PoolJob[Any], number: int, until: float) -> None:
         """Tell an agent until when it may run *job*, whose lease lapses then.
 
         The time is told from the agent's newest time on, which is older than this word, however
@@ -560,7 +560,7 @@ class Nodes:
         if node is not None:
             left = until - node.signs.heard_at
             stamp = node.link.echo
-            node.put(Message(Kind.FENCE, job, priority=stamp, deadline=left))
+            node.put(Message(Kind.FENCE, job.id, priority=stamp, deadline=left))
             self.flush_soon()
 
     def flush_soon(self) -> None:

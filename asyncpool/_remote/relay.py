@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Callable, Coroutine
-from functools import partial
+from collections.abc import Coroutine
 from time import monotonic
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
@@ -306,10 +305,9 @@ class Relay:
         if options.session is not None:
             worker = client.workers[options.session.session]
             return worker.call(self._supervisor, (function, (payload,), {}), options)
-        submit: Callable[[], PoolJob[Any]] = partial(
-            self._traffic.submit, function, (payload,), {}, options
+        return self._supervisor.leases.submit(
+            message.job, self._traffic.submit, function, (payload,), {}, options
         )
-        return self._supervisor.leases.submit((client.keeper, message.job), submit)
 
     # What comes of them.
 

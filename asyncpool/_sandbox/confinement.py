@@ -173,7 +173,7 @@ def _user_of(user: str | int | None) -> tuple[int, int] | None:
 def _cgroup_limits(
     plan: SandboxPlan, cpus: float | None, offered: tuple[str, ...]
 ) -> dict[str, int | float]:
-    wanted = {"memory": plan.memory, "pids": plan.tasks, "cpu": cpus}
+    wanted = {"memory": plan.memory, "pids": plan.tasks and plan.tasks[0], "cpu": cpus}
     return {
         name: value
         for name, value in wanted.items()

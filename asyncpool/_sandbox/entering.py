@@ -94,18 +94,20 @@ def enter(
     """
     warm_up()
     _do_without()
-    if os.geteuid() == 0:
+    is_root = os.geteuid() == 0
+    if is_root:
         # No program that it runs is to have what makes root more than any other user.
         with contextlib.suppress(OSError):  # the kernel has no more of them
             for number in range(_MOST_CAPABILITIES):
                 _call("prctl", _PR_CAPBSET_DROP, number, 0, 0, 0)
         with contextlib.suppress(OSError):
             _call("prctl", _PR_CAP_AMBIENT, _PR_CAP_AMBIENT_CLEAR_ALL, 0, 0, 0)
-    separate = bool(plan.namespaces) and _separate(plan.namespaces)
+    is_counted = bool(plan.namespaces) and _separate(plan.namespaces)
     if threads := preloading.left():
         raise RuntimeError(outside(threads))
     check_leftovers(descriptors)
     if cgroup:
+        is_counted = True
         with open(f"{cgroup}/cgroup.procs", "w") as members:  # noqa: PTH123
             members.write("0")
     os.environ.clear()
@@ -114,7 +116,31 @@ def enter(
         vars(tempfile)["tempdir"] = None  # it may have looked already
     os.chdir(folder if plan.workdir is None else plan.workdir)
     os.umask(0o077)
-    _become(plan, counted=separate or bool(cgroup))
+    if plan.user is not None:
+        user, group = plan.user
+        os.setgroups([])
+        os.setresgid(group, group, group)
+        os.setresuid(user, user, user)
+    elif plan.apart:
+        # Of the threads of root the kernel knows no limit.  It counts them, and much else, for the
+        # real user; files are opened as the effective one.
+        os.setresuid(UNUSED_USERS + os.getpid(), 0, 0)
+        # That user is of root's group, and access() asks what he may do.
+        os.umask(0o007)
+        is_counted = True
+    if is_root or plan.namespaces:
+        # What makes root more than any other user, for good.
+        header = struct.pack("=Ii", _CAPABILITIES_3, 0)
+        _call("capset", header, bytes(24))
+    if plan.tasks is not None:
+        most = plan.tasks[0 if is_counted else 1]
+        if not most:
+            raise OSError(
+                "the kernel refuses user namespaces, so it cannot count the processes of a worker: "
+                "allow them (kernel.apparmor_restrict_unprivileged_userns=0, for one), delegate a "
+                "cgroup to the service, or set processes=0 or None"
+            )
+        _bound(resource.RLIMIT_NPROC, most, most)
     for name, limits in plan.rlimits:
         _bound(getattr(resource, name), *limits)
     if plan.memory is not None:
@@ -173,41 +199,6 @@ def _separate(flags: int) -> bool:
             with contextlib.suppress(OSError), open(f"/proc/self/{name}", "w") as file:  # noqa: PTH123
                 file.write(text)
     return True
-
-
-def _become(plan: SandboxPlan, *, counted: bool) -> None:
-    """Become the user of the plan, or a root that may do no more than others.
-
-    Args:
-        plan: What is to be done.
-        counted: Whether the kernel counts the threads of this worker apart.
-    """
-    if plan.user is not None:
-        user, group = plan.user
-        os.setgroups([])
-        os.setresgid(group, group, group)
-        os.setresuid(user, user, user)
-    elif plan.apart:
-        # Of the threads of root the kernel knows no limit.  It counts them, and much else, for the
-        # real user; files are opened as the effective one.
-        os.setresuid(UNUSED_USERS + os.getpid(), 0, 0)
-        # That user is of root's group, and access() asks what he may do.
-        os.umask(0o007)
-        counted = True
-    if plan.drop or plan.namespaces:
-        # What makes root more than any other user, for good.
-        header = struct.pack("=Ii", _CAPABILITIES_3, 0)
-        _call("capset", header, bytes(24))
-    if plan.tasks is None:
-        return
-    if plan.forks and not counted:
-        raise OSError(
-            "the kernel refuses user namespaces, so it cannot count the processes of a worker: "
-            "allow them (kernel.apparmor_restrict_unprivileged_userns=0, for one), delegate a "
-            "cgroup to the service, or set processes=0 or None"
-        )
-    most = plan.tasks if counted else plan.share
-    _bound(resource.RLIMIT_NPROC, most, most)
 
 
 def _bound(kind: int, soft: int, hard: int) -> None:

@@ -20,6 +20,7 @@ from threading import Lock
 from typing import TYPE_CHECKING, NamedTuple
 
 from asyncpool._engine.loop import Threads
+from asyncpool._engine.machine import oom_kills
 
 if TYPE_CHECKING:
     from asyncpool._sandbox.confinement import Confinement
@@ -69,12 +70,7 @@ class WorkerCgroup:
 
     def lacked_memory(self) -> bool:
         """Return whether the kernel has killed one of its processes for lack of memory."""
-        try:
-            events = (self.folder / "memory.events").read_text()
-        except OSError:
-            return False
-        counts = dict(line.split() for line in events.splitlines())
-        return counts.get("oom_kill", "0") != "0"
+        return oom_kills(self.folder / "memory.events") > 0
 
     def remove(self) -> bool:
         """Kill what is left in it, and remove it; return whether it is gone.

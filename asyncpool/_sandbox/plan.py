@@ -136,7 +136,8 @@ def missing(sandbox: Sandbox, machine: Machine) -> Iterator[Missing]:
         (_TCP_SINCE, "6.7", "network", "connections to other ports"),
         (_SCOPES_SINCE, "6.12", "sandbox", "signals to processes outside of it"),
     ):
-        if machine.landlock < since and (since != _TCP_SINCE or _ports_of(sandbox)):
+        has_ports = not isinstance(sandbox.network, bool)
+        if machine.landlock < since and (since != _TCP_SINCE or has_ports):
             yield Missing(
                 setting,
                 f"{what} cannot be refused, since that needs Landlock {since}, and {kernel}",
@@ -171,14 +172,12 @@ class SandboxPlan(Record):
         ports: The TCP ports that may be connected to.
         filter: The packed program that filters system calls; empty for none.
         rlimits: The kernel's limits: a name, and a soft and a hard limit.
-        tasks: How many threads it may have in all its processes.
-        share: How many threads its user may have, if the kernel cannot count its own apart.
+        tasks: How many threads it may have in all its processes; and how many its user may have,
+            if the kernel cannot count its own apart, with 0 for a refusal.
         apart: Whether it has a real user of its own, for whom the kernel counts.
         memory: How many bytes of memory the worker may add to what it has.
         namespaces: The namespaces that it makes.
         user: The numbers of the user and the group that it becomes.
-        drop: Whether it drops the capabilities of root.
-        forks: Whether it may start processes.
         env: Its environment.
         workdir: The folder that it works in; its private folder if there is none.
     """
@@ -188,14 +187,11 @@ class SandboxPlan(Record):
     ports: tuple[int, ...] = ()
     filter: bytes = b""
     rlimits: tuple[tuple[str, tuple[int, int]], ...] = ()
-    tasks: int | None = None
-    share: int = 0
+    tasks: tuple[int, int] | None = None
     apart: bool = False
     memory: int | None = None
     namespaces: int = 0
     user: tuple[int, int] | None = None
-    drop: bool = False
-    forks: bool = False
     env: tuple[tuple[str, str], ...] = ()
     workdir: str | None = None
 
@@ -222,7 +218,11 @@ def make_plan(
     )
     if machine.system != "Linux":
         return plan
-    ports, forks = _ports_of(sandbox), sandbox.processes != 0
+    ports = None if sandbox.network is True else tuple(sandbox.network or ())
+    forks, tasks = sandbox.processes != 0, None
+    if sandbox.processes is not None:
+        shared = 0 if forks else machine.most_tasks // 4 * 3
+        tasks = sandbox.processes + _THREADS, shared
     # A program that it runs would take another real user for a reason to trust nothing.
     apart = machine.gives_users and user is None and not forks
     code = b""
@@ -248,14 +248,11 @@ def make_plan(
         ports=ports or (),
         filter=code,
         rlimits=tuple(limits.items()),
-        tasks=None if sandbox.processes is None else sandbox.processes + _THREADS,
-        share=machine.most_tasks // 4 * 3,
+        tasks=tasks,
         apart=apart,
         memory=sandbox.memory,
         namespaces=namespaces & machine.namespaces,
         user=user,
-        drop=machine.root,
-        forks=forks,
     )
 
 
@@ -265,8 +262,3 @@ def landlock_rights(version: int) -> tuple[int, int, int]:
     network = _ALL_TCP if version >= _TCP_SINCE else 0
     scopes = _ALL_SCOPES if version >= _SCOPES_SINCE else 0
     return files, network, scopes
-
-
-def _ports_of(sandbox: Sandbox) -> tuple[int, ...] | None:
-    """Return the TCP ports; ``None`` if the whole network is open."""
-    return None if sandbox.network is True else tuple(sandbox.network or ())

@@ -188,9 +188,7 @@ class LeaseFences:
     def __init__(
         self, claims: JobClaims, runs: Callable[[int], bool], end: Callable[[], None]
     ) -> None:
-        self._claims = claims
-        self._runs = runs
-        self._end = end
+        self._claims, self._runs, self._end = claims, runs, end
         self._until: dict[int, float] = {}
         self._bell = allocate_lock()
         self._bell.acquire()

@@ -27,7 +27,7 @@ JOBS = st.integers(0, 9)
 class DeadlinesMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
-        self.deadlines = Deadlines()
+        self.deadlines: Deadlines[int] = Deadlines()
         self.model: dict[int, float] = {}
 
     @rule(job=JOBS, when=TIMES)
@@ -64,7 +64,7 @@ TestDeadlines = DeadlinesMachine.TestCase
 
 @given(st.lists(st.tuples(JOBS, TIMES), max_size=3))
 def test_what_was_forgotten_takes_up_no_room(entries: list[tuple[int, float]]) -> None:
-    deadlines = Deadlines()
+    deadlines: Deadlines[int] = Deadlines()
     for job, when in entries:
         deadlines.set(job, when)
     for number in range(10_000):

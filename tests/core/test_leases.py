@@ -11,6 +11,7 @@ from collections import defaultdict, deque
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from heapq import heappop, heappush
+from typing import Any
 
 import pytest
 from hypothesis import given, strategies as st
@@ -114,17 +115,11 @@ class LeaseMachine(RuleBasedStateMachine):
         self.pace = pace
         self.max_retries, self.overlap = max_retries, overlap
         self.ttl = None if cycles is None else cycles * pace.cycle
-        self.now = 0.0
-        self.repeated = False
+        self.now, self.repeated = 0.0, False
         self.told, self.told_at = 0, -math.inf
-        self.ledger: LeaseLedger[int] = LeaseLedger(
-            max_rate=pace.rate,
-            interval=pace.cycle,
-            max_retries=max_retries,
-            overlap=overlap,
-            max_overlap=overlap,
-            now=0.0,
-            ttl=self.ttl,
+        most: Any = {"max_rate": pace.rate, "overlap": overlap, "max_overlap": overlap}
+        self.ledger: LeaseLedger[int] = ledger_of(
+            interval=pace.cycle, max_retries=max_retries, ttl=self.ttl, **most
         )
         self.kept: dict[int, Kept] = {}
         self.flights: dict[int, tuple[float, Kept]] = {}
@@ -355,11 +350,8 @@ class LeaseMachine(RuleBasedStateMachine):
         away = places["flying"] | places["again"] | places["pause"]
         assert sorted(queued) == sorted(set(self.kept) - away)
         assert set(ledger._repeats) == places["repeat"]
-        pauses = {
-            ledger._by_number[number].lease for number in due_ever(ledger._pauses)
-        }
+        pauses = {record.lease for record in due_ever(ledger._pauses)}
         assert pauses == places["pause"]
-        assert len(ledger._by_number) == len(self.kept)
         # What makes the earliest of all one of two heads: main is sorted, also with backup
         # behind it, which is what it becomes if it is left over at the end of a cycle.
         for queue in (main | backup, ledger._arrivals, ledger._repeats):
@@ -416,14 +408,7 @@ def play(
 
     Each with its answer: *answers* says in turn how long one takes.
     """
-    ledger: LeaseLedger[int] = LeaseLedger(
-        max_rate=pace.rate,
-        interval=pace.cycle,
-        max_retries=0,
-        overlap=100,
-        max_overlap=100,
-        now=0.0,
-    )
+    ledger = ledger_of(max_rate=pace.rate, interval=pace.cycle, overlap=99)
     renewals: dict[int, list[tuple[float, float]]] = {
         life.name: [] for life in lifecycle
     }
@@ -491,26 +476,10 @@ def test_a_beat_is_as_late_as_that_if_others_come_just_before_the_cycle_ends() -
 # Rule by rule.
 
 
-def ledger_of(
-    leases: str = "",
-    *,
-    max_rate: float = 1.0,
-    interval: float = 10.0,
-    max_retries: int = 1,
-    overlap: int = 4,
-    max_overlap: int = 99,
-    ttl: float | None = None,
-) -> LeaseLedger[str]:
+def ledger_of(leases: str = "", **options: Any) -> LeaseLedger[Any]:
     """Return a ledger at time 0 with a lease for each letter."""
-    ledger: LeaseLedger[str] = LeaseLedger(
-        max_rate=max_rate,
-        interval=interval,
-        max_retries=max_retries,
-        overlap=overlap,
-        max_overlap=max_overlap,
-        now=0.0,
-        ttl=ttl,
-    )
+    usual = {"max_rate": 1.0, "interval": 10.0, "max_retries": 1, "overlap": 4}
+    ledger = LeaseLedger[Any](**{"max_overlap": 99, **usual, **options})
     for lease in leases:
         ledger.add(lease, 0.0)
     return ledger

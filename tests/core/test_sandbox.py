@@ -128,7 +128,7 @@ def test_a_sandbox_without_settings_reaches_what_is_installed_and_nothing_else()
         "RLIMIT_MSGQUEUE": (0, 0),
         "RLIMIT_MEMLOCK": (0, 0),
     }
-    assert plan.tasks == 256
+    assert plan.tasks == (256, 24576)
 
 
 def test_settings_become_rights_and_limits() -> None:
@@ -153,24 +153,22 @@ def test_settings_become_rights_and_limits() -> None:
     assert plan.memory == 1 << 30
     limits = dict(plan.rlimits)
     assert limits["RLIMIT_CPU"] == (2, 3)
-    assert plan.tasks == 259
+    assert plan.tasks == (259, 0), "uncounted processes are refused"
     assert plan.namespaces == NEW_USER, "no way out of a namespace of the network"
 
 
-def test_root_gives_up_what_makes_it_root() -> None:
+def test_root_needs_no_namespace_of_users() -> None:
     machine = HERE._replace(root=True, namespaces=NEW_NETWORK, counts_processes=False)
     plan = plan_of(Sandbox(), machine)
-    assert plan.drop
     assert plan.namespaces == NEW_NETWORK
     assert not plan.apart
-    assert not plan_of(Sandbox()).drop
 
 
 def test_root_gives_each_worker_a_user_for_whom_the_kernel_counts() -> None:
     machine = HERE._replace(root=True, gives_users=True, most_tasks=32768)
     plan = plan_of(Sandbox(), machine)
     assert plan.apart
-    assert (plan.tasks, plan.share) == (256, 24576)
+    assert plan.tasks == (256, 24576)
     assert plan.filter != plan_of(Sandbox()).filter, "it may have an epoll"
     # A program that it runs would find that two of its users differ.
     assert not plan_of(Sandbox(processes=None), machine).apart

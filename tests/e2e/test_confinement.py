@@ -333,6 +333,14 @@ async def test_root_makes_workers_of_another_user() -> None:
     assert not Path(folder).parent.exists()
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root has any")
+async def test_root_has_no_capabilities_also_where_a_worker_has_no_namespace() -> None:
+    sandbox = Sandbox(network=True, read=["/proc"])
+    async with Pool(1, preload=[ME], sandbox=sandbox) as pool:
+        status: str = await pool.submit(read, "/proc/self/status")
+    assert "\nCapEff:\t0000000000000000\n" in status
+
+
 async def test_whatever_a_job_leaves_in_its_folder_goes_with_its_worker() -> None:
     async with Pool(1, preload=[ME], sandbox=PARSER) as pool:
         folder = await pool.submit(fill_deeply)

@@ -188,6 +188,29 @@ async def test_the_death_of_another_worker_ends_nothing() -> None:
     assert len(keeper.ends) == 1
 
 
+class Submitting:
+    """An argument that submits a job of its own as it is pickled."""
+
+    def __init__(self, pool: Pool) -> None:
+        self._pool = pool
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        self.job = self._pool.submit(jobs.pid)
+        return bytes, ()
+
+
+async def test_for_its_own_job_and_no_other_that_is_submitted_meanwhile() -> None:
+    async with leasing(2) as (gate, keeper, pool):
+        view, argument = pool.options(lease=(keeper, "mine")), Submitting(pool)
+        job = view.submit(jobs.wait_with, gate.path, argument)
+        await argument.job
+        worker = await gate.visitor("baggage")
+        await keeper.keeps("mine")
+        worker.release()
+        assert await job == 0
+    assert len(keeper.ends) == 1
+
+
 @pytest.mark.parametrize("why", ["cancelled", "too late"])
 async def test_until_a_worker_has_said_that_it_will_not_begin(
     why: str, monkeypatch: pytest.MonkeyPatch

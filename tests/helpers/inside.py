@@ -260,7 +260,7 @@ def affinity_queues_of(core: Core) -> AffinityQueues:
     return core.dispatcher._affinity_queues
 
 
-def due_ever(deadlines: Deadlines) -> set[int]:
+def due_ever(deadlines: Deadlines[Any]) -> set[Any]:
     """Return the jobs whose time is going to be over."""
     return set(deadlines._when)
 
