@@ -247,9 +247,10 @@ class Retiring:
     """A worker gets no more jobs, and ends when it has finished the ones that it has.
 
     *reason* is the limit that it has reached (``"max_jobs"``, ``"max_age"``,
-    ``"max_memory"``), or ``"retire_worker()"``, or ``"idle"``.  It is ``"resize"``, ``"roll"`` or
-    ``"retire"`` after that call of the pool.  It is ``"session"`` if a session has ended and a
-    fresh worker follows.  In clusters it may also be ``"uncaught exception"``, or the call that the
+    ``"max_memory"``), or ``"retire_worker()"``, or ``"idle"``.  After an exception that the
+    option *retire_on* names it is ``"retire_worker(): by retire_on, after shop.DeviceLost"``.  It
+    is ``"resize"``, ``"roll"`` or ``"retire"`` after that call of the pool.  It is ``"session"``
+    if a session has ended and a fresh worker follows.  In clusters it may also be ``"uncaught exception"``, or the call that the
     worker made, ``"retire()"`` or ``"request_replacement()"``, followed by the reason that it
     gave: ``"request_replacement(): worn out"``.
     """

@@ -53,7 +53,7 @@ from asyncpool._core.checks import option
 from asyncpool._dataclass import dataclass, replace
 from asyncpool._wire.frames import MAX_ATTEMPTS, MAX_NUMBER
 from asyncpool._wire.messages import JobContext, Variables, end_of
-from asyncpool._wire.text import in_units
+from asyncpool._wire.text import function_name, in_units
 from asyncpool.enums import CrashKind, Delivery, TimeLimit
 from asyncpool.events import Via
 
@@ -611,6 +611,7 @@ class Options(TypedDict, total=False):
 
     max_attempts: int
     retry_on: Iterable[RetryOn]
+    retire_on: Iterable[type[BaseException] | str]
     timeout: float | None
     queue_timeout: float | None
     heartbeat_timeout: float | None
@@ -668,6 +669,17 @@ def _retry_on(name: str, value: object) -> tuple[RetryOn, ...]:
     return items
 
 
+def _retire_on(name: str, value: object) -> tuple[str, ...]:
+    # Workers and agents get the names: to unpickle a class would import its module there.
+    words = "types of exceptions and names of such"
+    items = checks.several(name, value, words, single=(str, type))
+    for item in items:
+        is_type = isinstance(item, type) and issubclass(item, BaseException)
+        if not (is_type or isinstance(item, str)):
+            raise TypeError(f"{name} takes {words}, not {item!r}")
+    return tuple(it if isinstance(it, str) else function_name(it) for it in items)
+
+
 def _priority(name: str, value: int) -> int:
     # It travels to the agents of shared pools in so many bits.
     if not -(1 << 63) <= checks.INT(name, value) < 1 << 63:
@@ -705,6 +717,8 @@ class JobOptions:
         max_attempts: How many times, at the most, workers may start the job.
         retry_on: Kinds of crash after which there is another attempt, and types of
             exceptions: if the job raises one of those, the pool tries it again too.
+        retire_on: The names of classes of exceptions: if the job raises one of those, its
+            worker begins no other job.
         timeout: The most seconds that each attempt may run.  ``None`` stands for no
             limit, here and in the next three.
         queue_timeout: The most seconds, in all, that the job may wait before its
@@ -749,6 +763,7 @@ class JobOptions:
         1,
     )
     retry_on: tuple[RetryOn, ...] = option(_retry_on, (CrashKind.CRASH, CrashKind.HUNG))
+    retire_on: tuple[str, ...] = option(_retire_on, ())
     timeout: float | None = option(_LIMIT, None)
     queue_timeout: float | None = option(_LIMIT, None)
     heartbeat_timeout: float | None = option(_LIMIT, None)
@@ -784,8 +799,11 @@ class JobOptions:
         limits = self.timeout, self.heartbeat_timeout, self.queue_timeout, self.deadline
         timed = limits != (None,) * 4
         context = b""
-        if timed or self.details:
-            context = JobContext(self.timeout, self.deadline, self.details).pack()
+        if timed or self.details or self.retire_on:
+            names = "\n".join(self.retire_on).encode()
+            context = JobContext(
+                self.timeout, self.deadline, self.details, retire_on=names
+            ).pack()
         special = self.key, self.lease, self.session, self.codec
         plain = not timed and self.via == "submit" and not self.name
         put = object.__setattr__

@@ -395,9 +395,9 @@ def unpack_numbers(payload: bytes) -> tuple[int, ...]:
 #
 # The pool sends it ahead of jobs, and it holds for all of them until the next such frame.  It has the
 # time limits that a job can ask for, the last heartbeat details of its attempt before, the
-# context variables of its submitter, and its trace context.  It is a state of the channel, not
-# a part of the job.  Most jobs have equal contexts, and then cost only one comparison.  An empty
-# payload is the plain context, with which a worker begins.
+# context variables of its submitter, its trace context, and the exceptions after which its worker
+# retires.  It is a state of the channel, not a part of the job.  Most jobs have equal contexts, and
+# then cost only one comparison.  An empty payload is the plain context, with which a worker begins.
 
 # The most bytes of the details of a heartbeat, whose record on the page has 32 KB.
 MAX_DETAILS = 32_728
@@ -408,8 +408,16 @@ MAX_VARIABLES = 1 << 16
 # The most bytes of the trace context.  W3C allows 8192 bytes of baggage, and some 600 besides.
 MAX_TRACE = 1 << 14
 
+# The most bytes of the names of classes after which the worker retires.
+MAX_RETIRE_ON = 1 << 14
+
 # The most bytes of each part, in their order.
-PARTS = {"details": MAX_DETAILS, "variables": MAX_VARIABLES, "trace": MAX_TRACE}
+PARTS = {
+    "details": MAX_DETAILS,
+    "variables": MAX_VARIABLES,
+    "trace": MAX_TRACE,
+    "retire_on": MAX_RETIRE_ON,
+}
 
 # The time limits, and what marshal adds, have 38 bytes.
 MAX_CONTEXT = sum(PARTS.values()) + 64
@@ -434,6 +442,8 @@ class JobContext(Record):
             nothing.
         variables: The packed context variables, or nothing.
         trace: The pickled headers of the span that stands for the attempt, or nothing.
+        retire_on: The names of the classes of exceptions after which its worker runs no other
+            job, one in each line, or nothing.
     """
 
     timeout: float | None = None
@@ -441,6 +451,7 @@ class JobContext(Record):
     details: bytes = b""
     variables: bytes = b""
     trace: bytes = b""
+    retire_on: bytes = b""
 
     def pack(self) -> bytes:
         """Return the payload of a ``CONTEXT`` frame.
@@ -478,7 +489,7 @@ PLAIN = JobContext()
 
 
 def with_parts(context: bytes, **parts: Any) -> bytes:
-    """Return a packed context with other *parts*: ``details``, ``variables`` or ``trace``.
+    """Return a packed context with other *parts*, which :data:`PARTS` names.
 
     Raises:
         ValueError: If one is too large.

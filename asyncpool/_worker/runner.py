@@ -44,7 +44,7 @@ from asyncpool._wire.messages import (
 from asyncpool._wire.page import BEGUN, LANE_OUTCOME_SIZE, NOTED, PageLayout
 from asyncpool._wire.pickling import PICKLE_WORKER, text_of, unpack_variables
 from asyncpool._wire.records import import_named
-from asyncpool._wire.text import JOB_LOGGER
+from asyncpool._wire.text import JOB_LOGGER, function_name
 from asyncpool._worker.api import NO_JOB, run_chunk, running
 from asyncpool._worker.channel import SMALL, decoder, receive, send
 from asyncpool._worker.chunks import call_items
@@ -556,8 +556,26 @@ class JobRunner:
             try:
                 lane.leave_hook(error)
             except BaseException as instead:
-                return instead
+                error = instead
+        job = running.get()
+        if job is not None and job[2].retire_on:
+            # As an ``except`` clause compares, which asks no metaclass.
+            classes = type.__dict__["__mro__"].__get__(type(error))
+            names = {*job[2].retire_on.decode().split("\n")}
+            found = next((it for it in map(function_name, classes) if it in names), "")
+            if found:
+                self._retire_after(found, lane)
         return error
+
+    def _retire_after(self, name: str, lane: Lane) -> None:
+        if lane.log is not None:
+            lane.log.words[1] = 1  # no other item of the chunk, if it is one
+        # The pool must hear of it, even if the job is to end at this moment.
+        self._interrupts.held = True
+        try:
+            self.retire(f"by retire_on, after {name}")
+        finally:
+            self._interrupts.held = False
 
     def pack_error(self, error: BaseException) -> bytes:
         """Pack what the caller of a job, or of an item, is to get."""
@@ -730,11 +748,11 @@ class JobRunner:
 
     # For jobs, and for other threads.
 
-    def retire(self) -> None:
+    def retire(self, reason: str = "") -> None:
         """Begin no further job, and tell the pool so."""
         if not self._claims.closed:
             self._claims.closed = True
-            self.control.send(FrameKind.RETIRE)
+            self.control.send(FrameKind.RETIRE, reason.encode())
 
     @property
     def running(self) -> tuple[int, int] | None:

@@ -116,6 +116,11 @@ def of_jobs(**options: Any) -> JobOptions:
         (of_jobs, {"max_attempts": 2.0}, TypeError, "must be an int, not 2.0"),
         (of_jobs, {"retry_on": (int,)}, TypeError, "not <class 'int'>"),
         (of_jobs, {"retry_on": (ERROR,)}, TypeError, "not ValueError('x')"),
+        (of_jobs, {"retire_on": (int,)}, TypeError, "of such, not <class 'int'>"),
+        (of_jobs, {"retire_on": (ERROR,)}, TypeError, "not ValueError('x')"),
+        (of_jobs, {"retire_on": OSError}, TypeError, "retire_on takes several: ("),
+        (of_jobs, {"retire_on": None}, TypeError, "names of such, not None"),
+        (of_jobs, {"retire_on": [OSError] * 2000}, ValueError, "retire_on have"),
         (of_jobs, {"timeout": -1.5}, ValueError, "must be > 0 seconds, not -1.5"),
         (
             of_jobs,

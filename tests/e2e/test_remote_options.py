@@ -63,6 +63,7 @@ TABLE = {
         3, KEPT, False, KEPT, "the client counts attempts; a broadcast has one"
     ),
     "retry_on": Row((LookupError,), KEPT, True, KEPT, "as for max_attempts"),
+    "retire_on": Row(("builtins.LookupError",), SENT, True, SENT),
     "timeout": Row(1001.0, SENT, True, SENT),
     "queue_timeout": Row(1002.0, SENT, True, SENT),
     "heartbeat_timeout": Row(1003.0, SENT, True, SENT),

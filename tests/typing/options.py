@@ -16,6 +16,7 @@ async def accepted(pool: Pool, keeper: LeaseKeeper[str]) -> None:
     view = pool.options(
         max_attempts=3,
         retry_on=["crash", CrashKind.HUNG, OSError, asyncpool.JobTimeoutError],
+        retire_on=[OSError, "shop.DeviceError"],
         timeout=1.5,
         queue_timeout=2,
         heartbeat_timeout=None,
@@ -48,6 +49,8 @@ def rejected(pool: Pool, view: BoundPool, keeper: LeaseKeeper[str]) -> None:
     pool.options(retry_on=CrashKind.CRASH)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
     pool.options(retry_on=OSError)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
     pool.options(retry_on=[OSError()])  # type: ignore[list-item]  # pyright: ignore[reportArgumentType]
+    pool.options(retire_on=[OSError()])  # type: ignore[list-item]  # pyright: ignore[reportArgumentType]
+    pool.options(retire_on=OSError)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
     pool.options(timeout="1 s")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
     pool.options(on_cancel="x")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
     pool.options(cancel_grace=None)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
