@@ -15,13 +15,7 @@ from asyncpool._wire.formats import JSON, Format, Kind
 from asyncpool._wire.frames import MAX_NUMBER
 from asyncpool._wire.pickling import Serializer
 from asyncpool._wire.plain_data import in_one_piece
-from asyncpool._wire.schemas import (
-    FunctionNames,
-    Signature,
-    load_failure,
-    registered,
-    unnamed,
-)
+from asyncpool._wire.schemas import FunctionNames, Signature, load_failure, registered
 from asyncpool._wire.scripts import CACHED
 from asyncpool.errors import JobNotPicklableError, ProtocolError
 
@@ -126,7 +120,8 @@ class DataSerializer(Serializer):
         """Pack a call."""
         if not number:
             self._names.name_of(function)  # which says why it has none
-            raise unnamed(LookupError(f"this pool has called {MAX_NUMBER} functions"))
+            why = LookupError(f"this pool has called {MAX_NUMBER} functions")
+            raise self._names.unnamed(why)
         if pause is not None:
             pause()  # a message is written in one step, so there is no other place for a break
         return self._signature.pack(args, kwargs, limit=limit)

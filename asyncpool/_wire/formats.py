@@ -194,6 +194,7 @@ class Kind:
         self.hint: Any = hint
         self.trusted: bool = trusted
         self.read: Callable[[bytes], Any] | None = None if self.typed else how.parse
+        self._head = how.head
         self._what = what
         self._direction: Direction = direction
 
@@ -268,8 +269,8 @@ class Kind:
         if (
             type(payload) is bytes
             and self.read is not None
-            and payload[:HEAD] == self.how.head
-            and len(payload) <= HEAD + self.piece
+            and payload[:HEAD] == self._head
+            and len(payload) <= self.piece
         ):
             try:
                 return self.read(payload[HEAD:])
@@ -282,8 +283,7 @@ class Kind:
             return self.made_in_steps(data)
         except Exception as error:
             if isinstance(error, MismatchError):
-                text = printable_lines(path_from(str(error), "$"))
-                told = f"is not what the function's annotation says: {text}"
+                told = f"is not what the function's annotation says: {reason_of(error)}"
             elif foreign or isinstance(error, MissingPackageError):
                 told = f"cannot be read here: {reason_of(error)}"
             else:
@@ -331,10 +331,12 @@ def _parts_of(kind: Kind, value: Any, path: str) -> Iterator[tuple[str, Any]]:
             yield f"{path}[...]", one
 
 
-def reason_of(why: Exception) -> str:
-    """Return the text of an error that says why a value cannot be sent or read."""
+def reason_of(why: Exception, path: str = "$") -> str:
+    """Return the text of an error that says why the value at *path* cannot be sent or read."""
     if isinstance(why, RecursionError):
         return "it is nested too deeply, or holds itself"
+    if isinstance(why, MismatchError):
+        return printable_lines(_path_from(str(why), path))
     own = isinstance(why, NotDataError | MalformedError | MissingPackageError)
     return printable_lines(str(why) if own else describe(why))
 
@@ -397,9 +399,10 @@ _IN_BOTH = 3
 
 # How many values are made in one step, if one alone does not hold more.  How many slow values one step
 # makes at most; and how many objects a whole message, with those of defaults.
-_STEP, _MOST_SLOW, _MOST = 8192, 50_000, 60_000
+_STEP, _MOST_SLOW, _MOST = 4096, 50_000, 60_000
 
-# How many bytes of texts one step looks at; and of an error's text so many characters are kept at each end.
+# How many bytes of texts are looked at in one value, or for half of that many several values in one step;
+# and of an error's text so many characters are kept at each end.
 _MOST_LOOKED, _QUOTED = 1 << 20, 1000
 
 # An int of more bits takes long to become a decimal.
@@ -578,7 +581,7 @@ class _Annotated(Kind):
     ) -> list[Any]:
         """Return *values*, each as the type *hint*; *path* is where errors say that one is."""
         made: list[Any] = []
-        count = 1
+        count = self._step
         while run := values[len(made) : len(made) + count]:
             count = len(run) // 2
             try:
@@ -591,14 +594,15 @@ class _Annotated(Kind):
             except MismatchError as error:
                 if count:
                     continue  # to say where it is in this run
-                found = path_from(str(error), path.format(len(made)))
+                found = _path_from(str(error), path.format(len(made)))
                 raise MismatchError(found) from error
-            count = 2 * len(run)
+            count = min(len(run) + len(run) // 8 + 1, self._step)
         return made
 
     def _is_short(self, level: Sequence[Any]) -> bool:
         """Tell whether all in *level* and below is made in one short step."""
-        return _holds(level, self._step) and self._looked_at(level) <= _MOST_LOOKED
+        few = _holds(level, self._step)
+        return few and self._looked_at(level) <= _MOST_LOOKED // 2
 
     def _looked_at(self, level: Sequence[Any]) -> int:
         """Return how many bytes of texts, and bits of long ints, are looked at in *level* and below."""
@@ -671,7 +675,7 @@ def _check_folds(value: Any) -> None:
                 )
 
 
-def path_from(text: str, root: str) -> str:
+def _path_from(text: str, root: str) -> str:
     """Return the text of a mismatch with the path of the value from *root* on."""
     before, mark, path = text.rpartition("`$")
     if not mark:

@@ -22,7 +22,13 @@ import time
 from io import BytesIO
 from itertools import chain, islice
 
-from asyncpool._wire.buffers import HEAVY, LARGE, OutOfBandPickle, ReceivedPickle
+from asyncpool._wire.buffers import (
+    HEAVY,
+    LARGE,
+    OutOfBandPickle,
+    ReceivedPickle,
+    StreamTooLongError,
+)
 
 TYPE_CHECKING = False  # see _wire/records.py
 if TYPE_CHECKING:
@@ -150,16 +156,20 @@ def weigh(values: Sequence[Any], most: int) -> int | None:
     return None
 
 
-def write(kind: Kind, value: Any, *, in_band: bool = False) -> Packed:
+def write(
+    kind: Kind, value: Any, *, limit: int | None = None, in_band: bool = False
+) -> Packed:
     """Return the message for plain data.
 
     Args:
         kind: What whoever reads it knows of it.
         value: The plain data.
+        limit: How large the message may become, roughly.
         in_band: Whether large buffers are part of it.
 
     Raises:
         NotDataError: If it is no plain data.
+        StreamTooLongError: If *limit* is too low.
         RecursionError: If it holds itself, or is nested too deeply.
         Exception: Whatever else the format raises.
     """
@@ -169,7 +179,7 @@ def write(kind: Kind, value: Any, *, in_band: bool = False) -> Packed:
         if len(text) <= piece:
             return packed([how.head, text])
     buffers: list[memoryview] = []
-    body = _Writer(kind, None if in_band else buffers).body(value)
+    body = _Writer(kind, None if in_band else buffers, limit).body(value)
     return packed([how.head[:1], b"\1", *body], buffers)
 
 
@@ -281,9 +291,12 @@ class _Scales:
 class _Writer(_Scales):
     """Writes a value in parts, once; large buffers go to *buffers*, if there are any."""
 
-    def __init__(self, kind: Kind, buffers: list[memoryview] | None) -> None:
+    def __init__(
+        self, kind: Kind, buffers: list[memoryview] | None, limit: int | None
+    ) -> None:
         super().__init__(kind)
         self._buffers = buffers
+        self._room: float = math.inf if limit is None else limit
         self._program: list[int] = []
         # The values that come next, and what their text weighs.
         self._values: list[Any] = []
@@ -331,7 +344,13 @@ class _Writer(_Scales):
                 continue
             at += len(some)
 
+    def _spend(self, size: int) -> None:
+        self._room -= size
+        if self._room < 0:
+            raise StreamTooLongError
+
     def _push(self, values: list[Any], weight: int) -> None:
+        self._spend(weight)
         if self._pending + weight > _WEIGHT:
             self._flush()
         self._values += values
@@ -357,6 +376,7 @@ class _Writer(_Scales):
         self._push(flat, weight)
         for value in values:
             self._program += (PUSH, len(value), TUPLE, len(value))
+        self._spend(_EACH * len(values))
         self._count(_CONTAINER * len(values))
         return True
 
@@ -365,6 +385,7 @@ class _Writer(_Scales):
         self._add(instruction, len(values))
 
     def _add(self, instruction: int, count: int) -> None:
+        self._spend(_EACH)
         self._program += (instruction, count)
         self._count_instruction(instruction, count)
 
@@ -405,6 +426,7 @@ class _Writer(_Scales):
 
     def _put_bytes(self, view: bytes | memoryview, small: int, large: int) -> None:
         if len(view) < LARGE or self._buffers is None:
+            self._spend(len(view))
             self._bytes.append(view)
             self._add(small, len(view))
             return
@@ -432,11 +454,7 @@ class _Reader(_Scales):
     """Reads a value that was written in parts, once."""
 
     def __init__(
-        self,
-        kind: Kind,
-        body: memoryview,
-        buffers: list[memoryview],
-        pause: Pause,
+        self, kind: Kind, body: memoryview, buffers: list[memoryview], pause: Pause
     ) -> None:
         super().__init__(kind)
         self._pause = pause

@@ -11,15 +11,8 @@ from collections import abc
 from functools import reduce
 from typing import Any, get_args, get_origin, get_type_hints
 
-from asyncpool._wire.buffers import LARGE, StreamTooLongError
-from asyncpool._wire.formats import (
-    JSON,
-    Format,
-    Kind,
-    MismatchError,
-    path_from,
-    reason_of,
-)
+from asyncpool._wire.buffers import StreamTooLongError
+from asyncpool._wire.formats import JSON, Format, Kind, reason_of
 from asyncpool._wire.pickling import (
     describe,
     raisable,
@@ -65,9 +58,7 @@ class FunctionNames:
     """
 
     def __init__(self, allowed: Iterable[object] | None) -> None:
-        self.allowed: tuple[str, ...] | None = (
-            None if allowed is None else tuple(map(_pattern, allowed))
-        )
+        self.allowed = None if allowed is None else tuple(map(_pattern, allowed))
 
     def check(self, name: str) -> None:
         """Raise a :exc:`LookupError` unless workers may call the function of that *name*."""
@@ -85,8 +76,17 @@ class FunctionNames:
             name = _name_of_function(function)
             self.check(name)
         except LookupError as why:
-            raise unnamed(why, what) from why
+            raise self.unnamed(why, what) from why
         return name
+
+    @staticmethod
+    def unnamed(why: Exception, what: str = "fn") -> JobNotPicklableError:
+        """Return the error for a function that has no name."""
+        return JobNotPicklableError(
+            f"{what} cannot be sent by its name, as this pool does: {why}",
+            direction="arguments",
+            name=what,
+        )
 
     def find(self, name: str) -> Any:
         """Return the function of that *name*; the module is imported.
@@ -153,15 +153,6 @@ def check_name(option: str, function: object) -> None:
     """
     if callable(function):
         FunctionNames(None).name_of(function, option)
-
-
-def unnamed(why: Exception, what: str = "fn") -> JobNotPicklableError:
-    """Return the error for a function that has no name."""
-    return JobNotPicklableError(
-        f"{what} cannot be sent by its name, as this pool does: {why}",
-        direction="arguments",
-        name=what,
-    )
 
 
 _ITERATORS = (
@@ -257,12 +248,13 @@ class Signature:
                 text = how.text((values, [*kwargs]))
                 if len(text) <= PIECE:
                     return how.head + text
-            elif limit is not None:
-                _check_size(values, limit)
-            if self._typed:
+            elif self._typed:
+                if limit is not None:
+                    _check_size(values, limit)
                 for at, (_, kind) in enumerate(self._kinds(len(args), kwargs)):
                     values[at] = kind.plain(values[at])
-            return write(self._call, [values, [*kwargs]], in_band=in_band)
+            call = [values, [*kwargs]]
+            return write(self._call, call, limit=limit, in_band=in_band)
         except StreamTooLongError:
             raise
         except Exception as error:
@@ -298,9 +290,7 @@ class Signature:
                     name = one
                     values[at] = kind.made(values[at])
         except Exception as error:
-            text = reason_of(error)
-            if isinstance(error, MismatchError):
-                text = path_from(str(error), f"$.{name}")
+            text = reason_of(error, f"$.{name}")
             raise JobNotPicklableError(
                 f"{name} cannot be read: {text}", direction="arguments", name=name
             ) from error
@@ -319,13 +309,13 @@ def _check_size(values: list[Any], limit: int) -> None:
     """Check roughly that *values* of any type, with those in them, have at most *limit* bytes.
 
     Raises:
-        StreamTooLongError: If they have more, without the buffers that travel beside them.
+        StreamTooLongError: If they have more.
     """
     found, size = [*values], 0
     for value in found:  # the list grows during the loop
         cls = type(value)
         parts: Collection[Any] = ()
-        if cls in (str, bytearray) or (cls is bytes and len(value) < LARGE):
+        if cls in (str, bytes, bytearray):
             size += len(value)
         elif cls in (list, tuple, set, frozenset, dict):
             parts = value
@@ -333,8 +323,6 @@ def _check_size(values: list[Any], limit: int) -> None:
             parts = [getattr(value, name) for name in names]
         elif type(attributes := getattr(value, "__dict__", None)) is dict:
             parts = attributes.values()
-        elif cls is getattr(sys.modules.get("numpy"), "ndarray", None):
-            size += value.nbytes if value.nbytes < LARGE else 0
         if size + 8 * (len(found) + len(parts)) > limit:
             raise StreamTooLongError
         found += parts
