@@ -153,7 +153,9 @@ class Format:
 
 
 class Kind:
-    """What an annotation says of values, which are sent and read by it: nothing, so that they are plain data.
+    """What an annotation says of values, and how they are sent and read.
+
+    This class itself is for values of which it says nothing: they are plain data.
 
     Args:
         how: Their format.
@@ -376,7 +378,7 @@ class MsgspecFormat(Format):
         """
         key = hint, what
         try:
-            if hint is not Any and key not in self._kinds:
+            if key not in self._kinds:
                 cls = _Exactly if hint in _KEPT else _Annotated
                 self._kinds[key] = cls(self, hint, what)
             return self._kinds[key]
@@ -468,7 +470,7 @@ class _Annotated(Kind):
             if (tag := getattr(part, "tag_field", None)) is not None:
                 self._looking.add(tag)
         self.piece = PIECE // effort
-        self._step = _STEP // effort
+        self._step = max(_STEP // effort, 1)
 
     def _parts(self, info: Any) -> Iterator[tuple[Any, str | None]]:
         """Yield the types and fields that a type is made of, and the named field that each is in."""

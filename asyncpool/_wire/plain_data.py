@@ -88,7 +88,6 @@ BYTES, BYTEARRAY, BUFFER, LARGE_BYTEARRAY = range(9, 13)
 # Those that make one value without others in it.
 _SMALL = frozenset((TEXT, FLOAT, BYTES, BUFFER))
 
-_TEXTS: frozenset[type] = frozenset((str,))
 _KEYS: frozenset[type] = frozenset((str, int, float, bool, type(None), bytes))
 
 # Why JSON does not have some.
@@ -261,7 +260,7 @@ class _Scales:
         Raises:
             NotDataError: If they are others than it may have.
         """
-        if set(map(type, keys)) <= _TEXTS:
+        if {str}.issuperset(map(type, keys)):
             return True
         if not self._kind.how.wide or not all(map(_is_key, keys)):
             raise NotDataError(
@@ -393,7 +392,7 @@ class _Writer(_Scales):
         cls, wide = type(value), self._kind.how.wide
         if cls is list:
             self._make(LIST, value)
-        elif cls is dict and (wide or set(map(type, value)) <= _TEXTS):
+        elif cls is dict and (wide or {str}.issuperset(map(type, value))):
             self._has_texts("dict", value)
             self._make(DICT, [*chain.from_iterable(value.items())])
         elif cls is str:

@@ -314,20 +314,19 @@ def _check_size(values: list[Any], limit: int) -> None:
     found, size = [*values], 0
     for value in found:  # the list grows during the loop
         cls = type(value)
+        size += len(value) if cls in (str, bytes, bytearray) else 8
         parts: Collection[Any] = ()
-        if cls in (str, bytes, bytearray):
-            size += len(value)
-        elif cls in (list, tuple, set, frozenset, dict):
+        if cls is dict:
+            parts = value.values()
+        elif cls in (list, tuple, set, frozenset):
             parts = value
         elif (names := getattr(cls, "__struct_fields__", None)) is not None:
             parts = [getattr(value, name) for name in names]
         elif type(attributes := getattr(value, "__dict__", None)) is dict:
             parts = attributes.values()
-        if size + 8 * (len(found) + len(parts)) > limit:
+        if size > limit or len(found) + len(parts) > limit:
             raise StreamTooLongError
         found += parts
-        if cls is dict:
-            found += value.values()
 
 
 # What a job raises is data too: always JSON, whatever the codec of the calls.  An exception comes home as
