@@ -403,8 +403,8 @@ _IN_BOTH = 3
 # makes at most; and how many objects a whole message, with those of defaults.
 _STEP, _MOST_SLOW, _MOST = 4096, 50_000, 60_000
 
-# How many bytes of texts are looked at in one value, or for half of that many several values in one step;
-# and of an error's text so many characters are kept at each end.
+# How many bytes of texts are looked at in one value; several that are made in one step have at most half as
+# many.  And how many characters of an error's text are kept at each end.
 _MOST_LOOKED, _QUOTED = 1 << 20, 1000
 
 # An int of more bits takes long to become a decimal.
@@ -585,7 +585,7 @@ class _Annotated(Kind):
         made: list[Any] = []
         count = self._step
         while run := values[len(made) : len(made) + count]:
-            count = len(run) // 2
+            count = len(run) // 2  # of the next run, if this one is not made
             try:
                 if not count:
                     made.append(self._in_steps(run[0], hint, convert))
