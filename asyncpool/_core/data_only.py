@@ -5,23 +5,17 @@ from __future__ import annotations
 import json
 import pickle
 from binascii import b2a_base64
+from contextlib import suppress
 from functools import lru_cache, partial
 from typing import TYPE_CHECKING
 
 from asyncpool._core.functions import FunctionTable
 from asyncpool._wire.buffers import HEAVY, LIGHT, OutOfBandPickle, ReceivedPickle
-from asyncpool._wire.formats import JSON, Format, PluggedFormat
+from asyncpool._wire.formats import JSON, Format, Kind
 from asyncpool._wire.frames import MAX_NUMBER
 from asyncpool._wire.pickling import Serializer
 from asyncpool._wire.plain_data import in_one_piece
-from asyncpool._wire.schemas import (
-    FunctionNames,
-    Schema,
-    Signature,
-    load_failure,
-    registered,
-    unnamed,
-)
+from asyncpool._wire.schemas import FunctionNames, Signature, load_failure, registered
 from asyncpool._wire.scripts import CACHED
 from asyncpool.errors import JobNotPicklableError, ProtocolError
 
@@ -31,7 +25,7 @@ if TYPE_CHECKING:
 
     from asyncpool._core.figures import FunctionTotals
 
-_DETAILS = Schema(JSON, what="the details of a heartbeat", direction="details")
+_DETAILS = Kind(JSON, what="the details of a heartbeat", direction="details")
 
 
 class DataOnly:
@@ -76,7 +70,7 @@ class DataOnly:
             JobNotPicklableError: If it has no name, or may not be called.
         """
         name = self.names.name_of(function)
-        return json.dumps({"codec": self._spec(how), "function": name}).encode()
+        return json.dumps({"function": name, "codec": self._spec(how)}).encode()
 
     def serializer_of(
         self, function: Callable[..., Any], how: Format
@@ -109,11 +103,9 @@ class DataSerializer(Serializer):
     def __init__(self, data: DataOnly, signature: Signature) -> None:
         self._names = data.names
         self._signature = signature
-        self.load_value: Callable[..., Any] = signature.result.load
-        self.load_item: Callable[..., Any] = signature.item.load
-        self.load_error: Callable[..., BaseException] = partial(
-            load_failure, data.errors
-        )
+        self.load_value = signature.result.load
+        self.load_item = signature.item.load
+        self.load_error = partial(load_failure, data.errors)
 
     def pack_job(
         self,
@@ -128,7 +120,8 @@ class DataSerializer(Serializer):
         """Pack a call."""
         if not number:
             self._names.name_of(function)  # which says why it has none
-            raise unnamed(LookupError(f"this pool has called {MAX_NUMBER} functions"))
+            why = LookupError(f"this pool has called {MAX_NUMBER} functions")
+            raise self._names.unnamed(why)
         if pause is not None:
             pause()  # a message is written in one step, so there is no other place for a break
         return self._signature.pack(args, kwargs, limit=limit)
@@ -182,15 +175,13 @@ class DataFunctionTable(FunctionTable):
 
     def _describe(self, function: Callable[..., Any]) -> tuple[bytes, Serializer]:
         serializer = self._data.serializer_of(function, self._how)
-        if type(function) not in self._plain:
-            return b"", serializer
-        try:
-            return self._data.describe(function, self._how), serializer
-        except JobNotPicklableError:  # each call of it is refused
-            return b"", serializer
+        if type(function) in self._plain:
+            with suppress(JobNotPicklableError):  # each call of it is refused
+                return self._data.describe(function, self._how), serializer
+        return b"", serializer
 
 
-def _spec(how: Format) -> object:
-    if isinstance(how, PluggedFormat):
-        return [b2a_base64(pickle.dumps(how.codec)).decode()]
-    return how.name
+def _spec(how: Format) -> str:
+    if how.codec is None:
+        return how.name
+    return b2a_base64(pickle.dumps(how.codec)).decode()

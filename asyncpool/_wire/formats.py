@@ -1,4 +1,7 @@
-"""How plain data becomes text, and typed data plain: JSON, msgspec, or a codec of the user's."""
+"""How values become messages, and back: as JSON, by msgspec, or by a codec of the user's.
+
+A :class:`Format` is one of these.  A :class:`Kind` is what an annotation says of values in it.
+"""
 
 from __future__ import annotations
 
@@ -11,24 +14,31 @@ from functools import cache
 from itertools import chain
 from typing import Any, Protocol, get_args, get_origin, runtime_checkable
 
+from asyncpool._wire.pickling import describe
 from asyncpool._wire.plain_data import (
+    HEAD,
     PIECE,
     MalformedError,
+    MissingPackageError,
     NotDataError,
     hash_long,
     packed,
+    read,
     size_of,
     write,
 )
+from asyncpool._wire.text import printable_lines
+from asyncpool.errors import JobNotPicklableError, ProtocolError
 
 TYPE_CHECKING = False  # see _wire/records.py
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-    from typing import NoReturn, TypeAlias
+    from collections.abc import Callable, Collection, Iterator, Sequence
+    from typing import Literal, NoReturn, TypeAlias
 
-    from asyncpool._wire.plain_data import Packed
+    from asyncpool._wire.plain_data import Packed, Pause, Payload
 
     Convert: TypeAlias = Callable[[Any, Any], Any]
+    Direction = Literal["arguments", "result", "exception", "details"]
     Level = tuple[Sequence[Any], list[dict[Any, Any]], list[Any]]
 
 
@@ -75,6 +85,12 @@ class Codec(Protocol):
 class MismatchError(TypeError):
     """A value is not of the type that the function's annotation names."""
 
+
+# What errors call most values.
+RESULT = "the job's result"
+
+# How deep the part of a value is looked for that cannot be sent.
+_DEEPEST_CULPRIT = 30
 
 # What JSON writes for a character beyond U+FFFF begins with it, and for half a surrogate pair.
 _SURROGATES = "\\ud"
@@ -127,26 +143,31 @@ class Format:
     head = b"\1\0"
     name = "json"
     wide = False
-    codec: Codec | None = None
+    codec: Any = None
     text: Callable[[Any], bytes] = staticmethod(_text)
     parse: Callable[[bytes], Any] = staticmethod(_parse)
 
-    def kind_of(self, hint: Any) -> Kind:
-        """Return what is known of values that are annotated *hint*."""
-        del hint
-        return Kind(self)
+    def kind_of(self, hint: Any, what: str = RESULT) -> Kind:
+        """Return what is known of values that are annotated *hint*; errors call one *what*."""
+        return Kind(self, hint, what)
 
 
 class Kind:
-    """What an annotation says of values: nothing, so that they are plain data.
+    """What an annotation says of values, and how they are sent and read.
+
+    This class itself is for values of which it says nothing: they are plain data.
 
     Args:
         how: Their format.
+        hint: The annotation.
+        what: What errors call such a value.
+        direction: What errors say of its way.
         trusted: Whether a worker reads them.  For that one they may hold any number of values.  Whoever
             sends them does not write into them later on, and may make it import what they need.
 
     Attributes:
         how: The format.
+        hint: The annotation.
         trusted: As above.
         typed: Whether it says anything of them.
         whole: Whether no part of such a value can be sent by itself.
@@ -162,10 +183,22 @@ class Kind:
     copies = 1
     tracked = False
 
-    def __init__(self, how: Format, *, trusted: bool = False) -> None:
+    def __init__(
+        self,
+        how: Format,
+        hint: Any = Any,
+        what: str = RESULT,
+        direction: Direction = "result",
+        *,
+        trusted: bool = False,
+    ) -> None:
         self.how: Format = how
+        self.hint: Any = hint
         self.trusted: bool = trusted
-        self.read: Callable[[bytes], Any] | None = how.parse
+        self.read: Callable[[bytes], Any] | None = None if self.typed else how.parse
+        self._head = how.head
+        self._what = what
+        self._direction: Direction = direction
 
     def plain(self, value: Any) -> Any:
         """Return the plain data of a value.
@@ -202,20 +235,122 @@ class Kind:
         """
         return write(self, value)
 
+    def pack(self, value: Any, limit: int | None = None) -> Packed:
+        """Return the message for a value.
+
+        Raises:
+            JobNotPicklableError: If it is no plain data, and not of the annotated type, or has more than
+                *limit* bytes.
+        """
+        name, codec = type(value).__qualname__, self.how.name
+        try:
+            data = self.message(value)
+        except Exception as error:
+            where, why = self.culprit(value, "$", error)
+            raise JobNotPicklableError(
+                f"{self._what}, of type {name}, cannot be sent as {codec}: {reason_of(why)} - at "
+                f"`{where}`",
+                direction="result",
+                name=name,
+            ) from why
+        if limit is not None and len(data) > limit:
+            raise JobNotPicklableError(
+                f"{self._what} has {len(data)} bytes as {codec}, and max_message_size is {limit}",
+                direction="result",
+                name="",
+            )
+        return data
+
+    def load(self, payload: Payload, pause: Pause | None = None) -> Any:
+        """Return the value that a worker has sent, which may be anything.
+
+        Raises:
+            JobNotPicklableError: If it is not of the annotated type, or cannot be had here.
+            ProtocolError: If it is no message of this format.
+        """
+        if (
+            type(payload) is bytes
+            and self.read is not None
+            and payload[:HEAD] == self._head
+            and len(payload) <= self.piece
+        ):
+            try:
+                return self.read(payload[HEAD:])
+            except Exception:  # noqa: S110 - what comes next says what is wrong
+                pass
+        foreign = False
+        try:
+            data = read(self, payload, pause)
+            foreign = self.how.codec is not None
+            return self.made_in_steps(data)
+        except Exception as error:
+            if isinstance(error, MismatchError):
+                told = f"is not what the function's annotation says: {reason_of(error)}"
+            elif foreign or isinstance(error, MissingPackageError):
+                told = f"cannot be read here: {reason_of(error)}"
+            else:
+                raise ProtocolError(
+                    f"it sent {self._what} that is no {self.how.name}: {reason_of(error)}"
+                ) from error
+            raise JobNotPicklableError(
+                f"{self._what} {told}", direction=self._direction, name=""
+            ) from error
+
+    def culprit(
+        self, value: Any, path: str, error: Exception, depth: int = _DEEPEST_CULPRIT
+    ) -> tuple[str, Exception]:
+        """Return the path of the part of *value* that cannot be sent, and why."""
+        if not depth:
+            return path, NotDataError("it is nested too deeply, or holds itself")
+        for where, part in _parts_of(self, value, path):
+            if (own := self.refusal(part)) is not None:
+                return self.culprit(part, where, own, depth - 1)
+        return path, error
+
+    def refusal(self, value: Any) -> Exception | None:
+        """Return why *value* cannot be sent; ``None`` if it can."""
+        try:
+            self.message(value)
+        except Exception as error:
+            return error
+        return None
+
+
+def _parts_of(kind: Kind, value: Any, path: str) -> Iterator[tuple[str, Any]]:
+    """Yield the parts of *value* that could be sent by themselves, with their paths."""
+    if kind.whole:
+        return
+    if type(value) is dict:
+        for key, one in value.items():
+            named = type(key) is str and key.isidentifier()
+            yield (f"{path}.{key}" if named else f"{path}[{key!r}]"), one
+            yield f"{path}[{key!r}]", key
+    elif type(value) is list or (type(value) is tuple and kind.how.wide):
+        for index, one in enumerate(value):
+            yield f"{path}[{index}]", one
+    elif type(value) in (set, frozenset) and kind.how.wide:
+        for one in value:
+            yield f"{path}[...]", one
+
+
+def reason_of(why: Exception, path: str = "$") -> str:
+    """Return the text of an error that says why the value at *path* cannot be sent or read."""
+    if isinstance(why, RecursionError):
+        return "it is nested too deeply, or holds itself"
+    if isinstance(why, MismatchError):
+        return printable_lines(_path_from(str(why), path))
+    own = isinstance(why, NotDataError | MalformedError | MissingPackageError)
+    return printable_lines(str(why) if own else describe(why))
+
 
 class _Exactly(Kind):
     """Plain data of one class, which may be large and travel beside the message."""
 
     typed = True
 
-    def __init__(self, how: Format, cls: type) -> None:
-        super().__init__(how)
-        self.read = None
-        self._cls = cls
-
     def made(self, data: Any) -> Any:
-        if type(data) is not self._cls:
-            wanted, found = self._cls.__qualname__, type(data).__qualname__
+        if type(data) is not self.hint:
+            wanted, found = self.hint.__qualname__, type(data).__qualname__
             raise MismatchError(f"Expected `{wanted}`, got `{found}`")
         return data
 
@@ -233,24 +368,22 @@ class MsgspecFormat(Format):
         self.msgspec: Any = msgspec
         self.text = msgspec.json.Encoder().encode
         self.parse = msgspec.json.Decoder().decode
-        self._kinds: dict[Any, Kind] = {
-            Any: Kind(self),
-            bytes: _Exactly(self, bytes),
-            bytearray: _Exactly(self, bytearray),
-        }
+        self._kinds: dict[tuple[Any, str], Kind] = {}
 
-    def kind_of(self, hint: Any) -> Kind:
+    def kind_of(self, hint: Any, what: str = RESULT) -> Kind:
         """Return what is known of values that are annotated *hint*.
 
         That is nothing if it does not say of each value in it what it is, or if it hashes others than
         texts: the hash of a number is known to whoever sends it.
         """
+        key = hint, what
         try:
-            if hint not in self._kinds:
-                self._kinds[hint] = _Annotated(self, hint)
-            return self._kinds[hint]
-        except Exception:  # noqa: BLE001 - msgspec does not know it, or a user's class raises
-            return Kind(self)
+            if key not in self._kinds:
+                cls = _Exactly if hint in _KEPT else _Annotated
+                self._kinds[key] = cls(self, hint, what)
+            return self._kinds[key]
+        except Exception:
+            return Kind(self, hint, what)
 
 
 # Types, as msgspec's inspection calls them: those of any value; those whose values take long to make; the
@@ -268,9 +401,10 @@ _IN_BOTH = 3
 
 # How many values are made in one step, if one alone does not hold more.  How many slow values one step
 # makes at most; and how many objects a whole message, with those of defaults.
-_STEP, _MOST_SLOW, _MOST = 8192, 50_000, 60_000
+_STEP, _MOST_SLOW, _MOST = 4096, 50_000, 60_000
 
-# How many bytes of texts one step looks at; and of an error's text so many characters are kept at each end.
+# How many bytes of texts are looked at in one value; several that are made in one step have at most half as
+# many.  And how many characters of an error's text are kept at each end.
 _MOST_LOOKED, _QUOTED = 1 << 20, 1000
 
 # An int of more bits takes long to become a decimal.
@@ -294,26 +428,21 @@ _KEPT = (bytes, bytearray)
 class _Annotated(Kind):
     """Values of a type that msgspec knows, with what it costs to make them.
 
-    Args:
-        how: The format.
-        hint: The type.
-
     Raises:
-        Exception: If it is none, or says too little.
+        Exception: If the annotation is no such type, or says too little.
     """
 
     typed = True
     whole = True
 
-    def __init__(self, how: MsgspecFormat, hint: Any) -> None:
-        super().__init__(how)
+    def __init__(self, how: MsgspecFormat, hint: Any, what: str) -> None:
+        super().__init__(how, hint, what)
         self._msgspec = how.msgspec
-        self._hint = hint
         parts = [*self._parts(self._msgspec.inspect.type_info(hint))]
-        kinds = {type(part).__name__ for part in parts}
+        kinds = {type(part).__name__ for part, _ in parts}
         hashed = {
             type(getattr(part, "key_type", getattr(part, "item_type", None))).__name__
-            for part in parts
+            for part, _ in parts
             if type(part).__name__ in _HASHING
         }
         if kinds & _OPEN or hashed - _HASHED:
@@ -328,45 +457,35 @@ class _Annotated(Kind):
         # those of a list that stands for an object; and how many times as long as an empty list one value
         # may take with them.
         self._defaults, self._shortest, effort = Counter[str](), 0, 1
-        # Whether each character of a text is looked at, as for a decimal, or quoted by an error, as if it is
-        # no member of an enum; and the names of the fields for which that is so.
-        self._looks, self._looking = self._looks_at(parts[0]), set[str]()
-        for part in parts:
+        # The names of the fields in which each character of a text is looked at, as for a decimal, or quoted
+        # by an error, as if it is no member of an enum; and None, if that is so outside of named fields.
+        self._looking = {name for part, name in parts if _looks_at(part)}
+        for part, _ in parts:
             fields = getattr(part, "fields", ())
-            made = {field.encode_name: self._made_for(field, 0) for field in fields}
-            effort = max(effort, 1 + sum(made.values()) + len(fields) // _FIELDS)
+            made = Counter({f.encode_name: self._made_for(f, 0) for f in fields})
+            effort = max(effort, 1 + made.total() + len(fields) // _FIELDS)
             if getattr(part, "array_like", False):
-                self._shortest = max(self._shortest, sum(made.values()))
-            self._defaults |= Counter(made)  # the greater number for each name
-            self._looking |= {f.encode_name for f in fields if self._looks_at(f.type)}
+                self._shortest = max(self._shortest, made.total())
+            self._defaults |= made  # the greater number for each name
             if (tag := getattr(part, "tag_field", None)) is not None:
                 self._looking.add(tag)
         self.piece = PIECE // effort
-        self._step = _STEP // effort
+        self._step = max(_STEP // effort, 1)
 
-    def _looks_at(self, info: Any) -> bool:
-        """Tell whether texts are looked at in a value of this type, beside its named fields."""
-        return any(
-            type(part).__name__ in _LOOKED
-            or getattr(part, "pattern", None)
-            or (_is_list(part) and getattr(part, "tag_field", None) is not None)
-            for part in self._parts(info, named=False)
-        )
-
-    def _parts(self, info: Any, *, named: bool = True) -> Iterator[Any]:
-        """Yield the types and fields that a type is made of, perhaps without *named* fields."""
-        inspect = self._msgspec.inspect
-        parts, seen = [info], set[int]()
-        while parts:
-            part = parts.pop()
-            if not isinstance(part, inspect.Type | inspect.Field) or id(part) in seen:
+    def _parts(self, info: Any) -> Iterator[tuple[Any, str | None]]:
+        """Yield the types and fields that a type is made of, and the named field that each is in."""
+        known = self._msgspec.inspect.Type | self._msgspec.inspect.Field
+        parts: list[tuple[Any, str | None]] = [(info, None)]
+        seen = set[tuple[int, str | None]]()
+        for part, name in parts:  # the list grows during the loop
+            if not isinstance(part, known) or (id(part), name) in seen:
                 continue
-            seen.add(id(part))
-            yield part
-            if named or _is_list(part) or not hasattr(part, "fields"):
-                for name in part.__struct_fields__:
-                    value = getattr(part, name)
-                    parts += value if isinstance(value, tuple) else (value,)
+            seen.add((id(part), name))
+            yield part, name
+            for value in self._msgspec.structs.astuple(part):
+                for one in value if isinstance(value, tuple) else (value,):
+                    own = name if _is_list(part) else getattr(one, "encode_name", name)
+                    parts.append((one, own))
 
     def _made_for(self, field: Any, depth: int) -> int:
         """Return how many objects the default of a field makes, or takes as long as."""
@@ -397,14 +516,14 @@ class _Annotated(Kind):
             if len(text) <= self.piece and b"null" not in text:
                 return packed([self.how.head, text])
         data = self.plain(value)
-        self._convert_in_steps(data, _leave)
+        self._checked(data, lambda part, _: part)
         return write(self, data)
 
     def made(self, data: Any) -> Any:
-        return self._convert(data, self._hint)
+        return self._convert(data, self.hint)
 
     def made_in_steps(self, data: Any) -> Any:
-        return self._convert_in_steps(data, self._convert)
+        return self._checked(data, self._convert)
 
     def _convert(self, data: Any, hint: Any) -> Any:
         try:
@@ -415,7 +534,8 @@ class _Annotated(Kind):
                 text = f"{text[:_QUOTED]}...{text[-_QUOTED:]}"
             raise MismatchError(text) from error
 
-    def _convert_in_steps(self, data: Any, convert: Convert) -> Any:
+    def _checked(self, data: Any, convert: Convert) -> Any:
+        """Return *data* as *convert* makes it in steps, unless its defaults make too much."""
         objects, defaults = 0, self._defaults
         more = defaults or self._shortest
         for level, dicts, lists in _levels([data] if more or self._sets else []):
@@ -424,15 +544,13 @@ class _Annotated(Kind):
             objects += len(lists) * (1 + self._shortest)
             objects += len(dicts) * (1 + defaults.total())
             # Other keys do not stand for what is not there.
-            objects -= sum(
-                defaults[key] for one in dicts for key in one if key in defaults
-            )
+            objects -= sum(defaults.get(key, 0) for one in dicts for key in one)
         if more and objects > _MOST:
             raise NotDataError(
                 f"with the defaults of its fields it holds more than {_MOST:,} lists, dicts or others, "
                 "which would hold up the service: yield it in parts"
             )
-        return self._in_steps(data, self._hint, convert)
+        return self._in_steps(data, self.hint, convert)
 
     def _in_steps(self, data: Any, hint: Any, convert: Convert) -> Any:
         """Return *data* as the type *hint*, of which *convert* makes as much as takes one step."""
@@ -442,10 +560,10 @@ class _Annotated(Kind):
         if (cls is list or cls is tuple) and (
             origin is list or (origin is tuple and args[1:] == (...,))
         ):
-            made = self._elements(data, range(len(data)), args[0], convert)
+            made = self._elements(data, args[0], convert, "$[{}]")
             return made if origin is list else tuple(made)
         if cls is dict and origin is dict and {str, args[0]} == {*map(type, data), str}:
-            made = self._elements([*data.values()], None, args[1], convert)
+            made = self._elements([*data.values()], args[1], convert, "$[...]")
             return dict(zip(data, made, strict=True))
         name = getattr(hint, "__qualname__", hint)
         if self._slow and not _holds([data], _MOST_SLOW):
@@ -461,34 +579,39 @@ class _Annotated(Kind):
         return convert(data, hint)
 
     def _elements(
-        self, values: Sequence[Any], at: range | None, hint: Any, convert: Convert
+        self, values: Sequence[Any], hint: Any, convert: Convert, path: str
     ) -> list[Any]:
-        """Return *values* as the type *hint*; *at* is where they are in their list."""
-        if self._is_short([values]):
+        """Return *values*, each as the type *hint*; *path* is where errors say that one is."""
+        made: list[Any] = []
+        count = self._step
+        while run := values[len(made) : len(made) + count]:
+            count = len(run) // 2  # of the next run, if this one is not made
             try:
-                return list(convert(values, list[hint]))
-            except MismatchError:
-                pass  # which says where it is in this part
-        if len(values) == 1:
-            try:
-                return [self._in_steps(values[0], hint, convert)]
+                if not count:
+                    made.append(self._in_steps(run[0], hint, convert))
+                elif self._is_short(run):
+                    made += convert(run, list[hint])
+                else:
+                    continue
             except MismatchError as error:
-                root = "$[...]" if at is None else f"$[{at[0]}]"
-                raise MismatchError(path_from(str(error), root)) from error
-        half = len(values) // 2
-        made = self._elements(values[:half], at and at[:half], hint, convert)
-        made += self._elements(values[half:], at and at[half:], hint, convert)
+                if count:
+                    continue  # to say where it is in this run
+                found = _path_from(str(error), path.format(len(made)))
+                raise MismatchError(found) from error
+            count = min(len(run) + len(run) // 8 + 1, self._step)
         return made
 
     def _is_short(self, level: Sequence[Any]) -> bool:
         """Tell whether all in *level* and below is made in one short step."""
-        return _holds(level, self._step) and self._looked_at(level) <= _MOST_LOOKED
+        few = _holds(level, self._step)
+        return few and self._looked_at(level) <= _MOST_LOOKED // 2
 
     def _looked_at(self, level: Sequence[Any]) -> int:
         """Return how many bytes of texts, and bits of long ints, are looked at in *level* and below."""
-        inside: Sequence[Any] = level if self._looks else []
-        if self._looking and not self._looks:
-            inside = [
+        if not self._looking:
+            return 0
+        if None not in self._looking:
+            level = [
                 part
                 for _, dicts, _ in _levels(level, self._looking)
                 for one in dicts
@@ -496,7 +619,7 @@ class _Annotated(Kind):
                 if key in self._looking
             ]
         looked = 0
-        for values, dicts, _ in _levels(inside):
+        for values, dicts, _ in _levels(level):
             for one in chain(values, *dicts):
                 if type(one) is str:
                     looked += size_of(one)
@@ -505,18 +628,20 @@ class _Annotated(Kind):
         return looked
 
 
+def _looks_at(part: Any) -> bool:
+    """Tell whether texts are looked at for a value of this type, beside what is in it."""
+    tagged = _is_list(part) and getattr(part, "tag_field", None) is not None
+    pattern = getattr(part, "pattern", None)
+    return tagged or bool(pattern) or type(part).__name__ in _LOOKED
+
+
 def _is_list(part: Any) -> bool:
     """Tell whether a type's objects come as lists of their fields."""
     named_tuple = type(part).__name__ == "NamedTupleType"
     return named_tuple or getattr(part, "array_like", False)
 
 
-def _leave(data: Any, hint: Any) -> Any:
-    del hint
-    return data
-
-
-def _levels(level: Sequence[Any], but: set[str] | None = None) -> Iterator[Level]:
+def _levels(level: Sequence[Any], but: Collection[str | None] = ()) -> Iterator[Level]:
     """Yield the values of each level, with the dicts among them, and the lists, tuples and sets.
 
     Those below the keys *but* are left out.
@@ -552,7 +677,7 @@ def _check_folds(value: Any) -> None:
                 )
 
 
-def path_from(text: str, root: str) -> str:
+def _path_from(text: str, root: str) -> str:
     """Return the text of a mismatch with the path of the value from *root* on."""
     before, mark, path = text.rpartition("`$")
     if not mark:
@@ -567,12 +692,12 @@ class PluggedFormat(Format):
     wide = True
 
     def __init__(self, codec: Codec) -> None:
-        self.codec = self._own = codec
+        self.codec = codec
         self.name = codec.name
 
-    def kind_of(self, hint: Any) -> Kind:
+    def kind_of(self, hint: Any, what: str = RESULT) -> Kind:
         """Return what calls the codec with *hint*."""
-        return _Plugged(self, self._own, hint)
+        return _Plugged(self, hint, what)
 
     # Two of one codec are the same, so that a view that is made for each job costs nothing.
 
@@ -589,19 +714,14 @@ class _Plugged(Kind):
     typed = True
     whole = True
 
-    def __init__(self, how: Format, codec: Codec, hint: Any) -> None:
-        super().__init__(how)
-        self.read = None
-        self._codec, self._hint = codec, hint
-
     def plain(self, value: Any) -> bytes:
-        data: object = self._codec.encode(value)
+        data: object = self.how.codec.encode(value)
         if type(data) is not bytes:
             raise NotDataError(f"its encode() has returned a {type(data).__qualname__}")
         return data
 
     def made(self, data: Any) -> Any:
-        return self._codec.decode(data, self._hint)
+        return self.how.codec.decode(data, self.hint)
 
     def message(self, value: Any) -> Packed:
         return packed([self.how.head, self.plain(value)])

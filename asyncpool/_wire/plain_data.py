@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from asyncpool._wire.formats import Kind
 
     Packed = bytes | OutOfBandPickle
+    Pause = Callable[[], None]
     Payload = bytes | memoryview | ReceivedPickle
 
 # The bytes of a message before its body.
@@ -87,7 +88,6 @@ BYTES, BYTEARRAY, BUFFER, LARGE_BYTEARRAY = range(9, 13)
 # Those that make one value without others in it.
 _SMALL = frozenset((TEXT, FLOAT, BYTES, BUFFER))
 
-_TEXTS: frozenset[type] = frozenset((str,))
 _KEYS: frozenset[type] = frozenset((str, int, float, bool, type(None), bytes))
 
 # Why JSON does not have some.
@@ -173,13 +173,13 @@ def write(
         Exception: Whatever else the format raises.
     """
     how, piece = kind.how, kind.piece
-    if weigh([value], piece if limit is None else min(piece, limit)) is not None:
+    if weigh([value], piece) is not None:
         text = how.text(value)
         if len(text) <= piece:
             return packed([how.head, text])
     buffers: list[memoryview] = []
-    writer = _Writer(kind, None if in_band else buffers, limit)
-    return packed([how.head[:1], b"\1", *writer.body(value)], buffers)
+    body = _Writer(kind, None if in_band else buffers, limit).body(value)
+    return packed([how.head[:1], b"\1", *body], buffers)
 
 
 def packed(pieces: list[bytes], buffers: Sequence[memoryview] = ()) -> Packed:
@@ -194,7 +194,7 @@ def in_one_piece(message: Packed) -> bytes:
     return message if isinstance(message, bytes) else b"".join(message.pieces)
 
 
-def read(kind: Kind, payload: Payload, pause: Callable[[], None] | None = None) -> Any:
+def read(kind: Kind, payload: Payload, pause: Pause | None = None) -> Any:
     """Return the plain data of a message, or the bytes that a codec of the user's has written.
 
     Args:
@@ -232,7 +232,6 @@ class _Scales:
     """Weighs what a message holds, where it is written and where it is read."""
 
     def __init__(self, kind: Kind) -> None:
-        self._how = kind.how
         self._kind = kind
         self._trusted = kind.trusted
         self._most: float = math.inf if kind.trusted else _MOST // kind.copies
@@ -261,9 +260,9 @@ class _Scales:
         Raises:
             NotDataError: If they are others than it may have.
         """
-        if set(map(type, keys)) <= _TEXTS:
+        if {str}.issuperset(map(type, keys)):
             return True
-        if not self._how.wide or not all(map(_is_key, keys)):
+        if not self._kind.how.wide or not all(map(_is_key, keys)):
             raise NotDataError(
                 f"the keys of a {table} must be texts, numbers, bytes, None, or tuples of up to 8 of these"
             )
@@ -314,18 +313,13 @@ class _Writer(_Scales):
                 f"its texts and short bytes have more than {MOST_BYTES >> 20} MiB: yield it in parts"
             )
         program = [
-            self._how.text(self._program[start : start + _CHARACTERS])
+            self._kind.how.text(self._program[start : start + _CHARACTERS])
             for start in range(0, len(self._program), _CHARACTERS)
         ]
         pieces = [size.to_bytes(8), *map(bytes, self._bytes)]
         for text in (*program, b"", *self._texts, b""):
             pieces += (len(text).to_bytes(4), text)
         return pieces
-
-    def _spend(self, size: int) -> None:
-        self._room -= size
-        if self._room < 0:
-            raise StreamTooLongError
 
     def _put(self, values: list[Any]) -> None:
         """Put *values* on the stack: as they are if JSON knows them, each by itself if not."""
@@ -349,6 +343,11 @@ class _Writer(_Scales):
                 continue
             at += len(some)
 
+    def _spend(self, size: int) -> None:
+        self._room -= size
+        if self._room < 0:
+            raise StreamTooLongError
+
     def _push(self, values: list[Any], weight: int) -> None:
         self._spend(weight)
         if self._pending + weight > _WEIGHT:
@@ -358,7 +357,7 @@ class _Writer(_Scales):
 
     def _flush(self) -> None:
         if self._values:
-            text = self._how.text(self._values)
+            text = self._kind.how.text(self._values)
             self._count_text(text)
             self._texts.append(text)
             self._values, self._pending = [], 0
@@ -366,44 +365,44 @@ class _Writer(_Scales):
     def _put_tuples(self, values: list[Any]) -> bool:
         """Put *values* on the stack if all are tuples of what JSON knows, as rows of a table are."""
         if len(values) * _EACH > _WEIGHT or not (
-            self._how.wide and {tuple}.issuperset(map(type, values))
+            self._kind.how.wide and {tuple}.issuperset(map(type, values))
         ):
             return False
         flat = [*chain.from_iterable(values)]
         weight = weigh(flat, _WEIGHT)
         if weight is None:
             return False
-        self._spend(_EACH * len(values))
         self._push(flat, weight)
         for value in values:
             self._program += (PUSH, len(value), TUPLE, len(value))
+        self._spend(_EACH * len(values))
         self._count(_CONTAINER * len(values))
         return True
 
     def _make(self, instruction: int, values: list[Any]) -> None:
-        self._spend(_EACH * len(values))
         self._put(values)
         self._add(instruction, len(values))
 
     def _add(self, instruction: int, count: int) -> None:
+        self._spend(_EACH)
         self._program += (instruction, count)
         self._count_instruction(instruction, count)
 
     def _put_one(self, value: Any) -> None:
-        cls, wide = type(value), self._how.wide
+        cls, wide = type(value), self._kind.how.wide
         if cls is list:
             self._make(LIST, value)
-        elif cls is dict and (wide or set(map(type, value)) <= _TEXTS):
+        elif cls is dict and (wide or {str}.issuperset(map(type, value))):
             self._has_texts("dict", value)
             self._make(DICT, [*chain.from_iterable(value.items())])
         elif cls is str:
-            self._spend(len(value))
             if size_of(value) > _LONGEST:
                 raise NotDataError(f"a text of {len(value)} characters: send bytes")
             starts = range(0, len(value), _CHARACTERS)
             self._make(TEXT, [value[at : at + _CHARACTERS] for at in starts])
         elif cls is int:
-            self._how.text(value)  # which refuses it, if the interpreter has a limit
+            # Which refuses it, if the interpreter has a limit.
+            self._kind.how.text(value)
             raise NotDataError("an int of more than 4300 digits is no plain data")
         elif not wide:
             name = value if cls is float else _name_of(cls)
@@ -454,11 +453,7 @@ class _Reader(_Scales):
     """Reads a value that was written in parts, once."""
 
     def __init__(
-        self,
-        kind: Kind,
-        body: memoryview,
-        buffers: list[memoryview],
-        pause: Callable[[], None],
+        self, kind: Kind, body: memoryview, buffers: list[memoryview], pause: Pause
     ) -> None:
         super().__init__(kind)
         self._pause = pause
@@ -473,8 +468,8 @@ class _Reader(_Scales):
         self._weight = 0  # of the value, and not of its program
         values = chain.from_iterable(self._texts())
         stack: list[Any] = []
-        where: list[int] = []  # on the stack the instructions have put something
-        deep: list[int] = []  # and how deep it is nested
+        # Where on the stack the instructions have put something, and how deep it is nested.
+        made: list[tuple[int, int]] = []
         for instruction, count in zip(program[::2], program[1::2], strict=True):
             if type(count) is not int or count < 0:
                 raise MalformedError("its program is none")
@@ -493,16 +488,14 @@ class _Reader(_Scales):
             if start < 0:
                 raise MalformedError("its program takes what is not there")
             depth = 1
-            while where and where[-1] >= start:
-                where.pop()
-                depth = max(depth, deep.pop() + 1)
+            while made and made[-1][0] >= start:
+                depth = max(depth, made.pop()[1] + 1)
             if depth > _DEEPEST:
                 raise MalformedError("it is nested too deeply")
             parts = stack[start:]
             del stack[start:]
             stack.append(self._made(instruction, parts))
-            where.append(start)
-            deep.append(depth)
+            made.append((start, depth))
         if len(stack) != 1 or [*islice(values, 1)]:
             raise MalformedError("it is not one value")
         return stack[0]
@@ -517,7 +510,7 @@ class _Reader(_Scales):
                 raise MalformedError("one of its parts is too long")
             self._pause()
             self._count_text(text)
-            values = self._how.parse(text)
+            values = self._kind.how.parse(text)
             if type(values) is not list:
                 raise MalformedError("one of its parts is no list")
             yield values
@@ -528,11 +521,11 @@ class _Reader(_Scales):
         if instruction == TUPLE:
             return tuple(parts)
         if instruction == DICT:
-            return self._table({}, parts[::2], parts[1::2])
-        if instruction == SET:
-            return self._table(set(), parts)
-        if instruction == FROZENSET:
-            return frozenset(self._table(set(), parts))
+            keys, values = parts[::2], parts[1::2]
+            return self._table({}, keys, zip(keys, values, strict=True))
+        if instruction in (SET, FROZENSET):
+            made = self._table(set(), parts, iter(parts))
+            return made if instruction == SET else frozenset(made)
         if instruction == TEXT:
             width = 1 if all(map(str.isascii, parts)) else 4
             if sum(map(len, parts)) * width > _LONGEST:
@@ -542,10 +535,8 @@ class _Reader(_Scales):
             return float(*parts)
         return self._array(*parts)
 
-    def _table(
-        self, made: Any, keys: list[Any], values: list[Any] | None = None
-    ) -> Any:
-        """Return the dict or set *made* with *keys* in it.
+    def _table(self, made: Any, keys: list[Any], entries: Iterator[Any]) -> Any:
+        """Return the dict or set *made* with *entries* in it, whose keys are *keys*.
 
         Raises:
             MalformedError: If it takes longer than it would with keys that nobody has chosen.
@@ -553,10 +544,8 @@ class _Reader(_Scales):
         texts = self._has_texts(type(made).__name__, keys)
         step, begin, late = _COLLECTED if texts else _FEW, time.thread_time(), 0.0
         for at in range(0, len(keys), step):
-            some = keys[at : at + step]
-            hash_long(some)
-            others = values and values[at : at + step]
-            made.update(some if others is None else zip(some, others, strict=True))
+            hash_long(keys[at : at + step])
+            made.update(islice(entries, step))
             if not texts:
                 late = time.thread_time() - begin - _EACH_KEY * (at + step)
                 if late > self._free and not self._trusted:
@@ -616,10 +605,9 @@ class _Reader(_Scales):
 
 
 def _is_key(key: Any) -> bool:
-    cls = type(key)
-    return cls in _KEYS or (
-        cls is tuple and len(key) <= _EACH and set(map(type, key)) <= _KEYS
-    )
+    if type(key) is not tuple:
+        return type(key) in _KEYS
+    return len(key) <= _EACH and set(map(type, key)) <= _KEYS
 
 
 def _name_of(cls: type) -> str:
@@ -642,16 +630,14 @@ def _go_on() -> None:
     """Do nothing, where others pause."""
 
 
-def _private(view: memoryview, pause: Callable[[], None]) -> bytes:
+def _private(view: memoryview, pause: Pause) -> bytes:
     """Return a copy that nobody else can write into."""
     copy = BytesIO()
     _copy(view, copy.write, pause)
     return copy.getvalue()  # which is the object itself, and no other copy
 
 
-def _copy(
-    view: memoryview, add: Callable[[memoryview], object], pause: Callable[[], None]
-) -> None:
+def _copy(view: memoryview, add: Callable[[memoryview], object], pause: Pause) -> None:
     for start in range(0, len(view), _COPIED):
         add(view[start : start + _COPIED])
         pause()

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import inspect
 import sys
-import typing
 from collections import abc
 from functools import reduce
+from typing import Any, get_args, get_origin, get_type_hints
 
 from asyncpool._wire.buffers import StreamTooLongError
-from asyncpool._wire.formats import JSON, Format, Kind, MismatchError, path_from
+from asyncpool._wire.formats import JSON, Format, Kind, reason_of
 from asyncpool._wire.pickling import (
     describe,
     raisable,
@@ -20,17 +20,7 @@ from asyncpool._wire.pickling import (
     traceback_of,
     type_name,
 )
-from asyncpool._wire.plain_data import (
-    HEAD,
-    PIECE,
-    MalformedError,
-    MissingPackageError,
-    NotDataError,
-    in_one_piece,
-    read,
-    weigh,
-    write,
-)
+from asyncpool._wire.plain_data import HEAD, PIECE, in_one_piece, read, weigh, write
 from asyncpool._wire.records import import_named
 from asyncpool._wire.text import function_name, printable_lines
 from asyncpool.errors import (
@@ -45,12 +35,10 @@ from asyncpool.errors import (
 TYPE_CHECKING = False  # see _wire/records.py
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-    from typing import Any, Literal
+    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 
     from asyncpool._wire.plain_data import Packed, Payload
 
-    Direction = Literal["arguments", "result", "exception", "details"]
     Errors = Mapping[str, type[BaseException]]
 
 
@@ -70,9 +58,7 @@ class FunctionNames:
     """
 
     def __init__(self, allowed: Iterable[object] | None) -> None:
-        self.allowed: tuple[str, ...] | None = (
-            None if allowed is None else tuple(map(_pattern, allowed))
-        )
+        self.allowed = None if allowed is None else tuple(map(_pattern, allowed))
 
     def check(self, name: str) -> None:
         """Raise a :exc:`LookupError` unless workers may call the function of that *name*."""
@@ -90,8 +76,17 @@ class FunctionNames:
             name = _name_of_function(function)
             self.check(name)
         except LookupError as why:
-            raise unnamed(why, what) from why
+            raise self.unnamed(why, what) from why
         return name
+
+    @staticmethod
+    def unnamed(why: Exception, what: str = "fn") -> JobNotPicklableError:
+        """Return the error for a function that has no name."""
+        return JobNotPicklableError(
+            f"{what} cannot be sent by its name, as this pool does: {why}",
+            direction="arguments",
+            name=what,
+        )
 
     def find(self, name: str) -> Any:
         """Return the function of that *name*; the module is imported.
@@ -140,10 +135,8 @@ def _pattern(one: object) -> str:
     if callable(one):
         try:
             return _name_of_function(one)
-        except LookupError as error:
-            raise TypeError(
-                f"functions takes functions with a name: {error}"
-            ) from error
+        except LookupError as why:
+            raise TypeError(f"functions takes functions with a name: {why}") from why
     if not isinstance(one, str) or not all(one.partition(":")[::2]):
         raise ValueError(
             "functions takes functions and names such as 'package.module:name' and "
@@ -162,18 +155,6 @@ def check_name(option: str, function: object) -> None:
         FunctionNames(None).name_of(function, option)
 
 
-def unnamed(why: Exception, what: str = "fn") -> JobNotPicklableError:
-    """Return the error for a function that has no name."""
-    return JobNotPicklableError(
-        f"{what} cannot be sent by its name, as this pool does: {why}",
-        direction="arguments",
-        name=what,
-    )
-
-
-# How deep the part of a value is looked for that cannot be sent.
-_DEEPEST = 30
-
 _ITERATORS = (
     abc.Iterator,
     abc.Iterable,
@@ -184,130 +165,8 @@ _ITERATORS = (
 )
 
 
-class Schema:
-    """What is known of one argument or result, which is sent and read by it.
-
-    Args:
-        how: The format of its messages.
-        hint: Its annotation.
-        what: What errors call it.
-        direction: What errors say of its way.
-
-    Attributes:
-        kind: What the annotation says of it.
-    """
-
-    def __init__(
-        self,
-        how: Format,
-        hint: Any = typing.Any,
-        *,
-        what: str = "the job's result",
-        direction: Direction = "result",
-    ) -> None:
-        self.kind: Kind = how.kind_of(hint)
-        self._what = what
-        self._direction: Direction = direction
-        self._head = how.head
-        self._most = HEAD + self.kind.piece
-
-    def pack(self, value: Any, limit: int | None = None) -> Packed:
-        """Return *value* as a message.
-
-        Raises:
-            JobNotPicklableError: If it is no plain data, and not of the annotated type, or has more than
-                *limit* bytes.
-        """
-        name, codec = type(value).__qualname__, self.kind.how.name
-        try:
-            data = self.kind.message(value)
-        except Exception as error:
-            where, why = self.culprit(value, "$", error)
-            raise JobNotPicklableError(
-                f"{self._what}, of type {name}, cannot be sent as {codec}: {_reason_of(why)} - at "
-                f"`{where}`",
-                direction="result",
-                name=name,
-            ) from why
-        if limit is not None and len(data) > limit:
-            raise JobNotPicklableError(
-                f"{self._what} has {len(data)} bytes as {codec}, and max_message_size is {limit}",
-                direction="result",
-                name="",
-            )
-        return data
-
-    def load(self, payload: Payload, pause: Callable[[], None] | None = None) -> Any:
-        """Return what a worker has sent, which may be anything.
-
-        Raises:
-            JobNotPicklableError: If it is not of the annotated type, or cannot be had here.
-            ProtocolError: If it is no message of this format.
-        """
-        kind = self.kind
-        if (
-            type(payload) is bytes
-            and kind.read is not None
-            and payload[:HEAD] == self._head
-            and len(payload) <= self._most
-        ):
-            try:
-                return kind.read(payload[HEAD:])
-            except Exception:  # noqa: S110 - what comes next says what is wrong
-                pass
-        foreign = False
-        try:
-            data = read(kind, payload, pause)
-            foreign = kind.how.codec is not None
-            return kind.made_in_steps(data)
-        except Exception as error:
-            if isinstance(error, MismatchError):
-                text = printable_lines(path_from(str(error), "$"))
-                told = f"is not what the function's annotation says: {text}"
-            elif foreign or isinstance(error, MissingPackageError):
-                told = f"cannot be read here: {_reason_of(error)}"
-            else:
-                raise ProtocolError(
-                    f"it sent {self._what} that is no {kind.how.name}: {_reason_of(error)}"
-                ) from error
-            raise JobNotPicklableError(
-                f"{self._what} {told}", direction=self._direction, name=""
-            ) from error
-
-    def culprit(self, value: Any, path: str, error: Exception) -> tuple[str, Exception]:
-        """Return the path of the part of *value* that cannot be sent, and why."""
-        if self.kind.whole:
-            return path, error
-        for _ in range(_DEEPEST):
-            for where, part in _parts_of(value, path, wide=self.kind.how.wide):
-                if (own := self.refusal(part)) is not None:
-                    value, path, error = part, where, own
-                    break
-            else:
-                return path, error
-        return path, NotDataError("it is nested too deeply, or holds itself")
-
-    def refusal(self, value: Any) -> Exception | None:
-        """Return why *value* cannot be sent; ``None`` if it can."""
-        try:
-            self.kind.message(value)
-        except Exception as error:
-            return error
-        return None
-
-
-def _parts_of(value: Any, path: str, *, wide: bool) -> Iterator[tuple[str, Any]]:
-    if type(value) is dict:
-        for key, one in value.items():
-            named = type(key) is str and key.isidentifier()
-            yield (f"{path}.{key}" if named else f"{path}[{key!r}]"), one
-            yield f"{path}[{key!r}]", key
-    elif type(value) is list or (type(value) is tuple and wide):
-        for index, one in enumerate(value):
-            yield f"{path}[{index}]", one
-    elif type(value) in (set, frozenset) and wide:
-        for one in value:
-            yield f"{path}[...]", one
+# What errors call what a stream yields.
+_ITEM = "an item of the stream"
 
 
 class Signature:
@@ -325,41 +184,40 @@ class Signature:
     def __init__(self, function: Callable[..., Any] | None, how: Format) -> None:
         self._how = how
         self._call = Kind(how, trusted=True)
-        self._others = self._other_names = Schema(how)
-        self.result: Schema = self._others
-        self.item: Schema = Schema(how, what="an item of the stream")
+        self._others = self._other_names = self.result = how.kind_of(Any)
+        self.item: Kind = how.kind_of(Any, _ITEM)
         # Whether annotations say anything of its arguments, or the user's codec has to be asked.
-        self._typed = self._others.kind.typed
-        self._positional: list[Schema] = []
-        self._named: dict[str, Schema] = {}
+        self._typed = self._others.typed
+        self._positional: list[Kind] = []
+        self._named: dict[str, Kind] = {}
         if function is not None and how.wide:
             self._take(function)
 
     def _take(self, function: Callable[..., Any]) -> None:
         try:
-            hints = typing.get_type_hints(function, include_extras=True)
+            hints = get_type_hints(function, include_extras=True)
             parameters = inspect.signature(function).parameters
         except Exception:  # it says nothing that this process understands
             return
         for name, parameter in parameters.items():
-            schema = Schema(self._how, hints.get(name, typing.Any))
-            self._typed |= schema.kind.typed
+            kind = self._how.kind_of(hints.get(name, Any))
+            self._typed |= kind.typed
             if parameter.kind is parameter.VAR_POSITIONAL:
-                self._others = schema
+                self._others = kind
             elif parameter.kind is parameter.VAR_KEYWORD:
-                self._other_names = schema
+                self._other_names = kind
             else:
                 if parameter.kind is not parameter.KEYWORD_ONLY:
-                    self._positional.append(schema)
+                    self._positional.append(kind)
                 if parameter.kind is not parameter.POSITIONAL_ONLY:
-                    self._named[name] = schema
-        result = hints.get("return", typing.Any)
-        origin, args = typing.get_origin(result), typing.get_args(result)
+                    self._named[name] = kind
+        result = hints.get("return", Any)
+        origin, args = get_origin(result), get_args(result)
         if origin in (abc.Awaitable, abc.Coroutine) and args:
             result = args[-1]
         elif origin in _ITERATORS and args:
-            self.item = Schema(self._how, args[0], what="an item of the stream")
-        self.result = Schema(self._how, result)
+            self.item = self._how.kind_of(args[0], _ITEM)
+        self.result = self._how.kind_of(result)
 
     def pack(
         self,
@@ -391,19 +249,23 @@ class Signature:
                 if len(text) <= PIECE:
                     return how.head + text
             elif self._typed:
-                room = limit
-                for at, schema in enumerate(self._schemas(len(args), kwargs)):
-                    if room is not None:
-                        room = _probe(values[at], room)
-                    values[at] = schema.kind.plain(values[at])
+                if limit is not None:
+                    _check_size(values, limit)
+                for at, (_, kind) in enumerate(self._kinds(len(args), kwargs)):
+                    values[at] = kind.plain(values[at])
             call = [values, [*kwargs]]
             return write(self._call, call, limit=limit, in_band=in_band)
         except StreamTooLongError:
             raise
         except Exception as error:
-            name, where, why = self._culprit(args, kwargs, error)
+            name, where, why = "the call", "$", error
+            values = [*args, *kwargs.values()]
+            for at, (one, kind) in enumerate(self._kinds(len(args), kwargs)):
+                if (own := kind.refusal(values[at])) is not None:
+                    name, (where, why) = one, kind.culprit(values[at], f"$.{one}", own)
+                    break
             raise JobNotPicklableError(
-                f"{name} cannot be sent as {how.name}: {_reason_of(why)} - at `{where}`",
+                f"{name} cannot be sent as {how.name}: {reason_of(why)} - at `{where}`",
                 direction="arguments",
                 name=name,
             ) from why
@@ -414,7 +276,7 @@ class Signature:
         Raises:
             JobNotPicklableError: If one is not of the annotated type, or cannot be had here.
         """
-        where = "the call"
+        name = "the call"
         try:
             if type(payload) is bytes and payload[1] == 0 and not self._typed:
                 values, names = self._how.parse(payload[HEAD:])
@@ -424,77 +286,53 @@ class Signature:
                 return values, {}
             count = len(values) - len(names)
             if self._typed:
-                for at, schema in enumerate(self._schemas(count, names)):
-                    where = _name_of(at, count, names)
-                    values[at] = schema.kind.made(values[at])
+                for at, (one, kind) in enumerate(self._kinds(count, names)):
+                    name = one
+                    values[at] = kind.made(values[at])
         except Exception as error:
-            text = _reason_of(error)
-            if isinstance(error, MismatchError):
-                text = path_from(str(error), f"$.{where}")
+            text = reason_of(error, f"$.{name}")
             raise JobNotPicklableError(
-                f"{where} cannot be read: {text}", direction="arguments", name=where
+                f"{name} cannot be read: {text}", direction="arguments", name=name
             ) from error
         return values[:count], dict(zip(names, values[count:], strict=True))
 
-    def _schemas(self, count: int, names: Iterable[str]) -> list[Schema]:
-        """Return the schemas of so many positional arguments, and of those of these names."""
-        known = self._positional[:count]
-        named = [self._named.get(name, self._other_names) for name in names]
-        return known + [self._others] * (count - len(known)) + named
-
-    def _culprit(
-        self, args: tuple[Any, ...], kwargs: Mapping[str, Any], error: Exception
-    ) -> tuple[str, str, Exception]:
-        """Return the name of the argument that cannot be sent, the path of its part, and why."""
-        count, values = len(args), [*args, *kwargs.values()]
-        for at, schema in enumerate(self._schemas(count, kwargs)):
-            if (own := schema.refusal(values[at])) is not None:
-                name = _name_of(at, count, [*kwargs])
-                return name, *schema.culprit(values[at], f"$.{name}", own)
-        return "the call", "$", error
+    def _kinds(self, count: int, names: Iterable[str]) -> Iterator[tuple[str, Kind]]:
+        """Yield what errors call so many positional arguments, and those of these names, and their kinds."""
+        known = self._positional
+        for at in range(count):
+            yield f"args[{at}]", known[at] if at < len(known) else self._others
+        for name in names:
+            yield f"kwargs[{name!r}]", self._named.get(name, self._other_names)
 
 
-def _name_of(at: int, count: int, names: Sequence[str]) -> str:
-    """Return what errors call an argument of a call with *count* positional ones."""
-    return f"args[{at}]" if at < count else f"kwargs[{names[at - count]!r}]"
-
-
-def _probe(value: Any, room: int) -> int:
-    """Return what is left of *room* for other values of any type.
+def _check_size(values: list[Any], limit: int) -> None:
+    """Check roughly that *values* of any type, with those in them, have at most *limit* bytes.
 
     Raises:
-        StreamTooLongError: If it is too little.
+        StreamTooLongError: If they have more.
     """
-    cls = type(value)
-    room -= len(value) if cls in (str, bytes, bytearray) else 8
-    if room < 0:
-        raise StreamTooLongError
-    if cls is dict:
-        parts: Any = value.values()
-    elif cls in (list, tuple, set, frozenset):
-        parts = value
-    elif (names := getattr(cls, "__struct_fields__", None)) is not None:
-        parts = [getattr(value, name) for name in names]
-    else:
-        attributes = getattr(value, "__dict__", None)
-        parts = attributes.values() if type(attributes) is dict else ()
-    for part in parts:
-        room = _probe(part, room)
-    return room
-
-
-def _reason_of(why: Exception) -> str:
-    """Return the text of an error that says why a value cannot be sent or read."""
-    if isinstance(why, RecursionError):
-        return "it is nested too deeply, or holds itself"
-    own = isinstance(why, NotDataError | MalformedError | MissingPackageError)
-    return printable_lines(str(why) if own else describe(why))
+    found, size = [*values], 0
+    for value in found:  # the list grows during the loop
+        cls = type(value)
+        size += len(value) if cls in (str, bytes, bytearray) else 8
+        parts: Collection[Any] = ()
+        if cls is dict:
+            parts = value.values()
+        elif cls in (list, tuple, set, frozenset):
+            parts = value
+        elif (names := getattr(cls, "__struct_fields__", None)) is not None:
+            parts = [getattr(value, name) for name in names]
+        elif type(attributes := getattr(value, "__dict__", None)) is dict:
+            parts = attributes.values()
+        if size > limit or len(found) + len(parts) > limit:
+            raise StreamTooLongError
+        found += parts
 
 
 # What a job raises is data too: always JSON, whatever the codec of the calls.  An exception comes home as
 # a RemoteError with its name, its text and its traceback.  If its class was registered, the pool makes it
 # anew by its constructor, from plain arguments.
-_ERROR = Schema(JSON, what="an exception", direction="exception")
+_ERROR = Kind(JSON, what="an exception", direction="exception")
 _TEXTS = ("type", "text", "traceback")
 _MOST_NOTES = 100
 

@@ -6,12 +6,13 @@ import json
 import pickle
 from binascii import a2b_base64
 from contextvars import ContextVar
+from functools import cache
 
 from asyncpool._wire.buffers import ReceivedPickle
-from asyncpool._wire.formats import JSON, Format, PluggedFormat, format_of
+from asyncpool._wire.formats import JSON, Format, Kind, PluggedFormat, format_of
 from asyncpool._wire.pickling import WorkerSerializer
 from asyncpool._wire.plain_data import in_one_piece
-from asyncpool._wire.schemas import FunctionNames, Schema, Signature, pack_failure
+from asyncpool._wire.schemas import FunctionNames, Signature, pack_failure
 
 TYPE_CHECKING = False  # see _wire/records.py
 if TYPE_CHECKING:
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 _SIZE = 4
 
 # As JSON, whatever the codec: threads of a job may have no context that tells it.
-_DETAILS = Schema(JSON, what="the details", direction="details")
+_DETAILS = Kind(JSON, what="the details", direction="details")
 
 
 class DataFunction:
@@ -54,10 +55,10 @@ class DataWorkerSerializer(WorkerSerializer):
     """
 
     pack_error = staticmethod(pack_failure)
+    load_details: Callable[[bytes], Any] = staticmethod(_DETAILS.load)
 
     def __init__(self, config: bytes) -> None:
         self._names = FunctionNames(json.loads(config)["functions"])
-        self._formats: dict[str, Format] = {}
 
     def load_function(self, description: bytes) -> DataFunction:
         """Return the function that the pool describes.
@@ -68,7 +69,7 @@ class DataWorkerSerializer(WorkerSerializer):
         fields = json.loads(description)
         name: str = fields["function"]
         function = self._names.find(name)
-        return DataFunction(name, function, self._format(fields["codec"]))
+        return DataFunction(name, function, _format(fields["codec"]))
 
     def load_job(
         self, payload: Payload, known: DataFunction | None = None
@@ -104,17 +105,10 @@ class DataWorkerSerializer(WorkerSerializer):
         """Pack the details of a heartbeat."""
         return in_one_piece(_DETAILS.pack(details))
 
-    @staticmethod
-    def load_details(payload: bytes) -> Any:
-        """Load these."""
-        return _DETAILS.load(payload)
 
-    def _format(self, spec: str | list[str]) -> Format:
-        if isinstance(spec, str):
-            return format_of(spec)
-        [text] = spec
-        found = self._formats.get(text)
-        if found is None:
-            # It comes from the pool, which this process trusts.
-            found = self._formats[text] = PluggedFormat(pickle.loads(a2b_base64(text)))
-        return found
+@cache
+def _format(spec: str) -> Format:
+    if spec in ("json", "msgspec"):
+        return format_of(spec)
+    # It comes from the pool, which this process trusts.
+    return PluggedFormat(pickle.loads(a2b_base64(spec)))

@@ -33,7 +33,7 @@ from asyncpool._wire.page import (
     read_log,
 )
 from asyncpool._wire.profile import MAX_CHUNK, SampleChunk
-from asyncpool._wire.schemas import Schema, load_failure
+from asyncpool._wire.schemas import load_failure
 from asyncpool.errors import JobNotPicklableError, ProtocolError
 from tests.helpers.inside import no_pickles_in_logs
 
@@ -45,9 +45,7 @@ _ERRORS: dict[str, type[BaseException]] = {
     "E": UnicodeDecodeError,
 }
 _FORMATS = [format_of("json"), format_of("msgspec")]
-_SCHEMAS = [
-    Schema(how, hint) for hint in (object, bytes, list[int]) for how in _FORMATS
-]
+_KINDS = [how.kind_of(hint) for hint in (object, bytes, list[int]) for how in _FORMATS]
 
 
 def _decode(parts: list[bytes], most: int) -> tuple[list[Frame], str]:
@@ -138,7 +136,7 @@ def data_values(data: bytes) -> None:
     if head[0] & 64:
         payload = ReceivedPickle(rest[cut:], [memoryview(rest[:cut])])
     with suppress(ProtocolError, JobNotPicklableError):
-        _SCHEMAS[head[0] % len(_SCHEMAS)].load(payload)
+        _KINDS[head[0] % len(_KINDS)].load(payload)
 
 
 def data_errors(data: bytes) -> None:
