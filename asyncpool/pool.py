@@ -919,14 +919,13 @@ class Pool(Submitter, Supervised, JobEventSource):
 
         Args: Retirement
             retire_on: Types of exceptions, or their names (``"shop.DeviceError"``), after which the
-                worker cannot be trusted any more.  If
-                the job raises one of them, its caller gets it as always, and the worker retires
-                as after :func:`asyncpool.retire_worker`: it runs no other job, those that it
-                had received go to other workers, and the pool starts another worker at once.  That
-                holds for each attempt, each item of a map and each worker of a broadcast; it ends
-                a session.  Subclasses count, as in an ``except`` clause; workers know the classes
-                by their names.  Errors of the pool itself, such as :exc:`JobTimeoutError`, do not
-                count; a job that is interrupted raises :exc:`JobCancelled`.  None by default.
+                worker cannot be trusted any more.  If the job raises one of them, its caller gets
+                it as always, and the worker retires as after :func:`asyncpool.retire_worker`: it
+                runs no other job, those that it had received go to other workers, and the pool
+                starts another worker at once.  That holds for each attempt, each item of a map and
+                each worker of a broadcast; it ends a session.  Subclasses count, as in an
+                ``except`` clause.  Errors of the pool itself, such as :exc:`JobTimeoutError`, do
+                not count; a job that is interrupted raises :exc:`JobCancelled`.  None by default.
 
         Args: Placement
             priority: Jobs with a lower number leave the queue first, and jobs with equal
