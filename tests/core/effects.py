@@ -1,153 +1,41 @@
 """What the core wants done, by name: each effect of ``core.todo`` as a tuple with named fields."""
 
+# ruff: noqa: PYI024 - a line for each is enough
+
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from collections import namedtuple
+from typing import Any, TypeAlias
 
+Spawn = namedtuple("Spawn", "slot generation")
+Assign = namedtuple("Assign", "slot jobs")
+Unassign = namedtuple("Unassign", "jobs")
+DropPinnedJobs = namedtuple("DropPinnedJobs", "jobs")
+Offer = namedtuple("Offer", "slot session")
+EndSession = namedtuple("EndSession", "session calls")
+RefuseSessions = namedtuple("RefuseSessions", "")
+Revoke = namedtuple("Revoke", "slot sequences")
+Interrupt = namedtuple("Interrupt", "slot sequence")
+WriteStacks = namedtuple("WriteStacks", "slot job", defaults=(None,))
+Stop = namedtuple("Stop", "slot")
+Terminate = namedtuple("Terminate", "slot")
+Kill = namedtuple("Kill", "slot reason", defaults=("",))
+Abandon = namedtuple("Abandon", "slot")
+FailJobs = namedtuple("FailJobs", "jobs why")
+TellRestart = namedtuple("TellRestart", "slot delay")
+ParkSlot = namedtuple("ParkSlot", "slot reason probe_in")
+LeaveEmpty = namedtuple("LeaveEmpty", "slot")
+KeepWorker = namedtuple(
+    "KeepWorker", "slot again_in"
+)  # no effect, but what ended() returns
+Retiring = namedtuple("Retiring", "slot reason")
+Resized = namedtuple("Resized", "workers")
+RollEnded = namedtuple("RollEnded", "replaced reason filled", defaults=(0,))
+GiveUp = namedtuple("GiveUp", "reason")
+Recover = namedtuple("Recover", "slot")
+Finished = namedtuple("Finished", "")
 
-class Spawn(NamedTuple):
-    slot: int
-    generation: int
-
-
-class Assign(NamedTuple):
-    slot: int
-    jobs: tuple[int, ...]
-
-
-class Unassign(NamedTuple):
-    jobs: tuple[int, ...]
-
-
-class DropPinnedJobs(NamedTuple):
-    jobs: tuple[int, ...]
-
-
-class Offer(NamedTuple):
-    slot: int
-    session: int
-
-
-class EndSession(NamedTuple):
-    session: int
-    calls: tuple[int, ...]
-
-
-class RefuseSessions(NamedTuple):
-    pass
-
-
-class Revoke(NamedTuple):
-    slot: int
-    sequences: tuple[int, ...]
-
-
-class Interrupt(NamedTuple):
-    slot: int
-    sequence: int
-
-
-class WriteStacks(NamedTuple):
-    slot: int
-    job: int | None = None
-
-
-class Stop(NamedTuple):
-    slot: int
-
-
-class Terminate(NamedTuple):
-    slot: int
-
-
-class Kill(NamedTuple):
-    slot: int
-    reason: str = ""
-
-
-class Abandon(NamedTuple):
-    slot: int
-
-
-class FailJobs(NamedTuple):
-    jobs: tuple[int, ...]
-    why: str
-
-
-class TellRestart(NamedTuple):
-    slot: int
-    delay: float
-
-
-class ParkSlot(NamedTuple):
-    slot: int
-    reason: str
-    probe_in: float | None
-
-
-class LeaveEmpty(NamedTuple):
-    slot: int
-
-
-class KeepWorker(NamedTuple):  # no effect, but what ended() returns
-    slot: int
-    again_in: float | None
-
-
-class Retiring(NamedTuple):
-    slot: int
-    reason: str
-
-
-class Resized(NamedTuple):
-    workers: int
-
-
-class RollEnded(NamedTuple):
-    replaced: int
-    reason: str
-    filled: int = 0
-
-
-class GiveUp(NamedTuple):
-    reason: str
-
-
-class Recover(NamedTuple):
-    slot: int
-
-
-class Finished(NamedTuple):
-    pass
-
-
-Command = (
-    Spawn
-    | Assign
-    | Unassign
-    | DropPinnedJobs
-    | Offer
-    | EndSession
-    | RefuseSessions
-    | Revoke
-    | Interrupt
-    | WriteStacks
-    | Stop
-    | Terminate
-    | Kill
-    | Abandon
-    | FailJobs
-    | TellRestart
-    | ParkSlot
-    | LeaveEmpty
-    | KeepWorker
-    | Retiring
-    | Resized
-    | RollEnded
-    | GiveUp
-    | Recover
-    | Finished
-)
+Command: TypeAlias = Any
 
 _BY_NAME: dict[str, Any] = {
     "spawn": Spawn,

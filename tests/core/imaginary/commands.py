@@ -143,6 +143,8 @@ class Commands(Books):
                 self._recover(slot)
             case cmd.Finished():
                 self._finish()
+            case _:
+                raise AssertionError(command)
 
     def _check_who_stays(self) -> None:
         """Check that a worker went because there were too many that are well."""
