@@ -403,6 +403,21 @@ def reduce_array(array: Any) -> Any:
     return function, (buffer, dtype, *rest)
 
 
+def stays_apart(array: Any) -> bool:
+    """Tell whether the buffer of *array* stays out of a pickle, and is not copied for that.
+
+    The pickle of a class that is derived from NumPy's, such as a masked array, has a
+    copy of it.  The pickle of an array of objects has a list.
+
+    Raises:
+        Exception: If it has no buffer to offer.
+    """
+    view, cls = memoryview(array), type(array)
+    base: Any = getattr(sys.modules.get(ARRAYS), "ndarray", ())
+    is_derived = cls is not base and issubclass(cls, base)
+    return view.contiguous and "O" not in view.format and not is_derived
+
+
 def _has_plain_type(array: Any) -> bool:
     try:
         memoryview(array)
