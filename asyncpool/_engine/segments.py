@@ -20,7 +20,6 @@ import os
 from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING
-from weakref import WeakSet
 
 from asyncpool._engine.channel import Channel
 from asyncpool._engine.loop import Alarm, Threads, shielded
@@ -101,10 +100,9 @@ class Segment:
         memory: Its memory.
         use: Who uses it now.
         free_since: Since when nobody uses it, if that is so.
-        copied: Whether a fork of this process may have views of it.
     """
 
-    __slots__ = ("copied", "free_since", "memory", "number", "owner", "use")
+    __slots__ = ("free_since", "memory", "number", "owner", "use")
 
     def __init__(self, number: int, owner: SegmentOwner, memory: Memory) -> None:
         self.number = number
@@ -112,7 +110,6 @@ class Segment:
         self.memory = memory
         self.use = Use.POOL
         self.free_since = 0.0
-        self.copied = False
 
     def fill(self, pickled: OutOfBandPickle) -> None:
         """Copy the areas of *pickled* into it."""
@@ -151,7 +148,6 @@ class Segments:
         self._idle = 0  # bytes that are free
         self.total = 0
         self._alarm = Alarm(loop, self._trim)
-        _living.add(self)
 
     def take(self, owner: SegmentOwner, size: int) -> Segment | None:
         """Return a warm segment of *owner* for *size* bytes, if there is one."""
@@ -254,7 +250,7 @@ class Segments:
         if segment.owner.closed:
             self.forget(segment)
             return
-        if segment.copied:
+        if segment.memory.copied:  # by a fork of this process
             self._drop(segment)
             return
         number, size = segment.number, segment.memory.size
@@ -281,11 +277,6 @@ class Segments:
         for segment in list(self._segments.values()):
             if segment.owner is owner and segment.use not in {Use.POOL, Use.CALLER}:
                 self.forget(segment)
-
-    def after_fork(self) -> None:
-        """Mark the segments that a fork may see, so that the pool never lends them again."""
-        for segment in self._segments.values():
-            segment.copied = segment.copied or segment.use is Use.CALLER
 
     def close(self) -> None:
         """Release all segments, and ignore views that end later; threads may still do the work."""
@@ -325,17 +316,6 @@ class Segments:
         self._idle -= size
         if not shelf:
             del self._shelves[key]
-
-
-_living: WeakSet[Segments] = WeakSet()
-
-
-def _after_fork() -> None:
-    for segments in list(_living):
-        segments.after_fork()
-
-
-os.register_at_fork(after_in_parent=_after_fork)
 
 
 def _make(size: int) -> tuple[int, Memory]:

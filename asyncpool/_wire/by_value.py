@@ -280,14 +280,9 @@ class _Calls(_Base):
     watch: Callable[[Any], None] | None = None
 
     def __init__(
-        self,
-        piece: _Piece,
-        own: frozenset[str],
-        file: Any,
-        protocol: int,
-        buffer_callback: Any,
+        self, piece: _Piece, own: frozenset[str], *file: Any, **options: Any
     ) -> None:
-        super().__init__(file, protocol, buffer_callback=buffer_callback)
+        super().__init__(*file, **options)
         self._piece = piece
         self._own = own
         self._main = namespace()

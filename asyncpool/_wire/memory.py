@@ -20,23 +20,18 @@ from asyncpool._wire.buffers import lay_out
 TYPE_CHECKING = False  # see _wire/records.py
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
-    from typing import Any
+    from typing import Any, ClassVar
 
     from asyncpool._wire.buffers import OutOfBandPickle
 
+_pointer, _size, _int = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int
+
 _libc = ctypes.CDLL(None, use_errno=True)
 _mmap = _libc.mmap
-_mmap.restype = ctypes.c_void_p
-_mmap.argtypes = [
-    ctypes.c_void_p,
-    ctypes.c_size_t,
-    ctypes.c_int,
-    ctypes.c_int,
-    ctypes.c_int,
-    ctypes.c_long,
-]
+_mmap.restype = _pointer
+_mmap.argtypes = [_pointer, _size, _int, _int, _int, ctypes.c_long]
 _munmap = _libc.munmap
-_munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
+_munmap.argtypes = [_pointer, _size]
 
 _FAILED = ctypes.c_void_p(-1).value
 # Map all existing pages at once: to map each when it is first touched takes twice as long.
@@ -112,21 +107,28 @@ class Memory:
         size: How many bytes to map.
         later: Whether pages are mapped as they are touched, so that this returns at once.
 
+    Attributes:
+        views: Of each mapping the last view that was lent, by the address.
+        copied: Whether this process has forked while there was a view: the copy has it too, and
+            may write there.
+
     Raises:
         OSError: If the memory cannot be mapped.
     """
 
+    views: ClassVar[dict[int, weakref.ref[Any]]] = {}
+
     def __init__(self, fd: int, size: int, *, later: bool = False) -> None:
         self.size = size
+        self.copied = False
         self._address = 0
-        access, flags = mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_SHARED
-        flags |= 0 if later else _POPULATE
+        access = mmap.PROT_READ | mmap.PROT_WRITE
+        flags = mmap.MAP_SHARED | (0 if later else _POPULATE)
         address = _mmap(None, size, access, flags, fd, 0)
         if address == _FAILED:
             number = ctypes.get_errno()
             raise OSError(number, os.strerror(number))
         self._address = address
-        self._lent: weakref.ref[Any] | None = None
 
     def write(self, offset: int, pieces: Iterable[bytes | memoryview]) -> None:
         """Copy *pieces*, one after the other, to *offset*.  The copy releases the GIL."""
@@ -157,13 +159,24 @@ class Memory:
         """
         array: Any = _array_type(self.size).from_address(self._address)
         array.memory = self  # must not be unmapped before
-        self._lent = weakref.ref(array, lambda _: on_gone())
+        self.views[self._address] = weakref.ref(array, lambda _: on_gone())
         return memoryview(array).cast("B")
 
     def forget_view(self) -> None:
         """Do not call *on_gone* any more."""
-        self._lent = None
+        self.views.pop(self._address, None)
 
     def __del__(self, _munmap: Any = _munmap) -> None:
         if self._address:
+            self.views.pop(self._address, None)
             _munmap(self._address, self.size)
+
+
+def _after_fork() -> None:
+    for view in list(Memory.views.values()):
+        array = view()
+        if array is not None:
+            array.memory.copied = True
+
+
+os.register_at_fork(after_in_parent=_after_fork)
