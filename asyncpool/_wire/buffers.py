@@ -87,14 +87,13 @@ class OutOfBandPickle:
     @property
     def areas(self) -> list[Sequence[bytes | memoryview]]:
         """What travels beside the frame: the areas, each in pieces."""
-        areas: list[Sequence[bytes | memoryview]] = [[view] for view in self.buffers]
-        return areas if self._stream <= HEAVY else [self.pieces, *areas]
+        stream = [] if self._stream <= HEAVY else [self.pieces]
+        return [*stream, *([view] for view in self.buffers)]
 
     @property
     def sizes(self) -> list[int]:
         """How many bytes each area has."""
-        sizes = list(map(len, self.buffers))
-        return sizes if self._stream <= HEAVY else [self._stream, *sizes]
+        return [sum(map(len, pieces)) for pieces in self.areas]
 
 
 class ReceivedPickle:

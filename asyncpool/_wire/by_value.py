@@ -66,14 +66,6 @@ class _Piece:
         self.memo: Any = None
         self.unit: Unit | None = None
 
-    def held(self) -> Iterator[int]:
-        """Yield the ids of the objects that other globals may hold as well."""
-        memo: dict[int, tuple[int, object]] = self.memo.copy()
-        for key, (number, thing) in memo.items():
-            # The first one is the dictionary that was made for pickling.
-            if number and not isinstance(thing, _COMMON):
-                yield key
-
 
 class GlobalsPickler:
     """Pickles a call, with the globals that it needs.
@@ -188,8 +180,10 @@ class GlobalsPickler:
         with_data = [name for name, piece in pieces.items() if piece.memo is not None]
         holders: dict[int, str] = {}
         for name in with_data if len(with_data) > 1 else ():
-            for held in pieces[name].held():
-                join(holders.setdefault(held, name), name)
+            for key, (number, thing) in pieces[name].memo.copy().items():
+                # The first one is the dictionary that was made for pickling.
+                if number and not isinstance(thing, _COMMON):
+                    join(holders.setdefault(key, name), name)
         for name, piece in pieces.items():
             for other in piece.refers - {name} - self._own:
                 if name in self._reach(other):

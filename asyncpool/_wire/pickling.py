@@ -231,13 +231,7 @@ def unloadable(
     direction: Direction = "result",
 ) -> JobNotPicklableError:
     """Return the error for a result, or for *what* else, whose unpickling has raised *error*."""
-    refusal = JobNotPicklableError(
-        f"{what} cannot be unpickled here: {describe(error)}",
-        direction=direction,
-        name="",
-    )
-    refusal.__cause__ = error
-    return refusal
+    return unpicklable(error, what, direction, "", verb="unpickled here")
 
 
 def load_details(payload: bytes) -> Any:
@@ -330,6 +324,7 @@ def unpicklable(
     name: str | None = None,
     *,
     hint: str = "",
+    verb: str = "pickled",
 ) -> JobNotPicklableError:
     """Return the error for a call, or for *what* else, whose pickling has raised *error*.
 
@@ -339,9 +334,10 @@ def unpicklable(
         direction: As the error has it.
         name: How the error names it; as the text does by default.
         hint: What the text ends with.
+        verb: What cannot be done, if that is something else.
     """
     refusal = JobNotPicklableError(
-        f"{what} cannot be pickled: {describe(error)}{hint}",
+        f"{what} cannot be {verb}: {describe(error)}{hint}",
         direction=direction,
         name=what if name is None else name,
     )
