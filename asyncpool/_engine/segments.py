@@ -13,7 +13,6 @@ free the longest.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import enum
 import itertools
 import os
@@ -22,7 +21,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from asyncpool._engine.channel import Channel
-from asyncpool._engine.loop import Alarm, Threads, shielded
+from asyncpool._engine.loop import Alarm, Threads, call_in, shielded
 from asyncpool._wire.buffers import OutOfBandPickle, lay_out
 from asyncpool._wire.frames import FrameKind, header
 from asyncpool.errors import ProtocolError
@@ -231,7 +230,9 @@ class Segments:
                 f"it put {size} bytes into a segment of {segment.memory.size}"
             )
         segment.use = Use.CALLER
-        return segment.memory.lend(partial(self._tell_gone, segment.number))
+        # The garbage collector calls this, in any thread, between any two steps.
+        gone = partial(call_in, self._loop, self._on_gone, segment.number)
+        return segment.memory.lend(gone)
 
     def find(self, owner: SegmentOwner, number: int, *uses: Use) -> Segment:
         """Return the segment that *owner* has named.
@@ -284,11 +285,6 @@ class Segments:
         for segment in list(self._segments.values()):
             segment.memory.forget_view()
             self.forget(segment)
-
-    def _tell_gone(self, number: int) -> None:
-        # The garbage collector calls this, in any thread, between any two steps.
-        with contextlib.suppress(RuntimeError):  # the loop is closed
-            self._loop.call_soon_threadsafe(self._on_gone, number)
 
     def _on_gone(self, number: int) -> None:
         segment = self._segments.get(number)

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
 from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING
 
-from asyncpool._engine.loop import Threads
+from asyncpool._engine.loop import Threads, call_in
 from asyncpool._remote.lent_memory import MOST_LENT
 from asyncpool._remote.lent_parts import LentParts
 from asyncpool._wire.buffers import ReceivedPickle, cut, lay_out
@@ -85,7 +84,9 @@ class BorrowedMemory:
             self._tell(FrameKind.LOST, number)
             return None
         found.seen = True
-        view = found.memory.lend(partial(self._tell_gone, number))
+        # The garbage collector calls this, in any thread, between any two steps.
+        gone = partial(call_in, self._loop, self._on_gone, number)
+        view = found.memory.lend(gone)
         return ReceivedPickle(payload, cut(view, sizes))
 
     def drop(self, number: int) -> None:
@@ -113,11 +114,6 @@ class BorrowedMemory:
             bag = [found.memory]
             found.memory = None
             self._threads.copy(bag.clear)  # drops the last reference there
-
-    def _tell_gone(self, number: int) -> None:
-        # The garbage collector calls this, in any thread, between any two steps.
-        with contextlib.suppress(RuntimeError):  # the loop is closed
-            self._loop.call_soon_threadsafe(self._on_gone, number)
 
     def _on_gone(self, number: int) -> None:
         found = self._segments.get(number)

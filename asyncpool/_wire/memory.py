@@ -20,7 +20,7 @@ from asyncpool._wire.buffers import lay_out
 TYPE_CHECKING = False  # see _wire/records.py
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
-    from typing import Any, ClassVar
+    from typing import Any
 
     from asyncpool._wire.buffers import OutOfBandPickle
 
@@ -108,7 +108,7 @@ class Memory:
         later: Whether pages are mapped as they are touched, so that this returns at once.
 
     Attributes:
-        views: Of each mapping the last view that was lent, by the address.
+        view: What the last view is of, as long as anything has it.
         copied: Whether this process has forked while there was a view: the copy has it too, and
             may write there.
 
@@ -116,10 +116,9 @@ class Memory:
         OSError: If the memory cannot be mapped.
     """
 
-    views: ClassVar[dict[int, weakref.ref[Any]]] = {}
-
     def __init__(self, fd: int, size: int, *, later: bool = False) -> None:
         self.size = size
+        self.view: weakref.ref[Any] | None = None
         self.copied = False
         self._address = 0
         access = mmap.PROT_READ | mmap.PROT_WRITE
@@ -159,24 +158,28 @@ class Memory:
         """
         array: Any = _array_type(self.size).from_address(self._address)
         array.memory = self  # must not be unmapped before
-        self.views[self._address] = weakref.ref(array, lambda _: on_gone())
+        self.view = weakref.ref(array, lambda _: on_gone())
+        _lent[self._address] = self
         return memoryview(array).cast("B")
 
     def forget_view(self) -> None:
         """Do not call *on_gone* any more."""
-        self.views.pop(self._address, None)
+        self.view = None
 
     def __del__(self, _munmap: Any = _munmap) -> None:
         if self._address:
-            self.views.pop(self._address, None)
             _munmap(self._address, self.size)
 
 
+# Memory of which there was a view, by its address.
+_lent: weakref.WeakValueDictionary[int, Memory] = weakref.WeakValueDictionary()
+
+
 def _after_fork() -> None:
-    for view in list(Memory.views.values()):
-        array = view()
-        if array is not None:
-            array.memory.copied = True
+    for found in _lent.valuerefs():  # a list: other threads may lend memory meanwhile
+        memory = found()
+        if memory is not None and memory.view is not None and memory.view() is not None:
+            memory.copied = True
 
 
 os.register_at_fork(after_in_parent=_after_fork)
