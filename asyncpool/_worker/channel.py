@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import mmap
 import os
 import socket
 from _queue import SimpleQueue  # queue would do, see _worker/__init__.py
@@ -23,14 +22,6 @@ from asyncpool._wire.messages import pack_numbers, unpack_numbers
 TYPE_CHECKING = False  # see _wire/records.py
 if TYPE_CHECKING:
     from asyncpool._wire.memory import Memory
-
-
-def decoder(max_payload: int) -> FrameDecoder:
-    """Return a decoder for :func:`receive`."""
-    # The kernel gives this memory real pages only where it is written to, and none is kept.
-    return FrameDecoder(
-        max_payload=max_payload, allocate=lambda size: mmap.mmap(-1, size)
-    )
 
 
 def receive(

@@ -30,6 +30,7 @@ from asyncpool._wire.frames import (
     MAX_NUMBER,
     VERSION,
     Frame,
+    FrameDecoder,
     FrameKind,
     header,
     pack_header,
@@ -45,7 +46,7 @@ from asyncpool._wire.page import BEGUN, LANE_OUTCOME_SIZE, NOTED, PageLayout, ru
 from asyncpool._wire.pickling import PICKLE_WORKER, text_of, unpack_variables
 from asyncpool._wire.text import JOB_LOGGER
 from asyncpool._worker.api import NO_JOB, running
-from asyncpool._worker.channel import SMALL, decoder, receive, send
+from asyncpool._worker.channel import SMALL, receive, send
 from asyncpool._worker.stacks import waiting_frames
 from asyncpool._worker.streams import Credit, StreamClosed, pump
 from asyncpool.errors import JobCancelled, JobNotPicklableError
@@ -298,7 +299,8 @@ class JobRunner:
         self._functions = FunctionCache()
         self._context = PLAIN  # of the jobs to come
         self._first_credit = 0  # of the next stream
-        self._incoming = decoder(max(config.max_payload, MAX_CONTEXT))
+        most = max(config.max_payload, MAX_CONTEXT)
+        self._incoming = FrameDecoder(max_payload=most)
         self._pending: deque[Frame] = deque()
         self._outcomes: list[bytes] = []
         self._worker = os.getpid()
