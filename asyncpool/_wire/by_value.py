@@ -88,7 +88,7 @@ class GlobalsPickler:
 
     def pack(self, value: object) -> tuple[list[bytes], list[memoryview]]:
         """Return the stream of *value*, with its globals, and the buffers."""
-        call = self._pickle(value, frozenset())
+        call = self._pickle(value)
         self._collect(call)
         if not self._pieces and not self._missing:
             return call.stream, call.buffers
@@ -102,8 +102,8 @@ class GlobalsPickler:
         what = [*map(tuple, units)], missing, call.stream, buffers
         return self._write(pickle.Pickler, _Made(scripts.unpack, what))
 
-    def _pickle(self, value: object, names: frozenset[str]) -> _Piece:
-        piece = _Piece(names)
+    def _pickle(self, value: object, names: Iterable[str] = ()) -> _Piece:
+        piece = _Piece(frozenset(names))
         make = partial(_pickler_of_calls(), piece, self._own)
         piece.stream, piece.buffers = self._write(make, value)
         return piece
@@ -132,10 +132,10 @@ class GlobalsPickler:
         """Pickle one global, unless it is a function that has not changed."""
         key = _constancy(value, self._own)
         if key is None:
-            return self._pickle({name: value}, frozenset((name,)))
+            return self._pickle({name: value}, (name,))
         known = _functions.get(value)
         if known is None or known[:2] != (name, key):
-            piece = self._pickle({name: value}, frozenset((name,)))
+            piece = self._pickle({name: value}, (name,))
             piece.memo = None  # nothing in it can be shared with others and changed
             known = _functions[value] = name, key, piece
         return known[2]
@@ -163,10 +163,9 @@ class GlobalsPickler:
         """Join the pieces that hold the same object, or refer to each other."""
         main = namespace()
         for group in self._groups():
-            names = frozenset(group)
-            together = {name: main[name] for name in self._pieces if name in names}
-            piece = self._pickle(together, names)
-            self._pieces.update(dict.fromkeys(names, piece))
+            together = {name: main[name] for name in self._pieces if name in group}
+            piece = self._pickle(together, group)
+            self._pieces.update(dict.fromkeys(group, piece))
 
     def _groups(self) -> list[set[str]]:
         pieces = self._pieces
@@ -291,7 +290,7 @@ class _Calls(_Base):
             self.watch(obj)
         if type(obj) is scripts.LAZY:
             return scripts.resolved(obj)
-        named = type(obj).__name__ in NAMED_TYPES
+        named = type(obj).__name__ in _KEYWORDS
         if named or scripts.is_definition(obj):
             if scripts.is_importable(obj):
                 return NotImplemented
@@ -366,11 +365,9 @@ _KEYWORDS: dict[str, Callable[[Any], dict[str, Any]]] = {
     },
 }
 
-NAMED_TYPES = frozenset(_KEYWORDS)
-
 
 def of_named_type(thing: Any) -> Any:
-    """Return how to reduce *thing*, whose type is called one of ``NAMED_TYPES``."""
+    """Return how to reduce *thing*, whose type has one of these names."""
     cls = type(thing)
     if thing.__module__ != "__main__" or not cls.__module__.startswith("typing"):
         return NotImplemented
