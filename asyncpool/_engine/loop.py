@@ -167,7 +167,7 @@ Ts = TypeVarTuple("Ts")
 
 
 def call_in(
-    loop: asyncio.AbstractEventLoop, callback: Callable[[*Ts], object], *args: *Ts
+    loop: asyncio.AbstractEventLoop, callback: Callable[..., object], *args: object
 ) -> None:
     """Have *loop* call *callback* soon, unless the loop is closed; any thread may call this."""
     with contextlib.suppress(RuntimeError):

@@ -365,9 +365,9 @@ _PLAIN: frozenset[type] = frozenset((float, bool, type(None), bytes))
 
 # How to get at the items of a container, also of a derived class, whatever that has redefined.
 _ITEMS: dict[type, Callable[[Any], Iterable[Any]]] = {
-    list: list.__iter__,
-    tuple: tuple.__iter__,
-    dict: dict.values,
+    list: list[object].__iter__,
+    tuple: tuple[object, ...].__iter__,
+    dict: dict[object, object].values,
 }
 
 # How many arguments, and items of containers among them, are checked; and how many
