@@ -18,9 +18,8 @@ import sys
 import termios
 from collections import deque
 
-from asyncpool._wire.frames import Frame, FrameKind, header
+from asyncpool._wire.frames import Frame, FrameDecoder, FrameKind, header
 from asyncpool._wire.posix import receive_fds
-from asyncpool._worker.channel import decoder
 from asyncpool.errors import ProtocolError
 
 TYPE_CHECKING = False  # see _wire/records.py
@@ -65,7 +64,7 @@ class MasterLink:
     ) -> None:
         self._loop = asyncio.get_running_loop()
         self._socket = sock
-        self._decoder = decoder(max_payload)
+        self._decoder = FrameDecoder(max_payload=max_payload)
         self._owner = owner
         # None stands for a descriptor that the kernel has dropped.
         self._arrived: deque[int | None] = deque()

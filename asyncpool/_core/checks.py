@@ -159,7 +159,7 @@ def several(
     words: str,
     *,
     single: tuple[type, ...] = (str,),
-    each: type = object,
+    each: type | tuple[type, ...] = object,
 ) -> tuple[Any, ...]:
     """Return an argument that is an iterable of several things, as a tuple.
 
@@ -169,7 +169,7 @@ def several(
         words: What the argument takes, in words.
         single: The types of a value that was certainly meant as a single element,
             even if it is iterable.
-        each: The type of each element.
+        each: The type of each element, or its types.
 
     Raises:
         TypeError: If it is no iterable, if it is a single element, or if one

@@ -18,7 +18,6 @@ import asyncio
 import contextlib
 import errno
 import fcntl
-import mmap
 import os
 import socket
 import sys
@@ -157,13 +156,8 @@ class Channel:
         self._socket = sock
         self._fd = sock.fileno()
         self._buffer = buffer
-        # The kernel gives such memory only as it is written, so a long payload costs memory
-        # as its parts arrive, and not when its header announces it.
         self._decoder = FrameDecoder(
-            max_payload=max_payload,
-            allocate=lambda size: mmap.mmap(-1, size),
-            most=MOST_FRAMES,
-            bare=bare,
+            max_payload=max_payload, most=MOST_FRAMES, bare=bare
         )
         self._on_frames = on_frames
         self._on_end = on_end

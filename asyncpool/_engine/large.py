@@ -29,7 +29,75 @@ if TYPE_CHECKING:
 Call: TypeAlias = tuple[Callable[..., Any], tuple[Any, ...], Mapping[str, Any]]
 
 
-class LargeObjects:
+class Packer:
+    """Pickles the arguments of jobs, in their order; a derived class has a queue for them.
+
+    Args:
+        threads: Do the pickling.
+        ahead: How many jobs without a worker may be pickled, or in pickling, at once.
+        max_payload: The most bytes that a pickle may have, with its large buffers.
+    """
+
+    def __init__(self, threads: Threads, ahead: int, max_payload: int) -> None:
+        self._threads = threads
+        self._most_ahead, self._max_payload = ahead, max_payload
+        self._calls: deque[tuple[PoolJob[Any], Call]] = deque()
+        self._ahead: list[PoolJob[Any]] = []
+        self._begun = 0
+
+    def queue(self, job: PoolJob[Any]) -> None:
+        """Put a job into the queue, now that it has its payload."""
+        raise NotImplementedError
+
+    def refused(self, job: PoolJob[Any], error: JobNotPicklableError) -> None:
+        """End a job whose call cannot be pickled."""
+        raise NotImplementedError
+
+    def add(self, job: PoolJob[Any], call: Call) -> None:
+        """Pickle a call when its turn comes."""
+        self._calls.append((job, call))
+        self.go_on()
+
+    def go_on(self) -> None:
+        """Begin with the next calls, if they may begin; a job that leaves the queue makes room."""
+        self._ahead = [job for job in self._ahead if job.payload and job.slot is None]
+        while self._calls and self._begun + len(self._ahead) < self._most_ahead:
+            job, call = self._calls.popleft()
+            if job.done():
+                continue
+            self._begun += 1
+            packed = self._threads.pickle(_pack, job, call, unwanted=job.done)
+            packed.add_done_callback(partial(self._on_done, job))
+
+    def packed(self, job: PoolJob[Any], payload: bytes | OutOfBandPickle) -> None:
+        """Queue a job whose call is pickled, unless the job is done or the call too large."""
+        if job.done():
+            return
+        if len(payload) > self._max_payload:
+            self.refused(job, too_large(len(payload), self._max_payload))
+        else:
+            job.payload = payload
+            self.queue(job)
+
+    def _on_done(
+        self, job: PoolJob[Any], packed: asyncio.Future[bytes | OutOfBandPickle]
+    ) -> None:
+        self._begun -= 1
+        error = None if packed.cancelled() else packed.exception()
+        if not job.done() and not packed.cancelled():
+            if error is None:
+                payload = packed.result()
+                if isinstance(payload, OutOfBandPickle):
+                    self._ahead.append(job)
+                self.packed(job, payload)
+            else:
+                if not isinstance(error, JobNotPicklableError):
+                    error = unpicklable(error)
+                self.refused(job, error)
+        self.go_on()
+
+
+class LargeObjects(Packer):
     """The jobs of one pool whose arguments are being pickled, or whose results are unpickled.
 
     Args:
@@ -38,40 +106,28 @@ class LargeObjects:
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
-        self._max_payload = engine.config.worker.max_payload
-        self._sizing = engine.core.exits.sizing
-        ahead = engine.config.workers[1] + 1
-        self._packer = Packer(engine.threads, self.packed, self.refused, ahead=ahead)
+        config = engine.config
+        ahead = config.workers[1] + 1
+        super().__init__(engine.threads, ahead, config.worker.max_payload)
 
     # To the queue.
 
     def pack(self, job: PoolJob[Any], call: Call) -> None:
         """Pickle a job's call, and queue the job then; it counts as queued from now on."""
         self._engine.core.dispatcher.prepare(job.id)
-        self._packer.add(job, call)
+        self.add(job, call)
 
     def put_off(self, job: PoolJob[Any], payload: bytes | OutOfBandPickle) -> None:
         """Queue a job in the next turn of the loop; it counts as queued from now on."""
         self._engine.core.dispatcher.prepare(job.id)
         self._engine.loop.call_soon(self.packed, job, payload)
 
-    def go_on(self) -> None:
-        """Pickle the next jobs, now that a job has left the queue."""
-        self._packer.go_on()
-
-    def packed(self, job: PoolJob[Any], payload: bytes | OutOfBandPickle) -> None:
-        """Put a job into the queue, unless it is done or too large."""
-        if job.done():
-            return
-        if len(payload) > self._max_payload:
-            self.refused(job, too_large(len(payload), self._max_payload))
-            return
-        job.payload = payload
+    def queue(self, job: PoolJob[Any]) -> None:
+        """Put a job into the queue, or send it to a worker."""
+        core = self._engine.core
         with self._engine.turn as now:
-            self._engine.core.submit_prepared(
-                job.id, job.traits, now, job.options.priority
-            )
-        if self._sizing.watching:
+            core.submit_prepared(job.id, job.traits, now, job.options.priority)
+        if core.exits.sizing.watching:
             self._engine.admission.note_queued()
 
     def refused(self, job: PoolJob[Any], error: JobNotPicklableError) -> None:
@@ -117,10 +173,11 @@ class LargeObjects:
         if frame.kind is FrameKind.ERROR:
             watch = self._engine.registry.events
             watch.failed(job, handle.slot, frame, handle.since)
-        unpack(self._engine.threads, job, frame, handle.distrust, self.unpacked)
+        unpack(self._engine.threads, job, frame, partial(self._unpacked, handle))
 
-    def unpacked(self, job: PoolJob[Any], outcome: Any) -> None:
-        """Settle a job."""
+    def _unpacked(self, handle: WorkerHandle, job: PoolJob[Any], outcome: Any) -> None:
+        if type(outcome) is Failed and outcome.distrust:
+            handle.distrust(outcome.distrust)
         core = self._engine.core
         with self._engine.turn as now:
             if self._engine.registry.settle(job, outcome):
@@ -128,84 +185,19 @@ class LargeObjects:
             core.outcome_unpacked(job.id, now)
 
 
-class Packer:
-    """Pickles the arguments of jobs, in their order.
-
-    Args:
-        threads: Do the pickling.
-        packed: Called with each job whose call was pickled, and with that.
-        refused: Called with each job whose call cannot be pickled, and with the error.
-        ahead: How many jobs without a worker may be pickled, or in pickling, at once.
-    """
-
-    def __init__(
-        self,
-        threads: Threads,
-        packed: Callable[[PoolJob[Any], bytes | OutOfBandPickle], object],
-        refused: Callable[[PoolJob[Any], JobNotPicklableError], object],
-        *,
-        ahead: int,
-    ) -> None:
-        self._threads = threads
-        self._packed, self._refused = packed, refused
-        self._most_ahead = ahead
-        self._calls: deque[tuple[PoolJob[Any], Call]] = deque()
-        self._ahead: list[PoolJob[Any]] = []
-        self._begun = 0
-
-    def add(self, job: PoolJob[Any], call: Call) -> None:
-        """Pickle a call when its turn comes."""
-        self._calls.append((job, call))
-        self.go_on()
-
-    def go_on(self) -> None:
-        """Begin with the next call, if it may begin."""
-        self._ahead = [job for job in self._ahead if job.payload and job.slot is None]
-        while self._calls and self._begun + len(self._ahead) < self._most_ahead:
-            job, call = self._calls.popleft()
-            if job.done():
-                continue
-            self._begun += 1
-            packed = self._threads.pickle(_pack, job, call, unwanted=job.done)
-            packed.add_done_callback(partial(self._on_done, job))
-
-    def _on_done(
-        self, job: PoolJob[Any], packed: asyncio.Future[bytes | OutOfBandPickle]
-    ) -> None:
-        self._begun -= 1
-        error = None if packed.cancelled() else packed.exception()
-        if not job.done() and not packed.cancelled():
-            if error is None:
-                payload = packed.result()
-                if isinstance(payload, OutOfBandPickle):
-                    self._ahead.append(job)
-                self._packed(job, payload)
-            else:
-                if not isinstance(error, JobNotPicklableError):
-                    error = unpicklable(error)
-                self._refused(job, error)
-        self.go_on()
-
-
 def unpack(
     threads: Threads,
     job: PoolJob[Any],
     frame: Frame,
-    distrust: Callable[[str], object],
     unpacked: Callable[[PoolJob[Any], Any], object],
 ) -> None:
-    """Have a thread unpickle the outcome of a job; *unpacked* hears of it.
-
-    And *distrust* of what is wrong with it, if no worker sends such an outcome.
-    """
+    """Have a thread unpickle the outcome of a job; *unpacked* is called with it."""
 
     def on_done(loaded: asyncio.Future[Any]) -> None:
         # Retrieved in any case: the loop complains about an exception that nobody retrieves.
         error = None if loaded.cancelled() else loaded.exception()
         if not loaded.cancelled() and not job.done():
             outcome = Failed(error, may_retry=False) if error else loaded.result()
-            if type(outcome) is Failed and outcome.distrust:
-                distrust(outcome.distrust)
             unpacked(job, outcome)
 
     serializer = job.function.serializer

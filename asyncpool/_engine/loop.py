@@ -165,6 +165,15 @@ def fail_quietly(future: asyncio.Future[Any], error: BaseException) -> None:
 P = ParamSpec("P")
 Ts = TypeVarTuple("Ts")
 
+
+def call_in(
+    loop: asyncio.AbstractEventLoop, callback: Callable[..., object], *args: object
+) -> None:
+    """Have *loop* call *callback* soon, unless the loop is closed; any thread may call this."""
+    with contextlib.suppress(RuntimeError):
+        loop.call_soon_threadsafe(callback, *args)
+
+
 # Two copies at once use all of the memory's bandwidth.
 _COPIERS = 2
 
@@ -403,8 +412,7 @@ class _ThreadPool:
     def _work(self) -> None:
         while call := self._calls.get():
             outcome = _outcome_of(call.function)
-            with contextlib.suppress(RuntimeError):  # the loop is closed
-                self._loop.call_soon_threadsafe(self._settle, call, *outcome)
+            call_in(self._loop, self._settle, call, *outcome)
             del call, outcome
 
 

@@ -33,10 +33,6 @@ if TYPE_CHECKING:
 # Where the frame of a job ends that is not on the channel yet: beyond all that is ever sent.
 NOT_PUT = sys.maxsize
 
-# Up to this many bytes the event loop's thread copies into a warm segment itself, which takes
-# 25 us.  To hand the copy to another thread takes longer.
-_AT_ONCE = 1 << 20
-
 # How many parts of an outcome may be small; a worker of this version sends none.
 _SMALL_ONES = 16
 _TOO_MANY = "it sent an outcome in more parts than an outcome can have"
@@ -63,8 +59,7 @@ class Outbox(SegmentOwner):
     flush_soon: Callable[[], None]
 
     def __init__(self, pool: Engine) -> None:
-        self._spawn, self._threads = pool.tasks.create_task, pool.threads
-        self._segments = pool.segments
+        self._spawn, self._segments = pool.tasks.create_task, pool.segments
         self._max_payload = pool.config.worker.max_payload
         # Nothing that a worker can still write into may reach a caller then: outcomes come on
         # the job channel, into memory of this process alone.
@@ -145,15 +140,13 @@ class Outbox(SegmentOwner):
         The large buffers go ahead of what *send* puts on the job channel.  If the load is
         withdrawn meanwhile, or the worker is gone, nothing is sent.
         """
-        size = lay_out(pickled.sizes)[1]
-        segment = self._segments.take(self, size)
-        if segment is not None and size <= _AT_ONCE:
-            segment.fill(pickled)
+        segment = self._segments.fill_at_once(self, pickled)
+        if segment is not None:
             self._put_buffers(pickled, segment)
             send()
         else:
             self._load = load = object()
-            self._spawn(self._load_slowly(load, pickled, segment, size, send))
+            self._spawn(self._load_slowly(load, pickled, send))
 
     def withdraw(self) -> bool:
         """Give up the load that is on its way; return whether there was one."""
@@ -161,18 +154,11 @@ class Outbox(SegmentOwner):
         return load is not None
 
     async def _load_slowly(
-        self,
-        load: object,
-        pickled: OutOfBandPickle,
-        segment: Segment | None,
-        size: int,
-        send: Callable[[], None],
+        self, load: object, pickled: OutOfBandPickle, send: Callable[[], None]
     ) -> None:
-        if segment is None:
-            segment = await self._segments.make(self, size)
-        if segment is not None and self._load is load:
-            # If this task is cancelled here, the thread writes on, so the segment stays its own.
-            await self._threads.copy(segment.fill, pickled)
+        segment = await self._segments.fill(
+            self, pickled, wanted=lambda: self._load is load
+        )
         if self._load is load and not self.closed:
             # At once: Ctrl-C may withdraw the load after any call.
             self._load = None

@@ -33,7 +33,8 @@ class Propagation:
     """
 
     def __init__(self, variables: Iterable[ContextVar[Any] | str]) -> None:
-        given = checks.several("propagate", variables, _WORDS, single=(str, ContextVar))
+        kinds = str, ContextVar
+        given = checks.several("propagate", variables, _WORDS, single=kinds, each=kinds)
         self._variables = tuple(map(_resolve, given))
         self._last = (b"", b"", b"")
 
@@ -43,12 +44,8 @@ class Propagation:
         Raises:
             JobNotPicklableError: If a value cannot be pickled, or all together are too large.
         """
-        values: list[tuple[str, Any]] = []
-        for name, variable in self._variables:
-            value = variable.get(_UNSET)
-            if value is not _UNSET:
-                values.append((name, value))
-        packed = pack_variables(values)
+        found = [(name, variable.get(_UNSET)) for name, variable in self._variables]
+        packed = pack_variables([pair for pair in found if pair[1] is not _UNSET])
         # Mostly nothing has changed since the last job.  Then all jobs share one object, too.
         before, variables, together = self._last
         if packed == variables and context == before:
@@ -66,62 +63,47 @@ class Propagation:
         return together
 
 
-def _resolve(variable: object) -> tuple[str, ContextVar[Any]]:
-    if isinstance(variable, str):
-        return variable, _import(variable)
-    if not isinstance(variable, ContextVar):
-        raise TypeError(f"propagate takes {_WORDS}, not {variable!r}")
-    return _find_name(variable), variable
-
-
-def _import(name: str) -> ContextVar[Any]:
-    checks.function("propagate", name, named="takes names such as")
+def _resolve(given: ContextVar[Any] | str) -> tuple[str, ContextVar[Any]]:
+    """Return a variable, and the name by which workers import it."""
+    if isinstance(given, ContextVar):
+        name = _find_name(given)
+    else:
+        name = checks.function("propagate", given, named="takes names such as")
     module, _, attribute = name.partition(":")
-    if module == "__main__":
-        _check_imported(attribute, attribute)
+    script = scripts.script()
+    if module == "__main__" and (script is None or attribute not in script.importable):
+        shown = given.name if isinstance(given, ContextVar) else attribute
+        raise ValueError(
+            f"propagate: context variable {shown!r} lives in __main__, where workers cannot "
+            "find it: define it in a module that they can import, or give the script an "
+            "`if __name__ == '__main__':` guard"
+        )
+    if isinstance(given, ContextVar):
+        return name, given
     try:
         variable = getattr(importlib.import_module(module), attribute)
     except (ImportError, AttributeError) as error:
         raise ValueError(f"propagate: {name!r} cannot be imported: {error}") from error
     if not isinstance(variable, ContextVar):
         raise TypeError(f"propagate: {name!r} is no context variable: {variable!r}")
-    return variable
+    return name, variable
 
 
 def _find_name(variable: ContextVar[Any]) -> str:
-    found: list[tuple[int, str]] = []
     modules: list[tuple[str, object]] = list(sys.modules.items())
-    for module_name, module in modules:
-        if not isinstance(module, ModuleType):  # it may be any object, and do anything
-            continue
-        names = vars(module)
-        for attribute, value in list(names.items()):
-            if value is variable:
-                found.append((len(names), f"{module_name}:{attribute}"))
+    found = [
+        (len(vars(module)), f"{module_name}:{attribute}")
+        for module_name, module in modules
+        if isinstance(module, ModuleType)  # it may be any object, and do anything
+        for attribute, value in list(vars(module).items())
+        if value is variable
+    ]
     if not found:
         raise ValueError(
             f"propagate: context variable {variable.name!r} is no attribute of a "
             "module, so workers cannot find it"
         )
-    # Prefer the module that most likely defines the variable: the shortest name.
-    elsewhere = [pair for pair in found if not pair[1].startswith(_OF_MAIN)]
-    if elsewhere:
-        return min(elsewhere)[1]
-    name = min(found)[1].partition(":")[2]
-    _check_imported(name, variable.name)
-    return f"__main__:{name}"
-
-
-def _check_imported(attribute: str, name: str) -> None:
-    """Check that workers have this global of the script too, since they import it.
-
-    Raises:
-        ValueError: If they do not; it calls the variable by its *name*.
-    """
-    script = scripts.script()
-    if script is None or attribute not in script.importable:
-        raise ValueError(
-            f"propagate: context variable {name!r} lives in __main__, where workers cannot "
-            "find it: define it in a module that they can import, or give the script an "
-            "`if __name__ == '__main__':` guard"
-        )
+    # Prefer the module that most likely defines the variable, which is the one with the fewest
+    # names, and any other module to the script, whose name workers know as this one only.
+    _, name = min(found, key=lambda it: (it[1].startswith(_OF_MAIN), *it))
+    return name.replace("__mp_main__:", "__main__:", 1)

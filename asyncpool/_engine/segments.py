@@ -13,17 +13,16 @@ free the longest.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import enum
 import itertools
 import os
+from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING
-from weakref import WeakSet
 
 from asyncpool._engine.channel import Channel
-from asyncpool._engine.loop import Alarm, Threads, shielded
-from asyncpool._wire.buffers import OutOfBandPickle
+from asyncpool._engine.loop import Alarm, Threads, call_in, shielded
+from asyncpool._wire.buffers import OutOfBandPickle, lay_out
 from asyncpool._wire.frames import FrameKind, header
 from asyncpool.errors import ProtocolError
 
@@ -44,6 +43,10 @@ _SMALLEST = 1 << 16
 
 # A segment is not used for an object that is this many times smaller.
 _MOST_WASTE = 4
+
+# Up to this many bytes the event loop's thread copies into a warm segment itself, which takes
+# 25 us.  To hand the copy to another thread takes longer.
+_AT_ONCE = 1 << 20
 
 
 def size_class(size: int) -> int:
@@ -96,10 +99,9 @@ class Segment:
         memory: Its memory.
         use: Who uses it now.
         free_since: Since when nobody uses it, if that is so.
-        copied: Whether a fork of this process may have views of it.
     """
 
-    __slots__ = ("copied", "free_since", "memory", "number", "owner", "use")
+    __slots__ = ("free_since", "memory", "number", "owner", "use")
 
     def __init__(self, number: int, owner: SegmentOwner, memory: Memory) -> None:
         self.number = number
@@ -107,7 +109,6 @@ class Segment:
         self.memory = memory
         self.use = Use.POOL
         self.free_since = 0.0
-        self.copied = False
 
     def fill(self, pickled: OutOfBandPickle) -> None:
         """Copy the areas of *pickled* into it."""
@@ -146,7 +147,6 @@ class Segments:
         self._idle = 0  # bytes that are free
         self.total = 0
         self._alarm = Alarm(loop, self._trim)
-        _living.add(self)
 
     def take(self, owner: SegmentOwner, size: int) -> Segment | None:
         """Return a warm segment of *owner* for *size* bytes, if there is one."""
@@ -193,6 +193,32 @@ class Segments:
         owner.announce(segment, fd)
         return segment
 
+    def fill_at_once(
+        self, owner: SegmentOwner, pickled: OutOfBandPickle
+    ) -> Segment | None:
+        """Copy *pickled* into a warm segment of *owner*, if there is one and that takes no time."""
+        size = lay_out(pickled.sizes)[1]
+        segment = self.take(owner, size) if size <= _AT_ONCE else None
+        if segment is not None:
+            segment.fill(pickled)
+        return segment
+
+    async def fill(
+        self, owner: SegmentOwner, pickled: OutOfBandPickle, wanted: Callable[[], bool]
+    ) -> Segment | None:
+        """Have a thread copy *pickled* into a segment; ``None`` if there can be none.
+
+        If it is not *wanted* any more, nothing is copied.
+
+        Cancellation:
+            Safe: if a thread copies into the segment, that stays with the pool.
+        """
+        size = lay_out(pickled.sizes)[1]
+        segment = self.take(owner, size) or await self.make(owner, size)
+        if segment is not None and wanted():
+            await self._threads.copy(segment.fill, pickled)
+        return segment
+
     def view(self, segment: Segment, size: int) -> memoryview:
         """Return a view of an outcome of *size* bytes that the worker has put there.
 
@@ -204,7 +230,9 @@ class Segments:
                 f"it put {size} bytes into a segment of {segment.memory.size}"
             )
         segment.use = Use.CALLER
-        return segment.memory.lend(partial(self._tell_gone, segment.number))
+        # The garbage collector calls this, in any thread, between any two steps.
+        gone = partial(call_in, self._loop, self._on_gone, segment.number)
+        return segment.memory.lend(gone)
 
     def find(self, owner: SegmentOwner, number: int, *uses: Use) -> Segment:
         """Return the segment that *owner* has named.
@@ -223,7 +251,7 @@ class Segments:
         if segment.owner.closed:
             self.forget(segment)
             return
-        if segment.copied:
+        if segment.memory.copied:  # by a fork of this process
             self._drop(segment)
             return
         number, size = segment.number, segment.memory.size
@@ -251,22 +279,12 @@ class Segments:
             if segment.owner is owner and segment.use not in {Use.POOL, Use.CALLER}:
                 self.forget(segment)
 
-    def after_fork(self) -> None:
-        """Mark the segments that a fork may see, so that the pool never lends them again."""
-        for segment in self._segments.values():
-            segment.copied = segment.copied or segment.use is Use.CALLER
-
     def close(self) -> None:
         """Release all segments, and ignore views that end later; threads may still do the work."""
         self._alarm.cancel()
         for segment in list(self._segments.values()):
             segment.memory.forget_view()
             self.forget(segment)
-
-    def _tell_gone(self, number: int) -> None:
-        # The garbage collector calls this, in any thread, between any two steps.
-        with contextlib.suppress(RuntimeError):  # the loop is closed
-            self._loop.call_soon_threadsafe(self._on_gone, number)
 
     def _on_gone(self, number: int) -> None:
         segment = self._segments.get(number)
@@ -294,17 +312,6 @@ class Segments:
         self._idle -= size
         if not shelf:
             del self._shelves[key]
-
-
-_living: WeakSet[Segments] = WeakSet()
-
-
-def _after_fork() -> None:
-    for segments in list(_living):
-        segments.after_fork()
-
-
-os.register_at_fork(after_in_parent=_after_fork)
 
 
 def _make(size: int) -> tuple[int, Memory]:

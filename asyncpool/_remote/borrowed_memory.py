@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
 from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING
-from weakref import WeakSet
 
-from asyncpool._engine.loop import Threads
+from asyncpool._engine.loop import Threads, call_in
 from asyncpool._remote.lent_memory import MOST_LENT
 from asyncpool._remote.lent_parts import LentParts
 from asyncpool._wire.buffers import ReceivedPickle, cut, lay_out
@@ -25,13 +23,12 @@ _SMALLEST = 1 << 16
 
 
 class _Borrowed:
-    __slots__ = ("copied", "memory", "seen", "size")
+    __slots__ = ("memory", "seen", "size")
 
     def __init__(self, size: int, memory: Memory | None) -> None:
         self.size = size
         self.memory = memory
         self.seen = False
-        self.copied = False  # whether a fork of this process may have views of it
 
 
 class BorrowedMemory:
@@ -52,7 +49,6 @@ class BorrowedMemory:
         self._loop, self._threads, self._tell = loop, threads, tell
         self._segments: dict[int, _Borrowed] = {}
         self._total = 0
-        _living.add(self)
 
     def add(self, number: int, size: int, fd: int | None) -> None:
         """Take a new segment, and close its descriptor; ``None`` if the kernel has dropped it.
@@ -88,7 +84,9 @@ class BorrowedMemory:
             self._tell(FrameKind.LOST, number)
             return None
         found.seen = True
-        view = found.memory.lend(partial(self._tell_gone, number))
+        # The garbage collector calls this, in any thread, between any two steps.
+        gone = partial(call_in, self._loop, self._on_gone, number)
+        view = found.memory.lend(gone)
         return ReceivedPickle(payload, cut(view, sizes))
 
     def drop(self, number: int) -> None:
@@ -101,11 +99,6 @@ class BorrowedMemory:
         if found is None or found.seen:
             raise ProtocolError(f"it dropped segment {number}, which it has not back")
         self._forget(number)
-
-    def after_fork(self) -> None:
-        """Mark the segments that a fork may see, so that they are never used again."""
-        for found in self._segments.values():
-            found.copied = found.copied or found.seen
 
     def close(self) -> None:
         """Forget all; the views that there are last as long as they are used."""
@@ -122,32 +115,17 @@ class BorrowedMemory:
             found.memory = None
             self._threads.copy(bag.clear)  # drops the last reference there
 
-    def _tell_gone(self, number: int) -> None:
-        # The garbage collector calls this, in any thread, between any two steps.
-        with contextlib.suppress(RuntimeError):  # the loop is closed
-            self._loop.call_soon_threadsafe(self._on_gone, number)
-
     def _on_gone(self, number: int) -> None:
         found = self._segments.get(number)
         if found is None:
             return
         found.seen = False
-        if found.copied:
+        kind = FrameKind.SEGMENT_RETURNED
+        if found.memory is not None and found.memory.copied:
+            # A fork of this process may write there.
+            kind = FrameKind.LOST
             self._forget(number)
-        self._tell(
-            FrameKind.LOST if found.copied else FrameKind.SEGMENT_RETURNED, number
-        )
-
-
-_living: WeakSet[BorrowedMemory] = WeakSet()
-
-
-def _after_fork() -> None:
-    for memory in list(_living):
-        memory.after_fork()
-
-
-os.register_at_fork(after_in_parent=_after_fork)
+        self._tell(kind, number)
 
 
 def _mapped(fd: int | None, size: int) -> Memory | None:

@@ -94,7 +94,8 @@ class JobEnds:
     def _on_outcome(self, job: PoolJob[Any], frame: Frame) -> None:
         serializer = job.function.serializer
         if serializer.is_heavy(frame.payload):
-            unpack(self._threads, job, frame, _nothing, self.unpacked)
+            # The client distrusts no worker: its agent does.
+            unpack(self._threads, job, frame, self.unpacked)
         elif self._registry.settle(job, load_outcome(serializer, frame)):
             self._again(job)
 
@@ -240,7 +241,3 @@ def _no_memory(job: PoolJob[Any]) -> JobNotPicklableError:
         direction="result",
         name=name,
     )
-
-
-def _nothing(_: str) -> None:
-    """Do nothing: the client does not distrust a worker, its agent does."""

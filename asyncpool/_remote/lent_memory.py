@@ -15,13 +15,10 @@ from asyncpool._engine.channel import Channel
 from asyncpool._engine.loop import Threads
 from asyncpool._engine.segments import Segment, SegmentOwner, Segments, Use
 from asyncpool._remote.lent_parts import LentParts
-from asyncpool._wire.buffers import OutOfBandPickle, lay_out
+from asyncpool._wire.buffers import OutOfBandPickle
 
 # The most bytes that one end of a connection lends the other, and the bound that it expects.
 MOST_LENT = 1 << 30
-
-# As in _engine/outbox.py: the loop's thread copies so much itself.
-_AT_ONCE = 1 << 20
 
 
 class LentMemory(SegmentOwner):
@@ -39,7 +36,7 @@ class LentMemory(SegmentOwner):
     def __init__(
         self, loop: asyncio.AbstractEventLoop, threads: Threads, channel: Channel
     ) -> None:
-        self._threads, self.control_channel = threads, channel
+        self.control_channel = channel
         self._segments = Segments(loop, MOST_LENT, threads)
 
     def lend_at_once(self, pickled: OutOfBandPickle) -> bytes | None:
@@ -48,14 +45,8 @@ class LentMemory(SegmentOwner):
         Returns:
             What the other end reads with :meth:`BorrowedMemory.read`.
         """
-        size = lay_out(pickled.sizes)[1]
-        if size > _AT_ONCE or self.closed:
-            return None
-        segment = self._segments.take(self, size)
-        if segment is None:
-            return None
-        segment.fill(pickled)
-        return _named(segment, pickled)
+        segment = self._segments.fill_at_once(self, pickled)
+        return None if segment is None else _named(segment, pickled)
 
     async def lend(
         self, pickled: OutOfBandPickle, wanted: Callable[[], bool]
@@ -65,15 +56,8 @@ class LentMemory(SegmentOwner):
         Cancellation:
             Safe.
         """
-        size = lay_out(pickled.sizes)[1]
-        segment = None if self.closed else self._segments.take(self, size)
-        if segment is None:
-            segment = await self._segments.make(self, size)
-        if segment is None:
-            return None
-        # If this is cancelled here, the thread writes on, so the segment stays its own.
-        await self._threads.copy(segment.fill, pickled)
-        if self.closed:
+        segment = await self._segments.fill(self, pickled, wanted)
+        if segment is None or self.closed:
             return None
         if not wanted():
             self._segments.free(segment)

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 _PACKED_AHEAD = 3
 
 
-class Submissions:
+class Submissions(Packer):
     """Takes the calls of one client.
 
     Args:
@@ -46,9 +46,7 @@ class Submissions:
         self._client = client
         self._functions, self._max_queued = functions, max_queued
         self._loop = asyncio.get_running_loop()
-        self._packer = Packer(
-            client.threads, self.packed, self.refused, ahead=_PACKED_AHEAD
-        )
+        super().__init__(client.threads, _PACKED_AHEAD, MAX_PAYLOAD)
         self.stored: StoredArguments | None = None
 
     def are_stored(self, items: list[Any], *, star: bool) -> bool:
@@ -108,7 +106,7 @@ class Submissions:
             return client.registry.refuse(job, too_large(size, MAX_PAYLOAD))
         self._enter(job)
         job.payload = payload
-        self._place(job)
+        self.queue(job)
         return job
 
     def check(self, options: JobOptions) -> None:
@@ -143,20 +141,8 @@ class Submissions:
     def _submit_large(self, job: PoolJob[Any], call: Any) -> PoolJob[Any]:
         self._enter(job)
         self._client.jobs.prepare(job.id)
-        self._packer.add(job, call)
+        self.add(job, call)
         return job
-
-    def go_on(self) -> None:
-        """Pickle the next large calls, now that one has left the queue."""
-        self._packer.go_on()
-
-    def packed(self, job: PoolJob[Any], payload: bytes | OutOfBandPickle) -> None:
-        """Queue a job whose call a thread has pickled."""
-        if len(payload) > MAX_PAYLOAD:
-            self.refused(job, too_large(len(payload), MAX_PAYLOAD))
-        else:
-            job.payload = payload
-            self._place(job)
 
     def refused(self, job: PoolJob[Any], error: JobNotPicklableError) -> None:
         """End a job whose call cannot be pickled."""
@@ -164,7 +150,8 @@ class Submissions:
         self._client.registry.fail(job, error)
         self._client.draining.look()
 
-    def _place(self, job: PoolJob[Any]) -> None:
+    def queue(self, job: PoolJob[Any]) -> None:
+        """Put a job into the queue, or send it to an agent."""
         options = job.options
         if options.session is not None:
             self._client.sessions.enqueue(job, options.session.session)

@@ -87,14 +87,13 @@ class OutOfBandPickle:
     @property
     def areas(self) -> list[Sequence[bytes | memoryview]]:
         """What travels beside the frame: the areas, each in pieces."""
-        areas: list[Sequence[bytes | memoryview]] = [[view] for view in self.buffers]
-        return areas if self._stream <= HEAVY else [self.pieces, *areas]
+        stream = [] if self._stream <= HEAVY else [self.pieces]
+        return [*stream, *([view] for view in self.buffers)]
 
     @property
     def sizes(self) -> list[int]:
         """How many bytes each area has."""
-        sizes = list(map(len, self.buffers))
-        return sizes if self._stream <= HEAVY else [self._stream, *sizes]
+        return [sum(map(len, pieces)) for pieces in self.areas]
 
 
 class ReceivedPickle:
@@ -401,6 +400,21 @@ def reduce_array(array: Any) -> Any:
     bare = array.view(f"V{dtype.itemsize}")
     function, (buffer, _, *rest) = bare.__reduce_ex__(5)
     return function, (buffer, dtype, *rest)
+
+
+def stays_apart(array: Any) -> bool:
+    """Tell whether the buffer of *array* stays out of a pickle, and is not copied for that.
+
+    The pickle of a class that is derived from NumPy's, such as a masked array, has a
+    copy of it.  The pickle of an array of objects has a list.
+
+    Raises:
+        Exception: If it has no buffer to offer.
+    """
+    view, cls = memoryview(array), type(array)
+    base: Any = getattr(sys.modules.get(ARRAYS), "ndarray", ())
+    is_derived = cls is not base and issubclass(cls, base)
+    return view.contiguous and "O" not in view.format and not is_derived
 
 
 def _has_plain_type(array: Any) -> bool:

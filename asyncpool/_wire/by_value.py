@@ -66,14 +66,6 @@ class _Piece:
         self.memo: Any = None
         self.unit: Unit | None = None
 
-    def held(self) -> Iterator[int]:
-        """Yield the ids of the objects that other globals may hold as well."""
-        memo: dict[int, tuple[int, object]] = self.memo.copy()
-        for key, (number, thing) in memo.items():
-            # The first one is the dictionary that was made for pickling.
-            if number and not isinstance(thing, _COMMON):
-                yield key
-
 
 class GlobalsPickler:
     """Pickles a call, with the globals that it needs.
@@ -96,7 +88,7 @@ class GlobalsPickler:
 
     def pack(self, value: object) -> tuple[list[bytes], list[memoryview]]:
         """Return the stream of *value*, with its globals, and the buffers."""
-        call = self._pickle(value, frozenset())
+        call = self._pickle(value)
         self._collect(call)
         if not self._pieces and not self._missing:
             return call.stream, call.buffers
@@ -110,8 +102,8 @@ class GlobalsPickler:
         what = [*map(tuple, units)], missing, call.stream, buffers
         return self._write(pickle.Pickler, _Made(scripts.unpack, what))
 
-    def _pickle(self, value: object, names: frozenset[str]) -> _Piece:
-        piece = _Piece(names)
+    def _pickle(self, value: object, names: Iterable[str] = ()) -> _Piece:
+        piece = _Piece(frozenset(names))
         make = partial(_pickler_of_calls(), piece, self._own)
         piece.stream, piece.buffers = self._write(make, value)
         return piece
@@ -140,10 +132,10 @@ class GlobalsPickler:
         """Pickle one global, unless it is a function that has not changed."""
         key = _constancy(value, self._own)
         if key is None:
-            return self._pickle({name: value}, frozenset((name,)))
+            return self._pickle({name: value}, (name,))
         known = _functions.get(value)
         if known is None or known[:2] != (name, key):
-            piece = self._pickle({name: value}, frozenset((name,)))
+            piece = self._pickle({name: value}, (name,))
             piece.memo = None  # nothing in it can be shared with others and changed
             known = _functions[value] = name, key, piece
         return known[2]
@@ -171,10 +163,9 @@ class GlobalsPickler:
         """Join the pieces that hold the same object, or refer to each other."""
         main = namespace()
         for group in self._groups():
-            names = frozenset(group)
-            together = {name: main[name] for name in self._pieces if name in names}
-            piece = self._pickle(together, names)
-            self._pieces.update(dict.fromkeys(names, piece))
+            together = {name: main[name] for name in self._pieces if name in group}
+            piece = self._pickle(together, group)
+            self._pieces.update(dict.fromkeys(group, piece))
 
     def _groups(self) -> list[set[str]]:
         pieces = self._pieces
@@ -188,8 +179,10 @@ class GlobalsPickler:
         with_data = [name for name, piece in pieces.items() if piece.memo is not None]
         holders: dict[int, str] = {}
         for name in with_data if len(with_data) > 1 else ():
-            for held in pieces[name].held():
-                join(holders.setdefault(held, name), name)
+            for key, (number, thing) in pieces[name].memo.copy().items():
+                # The first one is the dictionary that was made for pickling.
+                if number and not isinstance(thing, _COMMON):
+                    join(holders.setdefault(key, name), name)
         for name, piece in pieces.items():
             for other in piece.refers - {name} - self._own:
                 if name in self._reach(other):
@@ -280,14 +273,9 @@ class _Calls(_Base):
     watch: Callable[[Any], None] | None = None
 
     def __init__(
-        self,
-        piece: _Piece,
-        own: frozenset[str],
-        file: Any,
-        protocol: int,
-        buffer_callback: Any,
+        self, piece: _Piece, own: frozenset[str], *file: Any, **options: Any
     ) -> None:
-        super().__init__(file, protocol, buffer_callback=buffer_callback)
+        super().__init__(*file, **options)
         self._piece = piece
         self._own = own
         self._main = namespace()
@@ -302,7 +290,7 @@ class _Calls(_Base):
             self.watch(obj)
         if type(obj) is scripts.LAZY:
             return scripts.resolved(obj)
-        named = type(obj).__name__ in NAMED_TYPES
+        named = type(obj).__name__ in _KEYWORDS
         if named or scripts.is_definition(obj):
             if scripts.is_importable(obj):
                 return NotImplemented
@@ -377,11 +365,9 @@ _KEYWORDS: dict[str, Callable[[Any], dict[str, Any]]] = {
     },
 }
 
-NAMED_TYPES = frozenset(_KEYWORDS)
-
 
 def of_named_type(thing: Any) -> Any:
-    """Return how to reduce *thing*, whose type is called one of ``NAMED_TYPES``."""
+    """Return how to reduce *thing*, whose type has one of these names."""
     cls = type(thing)
     if thing.__module__ != "__main__" or not cls.__module__.startswith("typing"):
         return NotImplemented

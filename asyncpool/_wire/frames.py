@@ -25,6 +25,7 @@ from __future__ import annotations
 import enum
 import functools
 import struct
+from mmap import mmap
 
 from asyncpool._wire.records import Record
 from asyncpool.errors import ProtocolError
@@ -32,7 +33,6 @@ from asyncpool.errors import ProtocolError
 TYPE_CHECKING = False  # see _wire/records.py
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from mmap import mmap
     from typing import Any
 
 VERSION = 2
@@ -169,7 +169,8 @@ class FrameDecoder:
         max_payload: The largest payload to accept, in bytes.  The decoder checks it
             as soon as it has the header, before it keeps any of the payload.
         allocate: A function that makes room for a long payload, without touching
-            it.
+            it.  The kernel gives what it returns by default only as it is written, so a long
+            payload costs memory as its parts arrive, and not when its header announces it.
         most: How many frames one call of :meth:`feed` may return.  If there is *more*, feed
             it nothing, ``b""``.
         bare: Whether the frames may be tuples without names, which take 0.1 us less each.
@@ -187,7 +188,7 @@ class FrameDecoder:
         self,
         *,
         max_payload: int,
-        allocate: Callable[[int], bytearray | mmap] = bytearray,
+        allocate: Callable[[int], bytearray | mmap] = functools.partial(mmap, -1),  # noqa: B008
         most: int = MAX_PAYLOAD,
         bare: bool = False,
     ) -> None:

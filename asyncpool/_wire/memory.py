@@ -24,19 +24,14 @@ if TYPE_CHECKING:
 
     from asyncpool._wire.buffers import OutOfBandPickle
 
+_pointer, _size, _int = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int
+
 _libc = ctypes.CDLL(None, use_errno=True)
 _mmap = _libc.mmap
-_mmap.restype = ctypes.c_void_p
-_mmap.argtypes = [
-    ctypes.c_void_p,
-    ctypes.c_size_t,
-    ctypes.c_int,
-    ctypes.c_int,
-    ctypes.c_int,
-    ctypes.c_long,
-]
+_mmap.restype = _pointer
+_mmap.argtypes = [_pointer, _size, _int, _int, _int, ctypes.c_long]
 _munmap = _libc.munmap
-_munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
+_munmap.argtypes = [_pointer, _size]
 
 _FAILED = ctypes.c_void_p(-1).value
 # Map all existing pages at once: to map each when it is first touched takes twice as long.
@@ -112,21 +107,27 @@ class Memory:
         size: How many bytes to map.
         later: Whether pages are mapped as they are touched, so that this returns at once.
 
+    Attributes:
+        view: What the last view is of, as long as anything has it.
+        copied: Whether this process has forked while there was a view: the copy has it too, and
+            may write there.
+
     Raises:
         OSError: If the memory cannot be mapped.
     """
 
     def __init__(self, fd: int, size: int, *, later: bool = False) -> None:
         self.size = size
+        self.view: weakref.ref[Any] | None = None
+        self.copied = False
         self._address = 0
-        access, flags = mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_SHARED
-        flags |= 0 if later else _POPULATE
+        access = mmap.PROT_READ | mmap.PROT_WRITE
+        flags = mmap.MAP_SHARED | (0 if later else _POPULATE)
         address = _mmap(None, size, access, flags, fd, 0)
         if address == _FAILED:
             number = ctypes.get_errno()
             raise OSError(number, os.strerror(number))
         self._address = address
-        self._lent: weakref.ref[Any] | None = None
 
     def write(self, offset: int, pieces: Iterable[bytes | memoryview]) -> None:
         """Copy *pieces*, one after the other, to *offset*.  The copy releases the GIL."""
@@ -157,13 +158,28 @@ class Memory:
         """
         array: Any = _array_type(self.size).from_address(self._address)
         array.memory = self  # must not be unmapped before
-        self._lent = weakref.ref(array, lambda _: on_gone())
+        self.view = weakref.ref(array, lambda _: on_gone())
+        _lent[self._address] = self
         return memoryview(array).cast("B")
 
     def forget_view(self) -> None:
         """Do not call *on_gone* any more."""
-        self._lent = None
+        self.view = None
 
     def __del__(self, _munmap: Any = _munmap) -> None:
         if self._address:
             _munmap(self._address, self.size)
+
+
+# Memory of which there was a view, by its address.
+_lent: weakref.WeakValueDictionary[int, Memory] = weakref.WeakValueDictionary()
+
+
+def _after_fork() -> None:
+    for found in _lent.valuerefs():  # a list: other threads may lend memory meanwhile
+        memory = found()
+        if memory is not None and memory.view is not None and memory.view() is not None:
+            memory.copied = True
+
+
+os.register_at_fork(after_in_parent=_after_fork)

@@ -40,6 +40,7 @@ from asyncpool._wire.buffers import (
     is_heavy,
     keep_large,
     loads,
+    stays_apart,
     teach,
 )
 from asyncpool._wire.scripts import GlobalError, pickler_of_results
@@ -230,13 +231,7 @@ def unloadable(
     direction: Direction = "result",
 ) -> JobNotPicklableError:
     """Return the error for a result, or for *what* else, whose unpickling has raised *error*."""
-    refusal = JobNotPicklableError(
-        f"{what} cannot be unpickled here: {describe(error)}",
-        direction=direction,
-        name="",
-    )
-    refusal.__cause__ = error
-    return refusal
+    return unpicklable(error, what, direction, "", verb="unpickled here")
 
 
 def load_details(payload: bytes) -> Any:
@@ -329,6 +324,7 @@ def unpicklable(
     name: str | None = None,
     *,
     hint: str = "",
+    verb: str = "pickled",
 ) -> JobNotPicklableError:
     """Return the error for a call, or for *what* else, whose pickling has raised *error*.
 
@@ -338,9 +334,10 @@ def unpicklable(
         direction: As the error has it.
         name: How the error names it; as the text does by default.
         hint: What the text ends with.
+        verb: What cannot be done, if that is something else.
     """
     refusal = JobNotPicklableError(
-        f"{what} cannot be pickled: {describe(error)}{hint}",
+        f"{what} cannot be {verb}: {describe(error)}{hint}",
         direction=direction,
         name=what if name is None else name,
     )
@@ -366,7 +363,12 @@ def text_of(error: BaseException) -> str:
 # Types whose values hold no other object, and are written at once or in pieces.
 _PLAIN: frozenset[type] = frozenset((float, bool, type(None), bytes))
 
-_CONTAINERS: frozenset[type] = frozenset((list, tuple, dict))
+# How to get at the items of a container, also of a derived class, whatever that has redefined.
+_ITEMS: dict[type, Callable[[Any], Iterable[Any]]] = {
+    list: list[object].__iter__,
+    tuple: tuple[object, ...].__iter__,
+    dict: dict[object, object].values,
+}
 
 # How many arguments, and items of containers among them, are checked; and how many
 # attributes of one object.  That takes 5 us.
@@ -411,14 +413,14 @@ class SizeProbe:
             elif cls is int:
                 if value.bit_length() > 8 * limit:
                     raise StreamTooLongError
-            elif cls in _CONTAINERS:
+            elif cls in _ITEMS:
                 room = _LOOKS - len(found)
                 seen_all = seen_all and len(value) <= room
-                found += islice(value.values() if cls is dict else value, room)
+                found += islice(_ITEMS[cls](value), room)
             elif cls not in _PLAIN:
                 seen_all = False
-                if _is_large(value, limit):
-                    raise StreamTooLongError
+                if cls not in self._ordinary:
+                    self._check(value)
         return seen_all and len(found) < _LOOKS
 
     def watch(self, value: Any) -> None:
@@ -431,18 +433,8 @@ class SizeProbe:
         self._objects -= 1
         if self._objects < 0:
             raise StreamTooLongError
-        cls = type(value)
-        if cls not in self._ordinary:
-            if _is_large(value, self._limit):
-                raise StreamTooLongError
-            if issubclass(cls, dict):
-                self.search(dict[object, object].values(value))
-            elif issubclass(cls, tuple):
-                self.search(tuple[object, ...].__iter__(value))
-            elif issubclass(cls, list):
-                self.search(list[object].__iter__(value))
-            elif not issubclass(cls, str | int) and not _has_bytes(cls):
-                self._ordinary.add(cls)
+        if type(value) not in self._ordinary and (items := self._check(value)):
+            self.search(items)
         try:
             attributes = value.__dict__
         except Exception:
@@ -450,45 +442,36 @@ class SizeProbe:
         if type(attributes) is dict and attributes:
             self.search(attributes.values())
 
+    def _check(self, value: Any) -> Iterable[Any]:
+        """Check an object that is of no built-in type, and return its items, if it is a container.
 
-def _is_large(value: Any, limit: int) -> bool:
-    cls = type(value)
-    if issubclass(cls, str):
-        return str.__len__(value) > limit
-    if issubclass(cls, int):
-        return int.bit_length(value) > 8 * limit
-    if not _has_bytes(cls):
-        return False
+        Raises:
+            StreamTooLongError: If it is large itself.
+        """
+        cls, large = type(value), False
+        if issubclass(cls, str):
+            large = str.__len__(value) > self._limit
+        elif issubclass(cls, int):
+            large = int.bit_length(value) > 8 * self._limit
+        elif hasattr(cls, "nbytes") or cls.__module__ == "array":
+            large = _is_copied(value, self._limit)
+        elif kind := next((kind for kind in _ITEMS if issubclass(cls, kind)), None):
+            return _ITEMS[kind](value)
+        else:
+            self._ordinary.add(cls)
+        if large:
+            raise StreamTooLongError
+        return ()
+
+
+def _is_copied(value: Any, limit: int) -> bool:
+    """Tell whether a pickler copies more than *limit* bytes of *value*, which has a buffer, at once."""
     try:
-        if cls.__module__ == "array":
+        if type(value).__module__ == "array":
             return bool(len(value) * value.itemsize > limit)
-        return bool(value.nbytes > limit and not _goes_apart(value))
+        return bool(value.nbytes > limit and not stays_apart(value))
     except Exception:
         return True
-
-
-def _has_bytes(cls: type) -> bool:
-    return hasattr(cls, "nbytes") or cls.__module__ == "array"
-
-
-def _goes_apart(array: Any) -> bool:
-    """Tell whether the buffer of *array* stays out of the stream.
-
-    The pickle of a class that is derived from NumPy's, such as a masked array, has a
-    copy of it.  The pickle of an array of objects has a list.
-
-    Raises:
-        Exception: If it has no buffer to offer.
-    """
-    view = memoryview(array)
-    return (
-        view.contiguous
-        and "O" not in view.format
-        and not any(
-            (base.__module__, base.__name__) == ("numpy", "ndarray")
-            for base in type(array).__mro__[1:]
-        )
-    )
 
 
 def pack_error(error: BaseException) -> bytes:

@@ -34,7 +34,7 @@ _SIZE = mmap.PAGESIZE
 _MAYMOVE, _FIXED = 1, 2
 _SHARED_BY_PROCESSES = 1
 
-# The second half of a semaphore: how many threads wait for it.
+# The first half of a semaphore is its value; the second one is how many threads wait for it.
 _WAITERS = 4
 
 # How often other threads may take the semaphore while it is moved, if its value is high.
@@ -61,19 +61,17 @@ class Mappings:
     """
 
     def __init__(self) -> None:
-        self._here: list[str] = []
+        self._here: dict[str, str] = {}
         self._there: dict[int, str] | None = None
 
     def file_at(self, handle: int) -> str | None:
         """Return the file of the semaphore at *handle*, as mappings show it."""
-        for known in (True, False):
-            if not known:
-                self._here = _mappings("self")
-            for line in self._here:
-                if line.startswith(f"{handle:x}-"):
-                    device, inode = line.split()[3:5]
-                    return f" {device} {inode} "
-        return None
+        begin = f"{handle:x}-"
+        if begin not in self._here:
+            for line in _mappings("self"):
+                area, _, _, device, inode, *_ = line.split()
+                self._here[area[: area.index("-") + 1]] = f" {device} {inode} "
+        return self._here.get(begin)
 
     def sharing(self, file: str) -> int | None:
         """Return another process that has mapped *file*, if there is one."""
@@ -201,9 +199,7 @@ def _remap(address: int, size: int, flags: int, to: int = 0) -> int:
 
 
 def _value(address: int) -> int:
-    value = _int()
-    _call("sem_getvalue", _int, address, ctypes.byref(value))
-    return value.value
+    return ctypes.c_uint32.from_address(address).value
 
 
 def _waiters(address: int) -> ctypes.c_uint32:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import mmap
 import os
 import socket
 from _queue import SimpleQueue  # queue would do, see _worker/__init__.py
@@ -23,14 +22,6 @@ from asyncpool._wire.messages import pack_numbers, unpack_numbers
 TYPE_CHECKING = False  # see _wire/records.py
 if TYPE_CHECKING:
     from asyncpool._wire.memory import Memory
-
-
-def decoder(max_payload: int) -> FrameDecoder:
-    """Return a decoder for :func:`receive`."""
-    # The kernel gives this memory real pages only where it is written to, and none is kept.
-    return FrameDecoder(
-        max_payload=max_payload, allocate=lambda size: mmap.mmap(-1, size)
-    )
 
 
 def receive(
@@ -83,12 +74,9 @@ class LargeBuffers:
         self._arrived: dict[int, tuple[int | None, int]] = {}
         self._grants: deque[int] = deque()
         self._mapped: dict[int, Memory] = {}
-        self._viewed: set[int] = set()
-        self._copied: set[int] = set()
         # What the pool is to be told of: segments without any view left, and others that this
         # process cannot map.
-        self._returned: deque[int] = deque()
-        self._lost: list[int] = []
+        self._unsent: deque[tuple[FrameKind, int]] = deque()
         # What has come ahead of the next job.
         self._lent: Frame | None = None
         self._areas: list[memoryview] = []
@@ -138,15 +126,14 @@ class LargeBuffers:
         areas, self._areas = self._areas, []
         lent, self._lent = self._lent, None
         if lent is not None:
-            number = lent.number
             # Of the main thread, at any moment, or another one's: it must not do more.
-            at_end = partial(self._returned.append, number)
+            returned = FrameKind.SEGMENT_RETURNED, lent.number
+            at_end = partial(self._unsent.append, returned)
             try:
-                whole = self._memory(number).lend(at_end)
+                whole = self._memory(lent.number).lend(at_end)
             except OSError:
-                self._lost.append(number)
+                self._unsent.append((FrameKind.LOST, lent.number))
                 raise
-            self._viewed.add(number)
             areas = cut(whole, unpack_numbers(lent.payload))
         return ReceivedPickle(payload, areas)
 
@@ -154,7 +141,7 @@ class LargeBuffers:
         """Drop the buffers of a job that will not begin."""
         self._areas = []
         if self._lent is not None:
-            self._returned.append(self._lent.number)
+            self._unsent.append((FrameKind.SEGMENT_RETURNED, self._lent.number))
             self._lent = None
             self._jobs.sendall(self._news())
 
@@ -172,10 +159,6 @@ class LargeBuffers:
         outcome.buffers.clear()  # it may be all that keeps a view of the arguments
         return self._news() + ahead, payload
 
-    def after_fork(self) -> None:
-        """Take note that a job has forked: its copy has views of its own."""
-        self._copied |= self._viewed
-
     def wait_for_grant(self) -> int:
         """Wait for the segment that an outcome may go to; return its number, 0 for none."""
         while not self._grants:
@@ -191,7 +174,7 @@ class LargeBuffers:
                 numbers = pack_numbers(sizes)
                 head = header(FrameKind.LENT, len(numbers), tag=number)
                 return head + numbers
-            self._lost.append(number)
+            self._unsent.append((FrameKind.LOST, number))
         for size, pieces in zip(sizes, areas, strict=True):
             self._jobs.sendall(header(FrameKind.AREA, size))
             for piece in pieces:
@@ -223,15 +206,12 @@ class LargeBuffers:
 
     def _news(self) -> bytes:
         """Return the frames that tell the pool which segments are free again, or lost."""
-        told = [(FrameKind.LOST, number) for number in self._lost]
-        self._lost.clear()
-        while self._returned:
-            number = self._returned.popleft()
-            self._viewed.discard(number)
-            kind = FrameKind.SEGMENT_RETURNED
-            if number in self._copied:  # by a fork, which may write there
+        news = b""
+        while self._unsent:
+            kind, number = self._unsent.popleft()
+            memory = self._mapped.get(number)
+            if memory is not None and memory.copied:  # by a fork of a job
                 kind = FrameKind.LOST
-                self._copied.discard(number)
-                self._mapped.pop(number, None)
-            told.append((kind, number))
-        return b"".join(header(kind, 0, tag=number) for kind, number in told)
+                del self._mapped[number]
+            news += header(kind, 0, tag=number)
+        return news

@@ -21,7 +21,7 @@ from _queue import SimpleQueue  # queue would do, see _worker/__init__.py
 from collections import deque
 from select import POLLIN, poll
 
-from asyncpool._wire.frames import Frame, FrameKind, header
+from asyncpool._wire.frames import Frame, FrameDecoder, FrameKind, header
 from asyncpool._wire.messages import (
     MAX_CONFIG,
     MOMENT,
@@ -40,7 +40,7 @@ from asyncpool._wire.profile import ProfileRequest
 # system calls of an import may cost this thread 20 ms until it has the GIL again, and it is late
 # by two seconds then.
 from asyncpool._wire.text import in_units
-from asyncpool._worker.channel import LargeBuffers, decoder, receive
+from asyncpool._worker.channel import LargeBuffers, receive
 from asyncpool._worker.interrupts import Interrupts, JobClaims, LeaseFences
 from asyncpool._worker.process import start_thread
 from asyncpool._worker.profile import Sampler
@@ -103,7 +103,7 @@ class Control:
         self._tracker_asked = False
         self._thread = 0
         self._show_thread = _thread._excepthook  # noqa: SLF001 - see start()
-        self._decoder = decoder(MAX_CONFIG)
+        self._decoder = FrameDecoder(max_payload=MAX_CONFIG)
 
     def receive_config(self) -> Frame:
         """Wait for the configuration, and for the frames before it.

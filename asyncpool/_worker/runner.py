@@ -30,6 +30,7 @@ from asyncpool._wire.frames import (
     MAX_NUMBER,
     VERSION,
     Frame,
+    FrameDecoder,
     FrameKind,
     header,
     pack_header,
@@ -46,7 +47,7 @@ from asyncpool._wire.pickling import PICKLE_WORKER, text_of, unpack_variables
 from asyncpool._wire.records import import_named
 from asyncpool._wire.text import JOB_LOGGER, function_name
 from asyncpool._worker.api import NO_JOB, run_chunk, running
-from asyncpool._worker.channel import SMALL, decoder, receive, send
+from asyncpool._worker.channel import SMALL, receive, send
 from asyncpool._worker.chunks import call_items
 from asyncpool._worker.stacks import waiting_frames
 from asyncpool._worker.streams import Credit, send_items
@@ -254,7 +255,8 @@ class JobRunner:
         self._functions = FunctionCache()
         self._context = PLAIN  # of the jobs to come
         self._first_credit = 0  # of the next stream
-        self._incoming = decoder(max(config.max_payload, MAX_CONTEXT))
+        most = max(config.max_payload, MAX_CONTEXT)
+        self._incoming = FrameDecoder(max_payload=most)
         self._pending: deque[Frame] = deque()
         self._outcomes: list[bytes] = []
         self._loop: Any = None  # once there is a coroutine

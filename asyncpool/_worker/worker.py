@@ -77,9 +77,7 @@ def work(job_fd: int, control_fd: int, page_fd: int) -> NoReturn:
             control.close()
             import_watch.end()
 
-        os.register_at_fork(
-            after_in_child=after_fork_in_child, after_in_parent=buffers.after_fork
-        )
+        os.register_at_fork(after_in_child=after_fork_in_child)
         control.memory = config.memory
         _initialize(config, control, runner)
         if config.main is not None:

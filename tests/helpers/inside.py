@@ -291,7 +291,7 @@ def loading(pool: Pool, slot: int = 0) -> bool:
 
 def pickling(pool: Pool) -> bool:
     """Return whether a large argument is being pickled, or waits for that."""
-    return bool(supervisor_of(pool).large._packer._begun)
+    return bool(supervisor_of(pool).large._begun)
 
 
 def check_for_stalls(pool: Pool) -> None:
