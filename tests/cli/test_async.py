@@ -8,13 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.helpers.command import (
-    lines,
-    numbers,
-    run_command,
-    run_without,
-    write_module,
-)
+from tests.helpers.command import lines, numbers, run_command, run_without, write_module
 
 WORK = """
     import asyncio, functools, os, signal, time
@@ -206,8 +200,7 @@ def test_whatever_is_async(folder: Path, name: str, several: list[str]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("asked", "module"),
-    [([], "asyncio.unix_events"), (["--loop", "uvloop"], "uvloop")],
+    ("asked", "module"), [([], "asyncio.unix_events"), (["--loop", "uvloop"], "uvloop")]
 )
 def test_the_loop(folder: Path, asked: list[str], module: str) -> None:
     if asked:

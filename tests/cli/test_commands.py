@@ -76,10 +76,7 @@ def test_a_call_prints_its_result(folder: Path) -> None:
         folder, "call", "work:shown", "1", "text", '"2"', "[3]", "a=4", "b=x=y", "1=2"
     )
     assert done.code == 0
-    assert json.loads(done.out) == [
-        [1, "text", "2", [3], "1=2"],
-        {"a": 4, "b": "x=y"},
-    ]
+    assert json.loads(done.out) == [[1, "text", "2", [3], "1=2"], {"a": 4, "b": "x=y"}]
     assert run_command(folder, "call", "work:greet", "you").out == "hello you\n"
     assert run_command(folder, "call", "work:nothing").out == ""
 

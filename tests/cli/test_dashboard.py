@@ -18,12 +18,7 @@ import pytest_asyncio
 from asyncpool._cli.dashboard import asking, web
 from asyncpool._cli.dashboard.access import Access
 from asyncpool._cli.dashboard.asking import ask
-from asyncpool._cli.dashboard.serving import (
-    address_of,
-    is_private,
-    open_socket,
-    serve,
-)
+from asyncpool._cli.dashboard.serving import address_of, is_private, open_socket, serve
 from asyncpool._cli.dashboard.web import FILES, Programs
 from asyncpool._observe.control.paths import path_of, private_folder
 from asyncpool._observe.control.protocol import Request

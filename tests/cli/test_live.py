@@ -19,11 +19,7 @@ from typing import Any
 
 import pytest
 
-from tests.helpers.command import (
-    Done,
-    in_terminal,
-    run_command,
-)
+from tests.helpers.command import Done, in_terminal, run_command
 from tests.helpers.patience import PATIENCE
 from tests.helpers.scripts import start_script
 from tests.helpers.serving import until
@@ -116,7 +112,7 @@ def _check_table(done: Done, pid: int) -> None:
     assert lines[0] == f"shop  pid {pid}  running  pool"
     assert lines[1].startswith("2 of 2 workers ready   ")
     assert lines[2].split() == [
-        *("slot", "pid", "state", "jobs", "up", "CPU", "memory", "for", "function"),
+        *("slot", "pid", "state", "jobs", "up", "CPU", "memory", "for", "function")
     ]
     assert any("__main__.wait (job 1)" in line for line in lines[3:])
 

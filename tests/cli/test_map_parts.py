@@ -93,18 +93,9 @@ def position_of(after: str, size: str) -> str:
             "UPDATE run SET value = x'ff' WHERE name = 'position'",
             "row 'position' in run is no JSON",
         ),
-        (
-            position_of("2", '"abc"'),
-            f"row 'position' in run does not say {POSITION}",
-        ),
-        (
-            position_of("true", "4"),
-            f"row 'position' in run does not say {POSITION}",
-        ),
-        (
-            position_of("2", "-4"),
-            "output_bytes in row 'position' in run is negative",
-        ),
+        (position_of("2", '"abc"'), f"row 'position' in run does not say {POSITION}"),
+        (position_of("true", "4"), f"row 'position' in run does not say {POSITION}"),
+        (position_of("2", "-4"), "output_bytes in row 'position' in run is negative"),
         (
             row("identity", "3"),
             "row 'identity' in run does not say target, input, form, ordered, bare",

@@ -250,8 +250,7 @@ def test_a_signal_lets_requests_finish(number: int, folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "number",
-    [signal.SIGTERM, signal.SIGQUIT, signal.SIGHUP, signal.SIGUSR1],
+    "number", [signal.SIGTERM, signal.SIGQUIT, signal.SIGHUP, signal.SIGUSR1]
 )
 def test_a_signal_behind_the_end_changes_nothing(number: int, folder: Path) -> None:
     """One after the other, from the end of the cluster to that of the process."""

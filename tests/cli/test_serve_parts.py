@@ -182,9 +182,7 @@ async def test_a_locked_folder_of_metrics_does_not_hold_up_the_loop(
 
 
 @pytest_asyncio.fixture
-async def watched(
-    monkeypatch: pytest.MonkeyPatch,
-) -> AsyncIterator[asyncio.Task[int]]:
+async def watched(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[asyncio.Task[int]]:
     monkeypatch.setattr(serving, "_Unread", lambda _, **options: Described(options))
     monkeypatch.setattr(serving, "Operation", Told)
     monkeypatch.setattr(file_changes, "Changes", ByHand)

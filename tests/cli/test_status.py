@@ -179,10 +179,7 @@ def test_who_is_watched_is_one_that_is_meant(
     assert status("--control", "./blue") == 1
     assert names(capsys) == (
         ["green"],
-        [
-            f"asyncpool: blue {SILENT}",
-            f"asyncpool: ./blue {SILENT}",
-        ],
+        [f"asyncpool: blue {SILENT}", f"asyncpool: ./blue {SILENT}"],
     )
 
 

@@ -13,12 +13,11 @@ from asyncpool import (
     JobCancelled,
     JobRaisedError,
     Pool,
-    WorkerGoneError,
     current_job,
     heartbeat,
 )
 from asyncpool.events import Retiring
-from tests.helpers import jobs, several
+from tests.helpers import jobs
 from tests.helpers.faces import Faced
 from tests.helpers.gate import Gate
 from tests.helpers.loops import BOTH_LOOPS
@@ -55,11 +54,6 @@ def note_item(number: int, path: str) -> int:
     return note(number, path, DeviceLostError if number in LAST else None)
 
 
-async def note_later(number: int, path: str, error: type[BaseException] | None) -> int:
-    await asyncio.sleep(0)
-    return note(number, path, error)
-
-
 def fail_once(error: type[BaseException]) -> tuple[int, int]:
     """Raise it in the first attempt; return the pid of that one, and of this."""
     details = current_job().last_details
@@ -67,14 +61,6 @@ def fail_once(error: type[BaseException]) -> tuple[int, int]:
         heartbeat(os.getpid())
         raise error
     return details, os.getpid()
-
-
-def raise_in_a_copy() -> int:
-    """Fork, and have only the copy raise."""
-    if not os.fork():
-        raise DeviceError
-    os.wait()
-    return os.getpid()
 
 
 def seen_in(path: Path) -> dict[int, int]:
@@ -137,15 +123,6 @@ async def test_which_exceptions_retire_the_worker(
         assert (await pool.submit(jobs.pid) != old) is retires
 
 
-async def test_it_is_an_option_of_its_job_alone(tmp_path: Path) -> None:
-    path = str(tmp_path / "seen")
-    async with patience(), Pool(1) as pool:
-        old = await pool.options(retire_on=[DeviceError]).submit(note, 1, path)
-        with pytest.raises(DeviceError):
-            await pool.submit(note, 2, path, DeviceError)
-        assert await pool.submit(jobs.pid) == old
-
-
 async def test_of_the_items_of_a_chunk_the_rest_runs_elsewhere(
     faced: Faced, tmp_path: Path
 ) -> None:
@@ -163,30 +140,10 @@ async def test_of_the_items_of_a_chunk_the_rest_runs_elsewhere(
         assert newest == last
 
 
-async def test_coroutines_beside_it_end_there_and_others_do_not_begin(
-    tmp_path: Path,
-) -> None:
-    path = tmp_path / "seen"
-    async with patience(), Gate() as gate, Pool(1, concurrency=2) as pool:
-        beside = pool.submit(several.at, gate.path)
-        visitor = await gate.visitor()
-        view = pool.options(retire_on=[DeviceError])
-        lost = view.submit(note_later, 1, str(path), DeviceError)
-        behind = [view.submit(note_later, n, str(path), None) for n in range(2, 20)]
-        with pytest.raises(DeviceError):
-            await lost
-        assert visitor.pid not in await asyncio.gather(*behind)
-        assert not beside.done()
-        visitor.release()
-        await beside
-    assert seen_in(path)[1] == visitor.pid
-
-
 async def test_another_attempt_runs_in_another_worker(faced: Faced) -> None:
     async with patience(), faced(1) as (caller, _):
-        view = caller.options(
-            max_attempts=2, retry_on=[DeviceError], retire_on=[DeviceError]
-        )
+        again = caller.options(max_attempts=2, retry_on=[DeviceError])
+        view = again.options(retire_on=[DeviceError])
         first, second = await view.submit(fail_once, DeviceLostError)
     assert first != second
 
@@ -211,18 +168,3 @@ async def test_a_broadcast_replaces_each_worker(faced: Faced, tmp_path: Path) ->
             await view.broadcast(note, 1, str(path), DeviceError)
         assert (await next_of(events, Retiring)).reason == f"retire_worker(): {LOST}"
         assert await caller.submit(jobs.pid) != old
-
-
-async def test_a_session_ends_with_its_worker(faced: Faced, tmp_path: Path) -> None:
-    async with patience(), faced(1) as (caller, _), caller.worker() as worker:
-        view = worker.options(retire_on=[DeviceError])
-        with pytest.raises(DeviceError):
-            await view.submit(note, 1, str(tmp_path / "seen"), DeviceError)
-        with pytest.raises(WorkerGoneError):
-            await worker.submit(jobs.pid)
-
-
-async def test_what_a_copy_of_the_worker_raises_does_not_count() -> None:
-    async with patience(), Pool(1) as pool:
-        old = await pool.options(retire_on=[DeviceError]).submit(raise_in_a_copy)
-        assert await pool.submit(jobs.pid) == old

@@ -518,10 +518,7 @@ OFFENCES: dict[str, tuple[Callable[[FakeWorker, int], object], str]] = {
         lambda w, _: w.say(FrameKind.HANDLE, 1),
         "it sent a handle without a descriptor",
     ),
-    "a number twice": (
-        send_twice,
-        "it sent handle 1 after 1",
-    ),
+    "a number twice": (send_twice, "it sent handle 1 after 1"),
     "a number left out": (lambda w, fd: w.send(2, fd), "it sent handle 2 after 0"),
     "two descriptors": (
         lambda w, fd: w.send(1, fd, fd),
@@ -546,10 +543,7 @@ OFFENCES: dict[str, tuple[Callable[[FakeWorker, int], object], str]] = {
         lambda w, _: w.say(FrameKind.LOAD, payload=b"1234567"),
         "a list of numbers cannot be read",
     ),
-    "LOAD that has lost fewer": (
-        lose_fewer,
-        "it lost 1 connections, after 2",
-    ),
+    "LOAD that has lost fewer": (lose_fewer, "it lost 1 connections, after 2"),
     "a connection from nowhere": (
         lambda w, fd: w.send(1, fd, tag=0),
         "it gave back a connection that it never had",

@@ -26,11 +26,7 @@ from asyncpool._observe.control.protocol import Request
 from asyncpool.cluster._run import Operation
 from asyncpool.cluster._stats import ClusterStats, WorkerStats
 from asyncpool.enums import RunState
-from asyncpool.errors import (
-    PoolClosedError,
-    ProtocolError,
-    ResizeError,
-)
+from asyncpool.errors import PoolClosedError, ProtocolError, ResizeError
 from asyncpool.events import CloseSummary, Event, RollResult
 from tests.helpers.crashes import crash_with
 from tests.helpers.patience import PATIENCE, patience
@@ -550,10 +546,7 @@ async def test_what_is_ignored_or_has_a_handler_stays_so() -> None:
 
 async def test_none_changes_how_a_process_ends_unless_by_an_exception() -> None:
     before = {it: signal.getsignal(it) for it in signal.valid_signals()}
-    with (
-        pytest.raises(LookupError),
-        Notes().obeyed(is_last=lambda: True),
-    ):
+    with pytest.raises(LookupError), Notes().obeyed(is_last=lambda: True):
         raise LookupError
     assert {it: signal.getsignal(it) for it in signal.valid_signals()} == before
     try:

@@ -42,8 +42,7 @@ def names(record: type[Any]) -> set[str]:
 
 
 @pytest.mark.parametrize(
-    ("kind", "checks"),
-    [(Pool, POOL_CHECKS), (Cluster, CLUSTER_CHECKS)],
+    ("kind", "checks"), [(Pool, POOL_CHECKS), (Cluster, CLUSTER_CHECKS)]
 )
 def test_each_option_of_a_signature_has_one_check(
     kind: type[Any], checks: Mapping[str, checks.Check]

@@ -308,13 +308,7 @@ async def test_nothing_is_kept_of_a_lease_whose_job_is_not_here() -> None:
 
     nothing: Any = Nothing()
     client = AgentClient(
-        1,
-        here,
-        jobs=jobs,
-        relay=nothing,
-        answers=nothing,
-        turns=nothing,
-        page=None,
+        1, here, jobs=jobs, relay=nothing, answers=nothing, turns=nothing, page=None
     )
     client.keeper = Keeper(nothing)
     link = ReliableLink(1)

@@ -16,13 +16,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from asyncpool._wire.messages import PLAIN
-from asyncpool._wire.page import (
-    LOG_START,
-    PAGE_SIZE,
-    ask_to_stop,
-    copy_log,
-    read_log,
-)
+from asyncpool._wire.page import LOG_START, PAGE_SIZE, ask_to_stop, copy_log, read_log
 from asyncpool._wire.pickling import pack_error
 from asyncpool._worker.api import running
 from asyncpool._worker.chunks import ChunkLog, call_items

@@ -39,11 +39,7 @@ class Peer:
         self._decoder = FrameDecoder(max_payload=MAX_PAYLOAD)
         self._read: list[tuple[Frame, int | None]] = []
         self._fds: list[int] = []
-        self.line = MasterLink(
-            other,
-            max_payload=MAX_PAYLOAD,
-            owner=cast("Any", self),
-        )
+        self.line = MasterLink(other, max_payload=MAX_PAYLOAD, owner=cast("Any", self))
 
     def on_frame(self, frame: Frame, descriptor: int | None) -> None:
         """Take a frame, or refuse it."""
