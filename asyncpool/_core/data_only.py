@@ -103,9 +103,11 @@ class DataSerializer(Serializer):
     def __init__(self, data: DataOnly, signature: Signature) -> None:
         self._names = data.names
         self._signature = signature
-        self.load_value = signature.result.load
-        self.load_item = signature.item.load
-        self.load_error = partial(load_failure, data.errors)
+        self.load_value: Callable[..., Any] = signature.result.load
+        self.load_item: Callable[..., Any] = signature.item.load
+        self.load_error: Callable[..., BaseException] = partial(
+            load_failure, data.errors
+        )
 
     def pack_job(
         self,

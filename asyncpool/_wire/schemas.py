@@ -58,7 +58,9 @@ class FunctionNames:
     """
 
     def __init__(self, allowed: Iterable[object] | None) -> None:
-        self.allowed = None if allowed is None else tuple(map(_pattern, allowed))
+        self.allowed: tuple[str, ...] | None = (
+            None if allowed is None else tuple(map(_pattern, allowed))
+        )
 
     def check(self, name: str) -> None:
         """Raise a :exc:`LookupError` unless workers may call the function of that *name*."""
@@ -184,7 +186,8 @@ class Signature:
     def __init__(self, function: Callable[..., Any] | None, how: Format) -> None:
         self._how = how
         self._call = Kind(how, trusted=True)
-        self._others = self._other_names = self.result = how.kind_of(Any)
+        self.result: Kind = how.kind_of(Any)
+        self._others = self._other_names = self.result
         self.item: Kind = how.kind_of(Any, _ITEM)
         # Whether annotations say anything of its arguments, or the user's codec has to be asked.
         self._typed = self._others.typed
