@@ -31,7 +31,7 @@ EXPECTED: dict[type[enum.StrEnum], list[str]] = {
     RunState: ["new", "running", "broken", "closing", "closed"],
     SlotState: [
         *("vacant", "starting", "idle", "busy", "stopping", "parked", "unused"),
-        "retired",
+        "removed",
     ],
     TimeLimit: ["timeout", "queue_timeout", "deadline"],
 }

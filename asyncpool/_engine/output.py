@@ -395,7 +395,7 @@ class WorkerLogs:
             "slot": author.slot,
             "generation": author.generation,
             "pid": author.pid or found["process"],
-            "job_id": found["job_id"] or None,
+            "job_id": found["job_id"] if found["attempt"] else None,
         }
         # A handler or filter of the user's may raise anything.
         with contextlib.suppress(Exception, asyncio.CancelledError):

@@ -97,7 +97,7 @@ def test_a_chunk_is_stopped_and_stacks_are_wiped_out_in_the_memory_itself(
     desk.page.stop_chunk(11, 1)
     desk.page.stop_chunk(12, 1)
     logs = [desk.layout.log(lane) for lane in range(WIDTH)]
-    assert [LOG_HEAD.unpack_from(desk.memory, at)[1] for at in logs] == [0, 1, 0]
+    assert [LOG_HEAD.unpack_from(desk.memory, at)[1] for at in logs] == [0, 11, 0]
     start = desk.layout.stacks
     desk.memory[start : start + 4] = b"text"
     assert desk.page.written_stacks == b"text"
