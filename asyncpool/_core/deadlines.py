@@ -136,6 +136,8 @@ class Deadlines(Generic[W]):
     def discard(self, job: W) -> None:
         """Remove the deadline of *job*."""
         self._when.pop(job, None)
+        if not self._when:
+            self._heap.clear()  # which may refer to what is the user's
 
     def next(self) -> float | None:
         """When the next deadline is; ``None`` if there is none."""

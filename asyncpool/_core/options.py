@@ -677,6 +677,10 @@ def _retire_on(name: str, value: object) -> tuple[str, ...]:
         is_type = isinstance(item, type) and issubclass(item, BaseException)
         if not (is_type or isinstance(item, str)):
             raise TypeError(f"{name} takes {words}, not {item!r}")
+        if isinstance(item, str) and ("." not in item or not item.isprintable()):
+            raise ValueError(
+                f"{name} takes names such as 'shop.DeviceError', not {item!r}"
+            )
     return tuple(it if isinstance(it, str) else function_name(it) for it in items)
 
 

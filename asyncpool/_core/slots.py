@@ -132,7 +132,8 @@ class JobText(str):
 
     def __new__(cls, known: str, job: int, unknown: str) -> Self:
         """Make the text."""
-        self = super().__new__(cls, known.format(job))
+        # Not format(): an agent may have sent it, with a width of a gigabyte.
+        self = super().__new__(cls, known.replace("{}", str(job)))
         self.known, self.job, self.unknown = known, job, unknown
         return self
 

@@ -651,7 +651,7 @@ class Engine:
                     limit = "" if timeout is None else f", and have {timeout:g} s"
                     extra = {
                         "jobs": len(self.registry.jobs),
-                        "finish": finish.name.lower(),
+                        "finish": ("all", "running", "none")[finish],
                         "timeout": timeout,
                     }
                     self.log.now(say.POOL_CLOSING, extra, limit=limit)

@@ -58,12 +58,12 @@ class Demand:
             self.withdrawn = None
         return item
 
-    def withdraw(self, items: AsyncGeneratorType[Any, Any]) -> None:
-        """Have the generator closed, which is *items*; in any thread, at any moment."""
+    def withdraw(self, generator: ref[AsyncGeneratorType[Any, Any]]) -> None:
+        """Have the *generator* closed; in any thread, at any moment."""
         if self.loop is None:
             # It has not begun, but somebody may have asked for an item.
-            self.withdrawn = ref(items)
-        elif items.ag_frame is not None:
+            self.withdrawn = generator
+        elif (items := generator()) is not None and items.ag_frame is not None:
             with contextlib.suppress(RuntimeError):  # the loop is closed
                 self.loop.call_soon_threadsafe(self.end, items)
 
@@ -202,7 +202,9 @@ class Iteration(Generic[T]):
         if iterator is None:
             raise RuntimeError(self._once)
         self._begun = True
-        finalize(iterator, self._demand.withdraw, self._items).atexit = False
+        # A weak reference: the registry would keep what the generator has, and that may have the
+        # iterator.  If both are garbage at once, the loop closes the generator.
+        finalize(iterator, self._demand.withdraw, ref(self._items)).atexit = False
         return iterator
 
     def __anext__(self) -> Awaitable[T]:

@@ -283,6 +283,9 @@ EVERY = 0.004
 # Seconds to the next round if an idle worker could take jobs that wait behind a long one.
 SOON = 0.0005
 
+# Seconds to the next round if chunks of maps have still to begin, and nothing else is watched.
+LATER = 0.1
+
 # After so many rounds a running chunk of a map counts as long.
 _LONG = 2
 
@@ -301,6 +304,7 @@ class StallWatch:
         self._engine = engine
         self._core = engine.core
         self.alarm = engine.alarm(lambda _: self._check_for_stalls())
+        self._later = engine.alarm(lambda _: self.go())
         self._soon = False
 
     def go(self) -> None:
@@ -319,25 +323,37 @@ class StallWatch:
     def _check_for_stalls(self) -> None:
         with self._engine.turn:
             self._core.endings.check_for_stalls()
-        watched = self._look_for_long_chunks()
+        watched, late = self._look_for_long_chunks()
         if watched or self._core.pipelining:
             self.go()
+        elif late and not self._later.is_set:
+            self._later.set_in(LATER)
 
-    def _look_for_long_chunks(self) -> bool:
-        """Stop long chunks, so that their other items go elsewhere; return whether to go on."""
-        watched = False
+    def _look_for_long_chunks(self) -> tuple[bool, bool]:
+        """Stop long chunks, so that their other items go elsewhere.
+
+        Return whether to go on with that, and whether a chunk has still to begin.
+        """
+        watched = late = False
         for slot, handle in self._engine.handles.items():
             for number in self._core.slots[slot].in_flight.running:
                 job = self._engine.registry.jobs.get(number)
                 if job is None or not isinstance(job, Chunk):
                     continue
-                job.rounds += handle.page.begun(number, job.attempt)
+                if not handle.page.begun(number, job.attempt):
+                    late = True
+                    continue
+                job.rounds += 1
                 watched = watched or job.rounds <= _LONG
-                if job.rounds == _LONG:
+                if job.rounds in {
+                    _LONG,
+                    _LONG + 1,
+                }:  # twice: it may just have begun its log
                     handle.page.stop_chunk(job.id, job.attempt)
+                if job.rounds == _LONG:
                     # The item that runs now has the whole time limit, from now on.
                     self._engine.timers.watch_running(job)
-        return watched
+        return watched, late
 
 
 # Ping the workers of a pool, and have those killed that do not answer.

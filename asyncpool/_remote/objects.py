@@ -27,6 +27,7 @@ from typing import Any
 
 from asyncpool import enums, errors, events, profile, stats
 from asyncpool._core import log_messages as say
+from asyncpool._core.slots import JobText
 from asyncpool._engine.job import ChunkJob, Failed, load_outcome
 from asyncpool._engine.life_log import LOGGER
 from asyncpool._remote.messages import load_parts, pack_parts
@@ -112,6 +113,8 @@ def _plain(value: object, pieces: list[bytes]) -> Any:
     cls = type(value)
     if cls in _SCALARS:
         return value
+    if isinstance(value, JobText):  # the client puts its own number in
+        return ["JobText", value.known, value.job, value.unknown]
     name = cls.__name__
     own = (
         _CLASSES.get(name) is cls
@@ -160,6 +163,10 @@ def _load(found: Any, pieces: BytesIO) -> Any:
     if not isinstance(found, list):
         raise ProtocolError("an agent sent a JSON object")
     name, *values = found
+    if name == "JobText":
+        if [*map(type, values)] != [str, int, str]:
+            raise ProtocolError("an agent sent a text about a job that is none")
+        return JobText(*values)
     if name == "bytes":
         return pieces.read(*values)
     if name == "dict":

@@ -378,6 +378,8 @@ class MsgspecFormat(Format):
         """
         key = hint, what
         try:
+            if hint is Any:
+                return Kind(self, hint, what)
             if key not in self._kinds:
                 cls = _Exactly if hint in _KEPT else _Annotated
                 self._kinds[key] = cls(self, hint, what)

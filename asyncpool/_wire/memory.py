@@ -175,11 +175,12 @@ class Memory:
 _lent: weakref.WeakValueDictionary[int, Memory] = weakref.WeakValueDictionary()
 
 
-def _after_fork() -> None:
+def _mark_copied() -> None:
     for found in _lent.valuerefs():  # a list: other threads may lend memory meanwhile
         memory = found()
         if memory is not None and memory.view is not None and memory.view() is not None:
             memory.copied = True
 
 
-os.register_at_fork(after_in_parent=_after_fork)
+# Before a fork, too: a view may go while other hooks run, and the copy has it still.
+os.register_at_fork(before=_mark_copied, after_in_parent=_mark_copied)

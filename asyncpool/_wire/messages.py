@@ -90,7 +90,9 @@ def users_lines(lines: Iterable[str]) -> list[str]:
             seen_ours = True
             if shown:
                 return shown
-    return [] if seen_ours else shown  # whatever is left has called us
+    # Whatever is left has called us, unless the stack was cut off before our own calls.
+    cut_off = bool(shown) and shown[-1].strip() == "..."
+    return shown if cut_off or not seen_ours else []
 
 
 def is_ours(line: str) -> bool:

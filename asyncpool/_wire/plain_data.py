@@ -380,6 +380,8 @@ class _Writer(_Scales):
         return True
 
     def _make(self, instruction: int, values: list[Any]) -> None:
+        if _EACH * len(values) > self._room:  # each takes as much: do not begin
+            raise StreamTooLongError
         self._put(values)
         self._add(instruction, len(values))
 
@@ -396,6 +398,8 @@ class _Writer(_Scales):
             self._has_texts("dict", value)
             self._make(DICT, [*chain.from_iterable(value.items())])
         elif cls is str:
+            if len(value) > self._room:
+                raise StreamTooLongError
             if size_of(value) > _LONGEST:
                 raise NotDataError(f"a text of {len(value)} characters: send bytes")
             starts = range(0, len(value), _CHARACTERS)

@@ -206,7 +206,7 @@ class Control:
 
         A signal handler or a finalizer may log in the middle of a frame.  The handler that
         interrupts a job may raise in this method.  A record is too small to be sent in part
-        (see ``MAX_ENTRY``), so at worst one record is lost.
+        (see ``MAX_RECORD``), so at worst one record is lost.
         """
         self._records.append(header(FrameKind.RECORD, len(payload)) + payload)
         self._send_records()
@@ -237,7 +237,10 @@ class Control:
                     self._answer(frame, fds)
         except (OSError, ProtocolError) as error:
             if getattr(error, "errno", 0) in {errno.EBADF, errno.ENOTSOCK}:
-                return  # a job has closed it: the pool sees the end of the channel, and says so
+                try:  # a job may have closed another descriptor, such as the page's
+                    self._socket.getsockopt(socket.SOL_SOCKET, socket.SO_TYPE)
+                except OSError:
+                    return  # the pool sees the end of this channel, and says so
         except BaseException:  # such as a lack of memory
             traceback.print_exc()
         # Without this thread nobody reads what the pool sends, or notices its end.

@@ -22,12 +22,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any, Literal
 
-    from asyncpool._worker.runner import JobRunner
-
     Leave = Callable[[BaseException | None], None]
 
 
-def load_hook(runner: JobRunner, name: str, payload: bytes) -> Callable[[], Leave]:
+def load_hook(name: str, payload: bytes) -> Callable[[], Leave]:
     """Load the hook that the pool has sent, or import it by its name.
 
     Returns:
@@ -45,7 +43,7 @@ def load_hook(runner: JobRunner, name: str, payload: bytes) -> Callable[[], Leav
         raise TypeError(f"{name} is no function: {function!r}")
 
     def enter() -> Leave:
-        job = current_job()
+        job, worker = current_job(), os.getpid()
 
         def failure(stage: Literal["enter", "exit"], error: BaseException) -> HookError:
             error.__traceback__ = users_traceback(error)
@@ -73,7 +71,7 @@ def load_hook(runner: JobRunner, name: str, payload: bytes) -> Callable[[], Leav
             leaving, manager = manager, None
             if leaving is None:
                 return
-            if runner.forked:
+            if os.getpid() != worker:
                 os._exit(0)  # a copy that the job made, back from the job's call
             try:
                 if error is None:

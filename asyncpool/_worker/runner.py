@@ -43,7 +43,12 @@ from asyncpool._wire.messages import (
     note_on_misplaced,
 )
 from asyncpool._wire.page import BEGUN, LANE_OUTCOME_SIZE, NOTED, PageLayout
-from asyncpool._wire.pickling import PICKLE_WORKER, text_of, unpack_variables
+from asyncpool._wire.pickling import (
+    PICKLE_WORKER,
+    text_of,
+    unpack_variables,
+    users_traceback,
+)
 from asyncpool._wire.records import import_named
 from asyncpool._wire.text import JOB_LOGGER, function_name
 from asyncpool._worker.api import NO_JOB, run_chunk, running
@@ -236,6 +241,7 @@ class JobRunner:
         self.page = mmap(page_fd, layout.stacks)
         self.page_fd = page_fd
         self.forked = False
+        self._worker = os.getpid()
         self.hook: Callable[[], Leave] | None = None
         self.state = SimpleNamespace()
         self.serializer: WorkerSerializer = PICKLE_WORKER
@@ -552,6 +558,7 @@ class JobRunner:
             from asyncio import CancelledError  # noqa: PLC0415 - most workers need none
 
             if isinstance(error, CancelledError):
+                error.__traceback__ = users_traceback(error)  # ours would make a cycle
                 steps.instead.__cause__ = error
                 error = steps.instead
         if lane.leave_hook is not None:
@@ -561,23 +568,22 @@ class JobRunner:
                 error = instead
         job = running.get()
         if job is not None and job[2].retire_on:
-            # As an ``except`` clause compares, which asks no metaclass.
-            classes = type.__dict__["__mro__"].__get__(type(error))
-            names = {*job[2].retire_on.decode().split("\n")}
-            found = next((it for it in map(function_name, classes) if it in names), "")
-            if found:
-                self._retire_after(found, lane)
+            # The pool must hear of it, even if the job is to end at this moment.
+            self._interrupts.held = True
+            try:
+                self._retire_after(error, job[2].retire_on.decode().split("\n"), lane)
+            finally:
+                self._interrupts.held = False
         return error
 
-    def _retire_after(self, name: str, lane: Lane) -> None:
-        if lane.log is not None:
-            lane.log.words[1] = 1  # no other item of the chunk, if it is one
-        # The pool must hear of it, even if the job is to end at this moment.
-        self._interrupts.held = True
-        try:
-            self.retire(f"by retire_on, after {name}")
-        finally:
-            self._interrupts.held = False
+    def _retire_after(self, error: BaseException, names: list[str], lane: Lane) -> None:
+        # As an ``except`` clause compares, which asks no metaclass.
+        classes = type.__dict__["__mro__"].__get__(type(error))
+        found = next((it for it in map(function_name, classes) if it in names), "")
+        if found:
+            if lane.log is not None:
+                lane.log.words[1] = 1  # no other item of the chunk, if it is one
+            self.retire(f"by retire_on, after {found}")
 
     def pack_error(self, error: BaseException) -> bytes:
         """Pack what the caller of a job, or of an item, is to get."""
@@ -614,7 +620,7 @@ class JobRunner:
             # The next broadcast does not see what this one sets in its context.
             copy_context().run(self._run_missed_broadcast, lane, frame)
         finally:
-            if self.forked:
+            if os.getpid() != self._worker:
                 os._exit(0)  # a copy that it made, back from the call
             del self.by_job[lane.whose]
             self._interrupts.running = None
@@ -675,7 +681,9 @@ class JobRunner:
     ) -> None:
         """Send the outcome of a job, and free its lane."""
         duration = min((perf_counter_ns() - lane.began) // 1000, MAX_NUMBER)
-        if self.forked:  # a copy that the job made, back from the job
+        if (
+            os.getpid() != self._worker
+        ):  # a copy of the job's; C code calls no hook at a fork
             os._exit(0)
         job, attempt = whose = lane.whose
         del self.by_job[whose]

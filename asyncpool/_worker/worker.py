@@ -132,7 +132,7 @@ def _initialize(config: WorkerConfig, control: Control, runner: JobRunner) -> No
             stage = f"import of the hook {config.around[0]}"
             from asyncpool._worker.hooks import load_hook  # noqa: PLC0415 - most need none
 
-            runner.hook = load_hook(runner, *config.around)
+            runner.hook = load_hook(*config.around)
         stage, fixed = "initializer", False
         if config.initializer is not None:
             initializer, initargs = pickle.loads(config.initializer)

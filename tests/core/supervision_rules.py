@@ -31,14 +31,7 @@ policies = st.builds(
     max_failed_starts=st.sampled_from([2, 1, 5, None]),
     max_restarts=st.sampled_from([None, None, None, 2, 7]),
 )
-wear = st.sampled_from(
-    [
-        {},
-        {},
-        {"max_jobs": 3},
-        {"max_jobs": 9},
-    ]
-)
+wear = st.sampled_from([{}, {}, {"max_jobs": 3}, {"max_jobs": 9}])
 limits = st.builds(
     lambda wear, **others: WorkerLimits(**wear, **others),
     wear=wear,
@@ -280,10 +273,7 @@ class SupervisionRules(RuleBasedStateMachine):
     @precondition(
         lambda self: self.shell.owners or self.shell.wanted or self.shell.departing
     )
-    @rule(
-        data=anything,
-        what=st.sampled_from(["fresh", "as it is", "in vain"]),
-    )
+    @rule(data=anything, what=st.sampled_from(["fresh", "as it is", "in vain"]))
     def a_session_ends(self, data: st.DataObject, what: str) -> None:
         shell = self.shell
         shell.depart()

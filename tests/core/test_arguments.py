@@ -81,14 +81,8 @@ OCTAL = "'unix:/a?mode={0}': '{0}' are no permissions, which are octal, as in ?m
         ("me@host:80", "'me@host:80': 'me@host' is no host"),
         ("unix://", "'unix://' has no path; write unix:///run/app.sock"),
         ("unix:a\0b", r"'unix:a\x00b' has no path; write unix:///run/app.sock"),
-        (
-            "unix:/a?mode=888",
-            OCTAL.format("888"),
-        ),
-        (
-            "unix:/a?mode=1777",
-            OCTAL.format("1777"),
-        ),
+        ("unix:/a?mode=888", OCTAL.format("888")),
+        ("unix:/a?mode=1777", OCTAL.format("1777")),
         ("fd://x", "'fd://x': behind fd:// comes a number, as in fd://3"),
         ("fd://-3", "'fd://-3': behind fd:// comes a number, as in fd://3"),
     ],

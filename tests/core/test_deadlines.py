@@ -256,9 +256,7 @@ def test_who_is_gone_wants_nothing() -> None:
 
 
 @given(
-    st.integers(0, 1000),
-    st.floats(0.1, 60),
-    st.lists(st.floats(0, 10), max_size=50),
+    st.integers(0, 1000), st.floats(0.1, 60), st.lists(st.floats(0, 10), max_size=50)
 )
 def test_no_more_than_a_bucket_and_what_came_into_it(
     jobs: int, every: float, pauses: list[float]

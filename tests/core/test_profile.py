@@ -180,8 +180,7 @@ def test_every_stack_is_there_with_all_of_its_samples(
 
 ODD_NAMES = st.text(st.sampled_from("ab;: \n<"), min_size=1, max_size=4)
 ODD_STACKS = st.dictionaries(
-    st.tuples(ODD_NAMES, st.lists(ODD_NAMES, max_size=4).map(tuple)),
-    st.integers(1, 9),
+    st.tuples(ODD_NAMES, st.lists(ODD_NAMES, max_size=4).map(tuple)), st.integers(1, 9)
 ).map(lambda counts: list(counts.items()))
 
 
@@ -204,11 +203,7 @@ def test_a_call_that_calls_itself_counts_once() -> None:
         (("f", ("f:1",)), 4),
         (("time.sleep", ()), 1),
     ]
-    assert count_frames(stacks) == [
-        ("f:1", 4, 7),
-        ("g:5", 3, 3),
-        ("time.sleep", 1, 1),
-    ]
+    assert count_frames(stacks) == [("f:1", 4, 7), ("g:5", 3, 3), ("time.sleep", 1, 1)]
 
 
 # Whom a pool has asked for samples, and what they sent.

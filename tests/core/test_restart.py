@@ -276,11 +276,7 @@ def test_the_time_before_a_slow_start_counts_as_it_was() -> None:
     assert [pool.die()] == [pytest.approx(0.25)]  # the other half, at 0.5 s
 
 
-@given(
-    took=st.floats(0, 0.05),
-    workers=st.integers(1, 8),
-    every=st.floats(0.001, 1.0),
-)
+@given(took=st.floats(0, 0.05), workers=st.integers(1, 8), every=st.floats(0.001, 1.0))
 def test_a_storm_takes_at_most_a_tenth_of_the_time(
     took: float, workers: int, every: float
 ) -> None:

@@ -166,11 +166,7 @@ class SupervisionMachine(SupervisionRules):
         manners=st.sampled_from(["kind", "deaf", "undead"]),
     )
     def start(
-        self,
-        workers: int,
-        policy: RestartPolicy,
-        plan: dict[str, Any],
-        manners: str,
+        self, workers: int, policy: RestartPolicy, plan: dict[str, Any], manners: str
     ) -> None:
         self.shell = ImaginaryShell(workers=workers, policy=policy, **plan)
         self.shell.start()
@@ -258,10 +254,7 @@ class SupervisionMachine(SupervisionRules):
         assert core.dispatcher.idle == len(shell.free())
         if not shell.broken:  # then nobody is given anything
             assert core.dispatcher.free == shell.lanes()
-        assert (core.broken is not None, core.over) == (
-            shell.broken,
-            shell.finished,
-        )
+        assert (core.broken is not None, core.over) == (shell.broken, shell.finished)
         assert all(map(core.is_unpacking, shell.unpacking))
         assert not any(map(core.is_unpacking, shell.waiting))
         assert core.lifecycle.kills == shell.seen["Kill"]

@@ -125,11 +125,7 @@ def test_a_worker_is_asked_for_what_waits_there_at_the_second_look() -> None:
 def test_a_cancelled_job_is_unanswered_until_its_worker_gives_it_back_or_goes() -> None:
     core = busy(1, 2, 3)
     assert core.cancel(2, 1.0, index=0, begun=False) == [cmd.Revoke(0, (2,))]
-    assert [core.unanswered(job, 0) for job in (1, 2, 3)] == [
-        False,
-        True,
-        False,
-    ]
+    assert [core.unanswered(job, 0) for job in (1, 2, 3)] == [False, True, False]
     core.revoked(0, (2,), 1.1)
     assert not core.unanswered(2, 0)
     core.cancel(3, 1.2, index=0, begun=False)

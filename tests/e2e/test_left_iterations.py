@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import itertools
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import aclosing, asynccontextmanager
@@ -15,7 +16,7 @@ from tests.helpers import jobs
 from tests.helpers.gate import Gate, Visitor
 from tests.helpers.one_pool import ONE_LOOP
 from tests.helpers.patience import patience
-from tests.helpers.pools import assert_serves
+from tests.helpers.pools import assert_serves, idle
 
 pytestmark = ONE_LOOP
 
@@ -302,3 +303,17 @@ async def test_what_is_closed_before_it_begins_never_does(pool: Pool) -> None:
     text = r"^started\(\) is for before the iteration$"
     with pytest.raises(RuntimeError, match=text):
         await stream.started()
+
+
+async def test_an_iterator_that_its_own_input_refers_to_is_collected() -> None:
+    class Reader:
+        def __init__(self, pool: Pool) -> None:
+            self.results = aiter(pool.map(jobs.square, self.numbers()))
+
+        def numbers(self) -> Any:
+            yield from itertools.count()
+
+    async with patience(), Pool(1) as pool:  # which closes once the map has ended
+        assert await anext(Reader(pool).results) == 0
+        await idle(pool)
+        gc.collect()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import gc
 import multiprocessing
 import operator
@@ -374,3 +375,18 @@ async def test_shared_memory_that_jobs_leave_goes_with_the_program_and_no_sooner
     assert process.returncode == 0
     assert [name for name in names if Path("/dev/shm", name).exists()] == []
     assert "There appear to be 3 leaked shared_memory objects" in err
+
+
+def fork_by_c() -> int:
+    """Fork as a C library does; the copy returns as well."""
+    pid = int(ctypes.CDLL(None).fork())
+    if pid:
+        os.waitpid(pid, 0)
+    return pid
+
+
+async def test_a_copy_that_c_code_has_made_answers_nobody() -> None:
+    async with patience(), Pool(1) as pool:
+        for _ in range(2):
+            assert await pool.submit(fork_by_c) > 0
+        assert pool.stats().crashes == 0

@@ -20,6 +20,7 @@ from asyncpool._remote.agent_answers import event_for_client
 from asyncpool._remote.agent_client import AgentClient, ClientKeeper, ComingCalls
 from asyncpool._remote.agent_errors import AgentErrors, read_broadcast
 from asyncpool._remote.agent_jobs import AgentJobs
+from asyncpool._remote.client_jobs import crash_at_client
 from asyncpool._remote.messages import Kind, Message
 from asyncpool._remote.objects import load_own, pack_own
 from asyncpool._remote.relay import Call
@@ -119,6 +120,7 @@ def test_nothing_depends_on_how_a_python_or_a_library_pickles(
         (packed(["Histogram", 1]), "argument"),
         (packed(["PoolFullError", 1, 2]), "not iterable"),
         (packed(["dict", [["dict"], 1]]), "unhashable"),
+        (packed(["JobText", "{}", "1", ""]), "a text about a job that is none"),
         (packed(b"[" * 100_000), "recursion"),
     ],
 )
@@ -160,7 +162,13 @@ NOT_MINE_TOLD = crash_with(concurrent_jobs=(2,))
     ],
 )
 def test_an_event(event: Event, told: Event | None) -> None:
-    assert event_for_client(event, {30: 1, 31: 2}) == told
+    assert load_own(pack_own(event_for_client(event, {30: 1, 31: 2}))) == told
+
+
+def test_a_crash_at_a_client_names_no_job_of_the_agent() -> None:
+    text = JobText("since job {} did", 40, "since a job did")
+    told = load_own(pack_own(crash_with(detail=text)))
+    assert crash_at_client(told, 0, {}).detail == "since a job did"
 
 
 def late(limit: Any) -> JobTimeoutError:

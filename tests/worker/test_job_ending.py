@@ -9,8 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, ClassVar, NoReturn
+from typing import ClassVar, NoReturn
 
 import pytest
 from hypothesis import given, strategies as st
@@ -223,8 +222,7 @@ class Manager:
 
 
 def test_a_hook_that_fails_at_its_end_is_not_left_again() -> None:
-    worker: Any = SimpleNamespace(forked=False)
-    leave = load_hook(worker, f"{__name__}:Manager", b"")()
+    leave = load_hook(f"{__name__}:Manager", b"")()
     with pytest.raises(HookError):
         leave(None)
     leave(LookupError())

@@ -453,10 +453,9 @@ class Books:
         key = self.keys[job]
         before, after = choose(key, self.seats), choose(key, self.seats_after)
         there = None if before is None else self.seats[before]
-        assert slot in {
-            there,
-            None if after is None else self.seats_after[after],
-        }, "it is somebody else's"
+        assert slot in {there, None if after is None else self.seats_after[after]}, (
+            "it is somebody else's"
+        )
         if there is not None and there != slot and there in self.processes:
             # It waited there when that worker was last given jobs.
             self.processes[there].line = True

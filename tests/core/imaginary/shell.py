@@ -506,12 +506,7 @@ class ImaginaryShell(Commands):
         placed = {job for p in self.processes.values() for job in p.hand}
         assert self.open == placed.difference(
             *(p.unwanted for p in self.processes.values())
-        ) | {
-            *self.waiting,
-            *self.unpacking,
-            *self.waiting_errands,
-            *self.waiting_calls,
-        }
+        ) | {*self.waiting, *self.unpacking, *self.waiting_errands, *self.waiting_calls}
 
     def be_late(self, slot: int, job: int) -> None:
         """Let the time be over that a job may wait, in a worker that seems not to have begun it."""
