@@ -8,6 +8,7 @@ import itertools
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import aclosing, asynccontextmanager
 from typing import Any, cast
+from weakref import ref
 
 import pytest
 
@@ -15,8 +16,8 @@ from asyncpool import Pool
 from tests.helpers import jobs
 from tests.helpers.gate import Gate, Visitor
 from tests.helpers.one_pool import ONE_LOOP
-from tests.helpers.patience import patience
-from tests.helpers.pools import assert_serves, idle
+from tests.helpers.patience import look_again, patience
+from tests.helpers.pools import assert_serves
 
 pytestmark = ONE_LOOP
 
@@ -314,6 +315,10 @@ async def test_an_iterator_that_its_own_input_refers_to_is_collected() -> None:
             yield from itertools.count()
 
     async with patience(), Pool(1) as pool:  # which closes once the map has ended
-        assert await anext(Reader(pool).results) == 0
-        await idle(pool)
-        gc.collect()
+        reader = Reader(pool)
+        assert await anext(reader.results) == 0
+        alive = ref(reader)
+        del reader
+        while alive() is not None:  # jobs that are under way refer to it
+            gc.collect()
+            await look_again()
