@@ -14,6 +14,7 @@ from __future__ import annotations
 import ast
 import io
 import json
+import os
 import re
 import subprocess
 import sys
@@ -129,7 +130,11 @@ def around() -> dict[str, float]:
 def run(program: str) -> tuple[int, float]:
     """Return what a program prints, and the CPU seconds that it has used."""
     command = [sys.executable, "-c", program + USED]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=True)
+    # Where no bytecode may be written, each process would compile the package.
+    env = {k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"}
+    done = subprocess.run(
+        command, capture_output=True, text=True, cwd=ROOT, env=env, check=True
+    )
     printed, used = done.stdout.split()
     return int(printed), float(used)
 
