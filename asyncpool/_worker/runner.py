@@ -220,7 +220,6 @@ class JobRunner:
         layout: The layout of the page.
         serializer: How calls and outcomes travel.
         no_details: What a heartbeat without any details has.
-        forked: Whether this process is a copy of the worker, which a job has forked.
         hook: Enters the pool's hook, if there is one; see ``load_hook()``.
         state: What jobs keep in this worker.
         control: As above.
@@ -240,7 +239,6 @@ class JobRunner:
         self.layout = layout = PageLayout(config.concurrency)
         self.page = mmap(page_fd, layout.stacks)
         self.page_fd = page_fd
-        self.forked = False
         self._worker = os.getpid()
         self.hook: Callable[[], Leave] | None = None
         self.state = SimpleNamespace()
@@ -620,7 +618,7 @@ class JobRunner:
             # The next broadcast does not see what this one sets in its context.
             copy_context().run(self._run_missed_broadcast, lane, frame)
         finally:
-            if os.getpid() != self._worker:
+            if self.forked:
                 os._exit(0)  # a copy that it made, back from the call
             del self.by_job[lane.whose]
             self._interrupts.running = None
@@ -681,9 +679,7 @@ class JobRunner:
     ) -> None:
         """Send the outcome of a job, and free its lane."""
         duration = min((perf_counter_ns() - lane.began) // 1000, MAX_NUMBER)
-        if (
-            os.getpid() != self._worker
-        ):  # a copy of the job's; C code calls no hook at a fork
+        if os.getpid() != self._worker:  # forked, without a call for each job
             os._exit(0)
         job, attempt = whose = lane.whose
         del self.by_job[whose]
@@ -787,6 +783,11 @@ class JobRunner:
                     return
 
         self.call_in_loop(end)
+
+    @property
+    def forked(self) -> bool:
+        """Whether this process is a copy that a job has made; C code calls no hook at a fork."""
+        return os.getpid() != self._worker
 
     def call_in_loop(self, call: Callable[..., object], *args: object) -> bool:
         """Have the loop make a call, if there is one; return whether it will."""

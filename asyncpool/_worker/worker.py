@@ -72,7 +72,6 @@ def work(job_fd: int, control_fd: int, page_fd: int) -> NoReturn:
         def after_fork_in_child() -> None:
             # A job forked.  The copy must not answer in the worker's place, and must
             # not keep the channels open after the worker's death.
-            control.runner.forked = True
             jobs.close()
             control.close()
             import_watch.end()
