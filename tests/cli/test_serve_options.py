@@ -15,6 +15,7 @@ import sys
 import tempfile
 import urllib.request
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -314,6 +315,11 @@ def test_a_server_works_without_stderr(tmp_path: Path) -> None:
         assert server.end(signal.SIGTERM) == 0
 
 
+def is_heard(path: Path) -> bool:
+    with socket.socket(socket.AF_UNIX) as client:
+        return client.connect_ex(str(path)) == 0
+
+
 def test_an_agent_works_without_stderr() -> None:
     async def use(address: str) -> int:
         async with patience(), connect(address) as pool:
@@ -324,7 +330,11 @@ def test_an_agent_works_without_stderr() -> None:
         command = [sys.executable, "-m", "asyncpool", "agent", "--bind", address]
         env = {**command_environment(), "XDG_RUNTIME_DIR": str(folder)}
         with subprocess.Popen([*NO_STDERR, *command], cwd=folder, env=env) as agent:
-            until((folder / "pool.sock").exists, "it shares its pool")
-            assert asyncio.run(use(address)) == 32
-            agent.terminate()
-            assert agent.wait(PATIENCE) == 0
+            try:
+                # The file alone does not do: nobody listens yet when it appears.
+                until(partial(is_heard, folder / "pool.sock"), "it shares its pool")
+                assert asyncio.run(use(address)) == 32
+                agent.terminate()
+                assert agent.wait(PATIENCE) == 0
+            finally:
+                agent.kill()

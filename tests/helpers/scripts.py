@@ -47,17 +47,7 @@ def start_script(
     name: str = "script.py",
     command: tuple[str, ...] = (),
 ) -> subprocess.Popen[str]:
-    """Start *source* as a program in a session of its own.
-
-    Args:
-        folder: Where it runs.
-        source: The program.
-        *args: Its arguments.
-        from_stdin: Have the program read from its stdin.
-        keep_stdin: Leave its stdin open.
-        name: What its file is called, in *folder*.
-        command: What Python is told to run, if not that file.
-    """
+    """Start *source*, or what *command* names, in *folder* and in a session of its own."""
     text = textwrap.dedent(source)
     path = folder / name
     path.parent.mkdir(exist_ok=True)

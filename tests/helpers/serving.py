@@ -64,15 +64,7 @@ def until(condition: Callable[[], Any], what: str) -> Any:
 
 
 class Server:
-    """One; a context manager that ends it.
-
-    Args:
-        folder: Where it runs; there its control socket is, too.
-        *args: Its arguments.
-        env: What is in its environment besides.
-        before: What stands before the command.
-        fds: Descriptors that it inherits.
-    """
+    """One that runs in *folder*, with *before* in front of the command; it ends with its context."""
 
     def __init__(
         self,

@@ -10,7 +10,7 @@ from tests.helpers.scripts import run_script
 
 # The reaper looks at all children of its process, so it gets one of its own.
 PREAMBLE = """
-import os, select, signal, socket, sys, time
+import atexit, os, select, signal, socket, sys, time
 from asyncpool._worker.launcher import Reaper, adopt_orphans, children
 
 adopt_orphans()
@@ -19,6 +19,8 @@ os.set_blocking(wake_in, False)
 signal.set_wakeup_fd(wake_in)
 signal.signal(signal.SIGCHLD, lambda *_: None)
 reaper = Reaper()
+# A check that fails would leave workers, and the test would wait for their stdout.
+atexit.register(reaper.end_all)
 
 
 def wait():
@@ -51,10 +53,10 @@ def look():
 
 
 class Life:
-    "A pipe that is at its end when nobody is left of those who hold it."
+    "A connection that is at its end when nobody is left of those who hold it."
 
     def __init__(self):
-        self.out, self.held = os.pipe()
+        self.out, self.held = [end.detach() for end in socket.socketpair()]
 
     def let_go(self):
         os.close(self.held)
@@ -144,13 +146,15 @@ def test_what_a_living_worker_has_sent_away_is_left_alone(
         source="""
 ready_out, ready_in = os.pipe()
 daemons = Life()
-os.set_inheritable(daemons.held, True)
 def daemonize():
     if (child := os.fork()) == 0:
         if os.fork() == 0:
             os.setsid()
-            program()
+            os.dup2(daemons.held, 0)
+            os.dup2(daemons.held, 1)
+            os.execvp("cat", ["cat"])
         os._exit(0)
+    os.close(daemons.held)
     os.waitpid(child, 0)
     os.write(ready_in, b".")
     nap()
@@ -160,7 +164,8 @@ os.read(ready_out, 1)
 other = fork(lambda: os._exit(0))
 assert reap(1) == [(other, 0)]
 assert look() == []
-assert not select.select([daemons.out], [], [], 0)[0]
+os.write(daemons.out, b"?")
+assert os.read(daemons.out, 1) == b"?"
 os.kill(worker, signal.SIGKILL)
 assert daemons.over() == [(worker, -9)]
 """,
