@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
-from asyncio import isfuture
 from collections.abc import AsyncIterable, Callable, Coroutine, Iterable, Mapping
 from contextlib import AbstractContextManager
 from contextvars import ContextVar
-from functools import partial
+from functools import WRAPPER_ASSIGNMENTS, partial, wraps
 from types import FunctionType
 from typing import (
     TYPE_CHECKING,
@@ -21,6 +21,7 @@ from typing import (
     TypeVar,
     TypeVarTuple,
     Unpack,
+    cast,
     overload,
 )
 
@@ -40,7 +41,7 @@ from asyncpool._engine.deaths import CrashCallback
 from asyncpool._engine.engine import Engine
 from asyncpool._engine.hub import EventStream, PoolHub
 from asyncpool._engine.job import Job, PoolJob
-from asyncpool._engine.loop import shielded
+from asyncpool._engine.loop import other_loop_error, shielded
 from asyncpool._engine.machine import (
     DEFAULT_LAUNCHER,
     check_platform,
@@ -56,6 +57,8 @@ from asyncpool.events import CloseSummary, Event, JobEvent, RollResult
 from asyncpool.stats import PoolStats
 
 if TYPE_CHECKING:
+    from concurrent.futures import Future
+
     from asyncpool import mapping, session, stream
     from asyncpool._wire.formats import Codec
     from asyncpool._worker.api import CurrentJob
@@ -183,6 +186,38 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 
+# What other libraries call an option of pools.
+_NAMESAKES = {
+    "max_workers": "workers=...",
+    "processes": "workers=...",
+    "n_jobs": "workers=...",
+    "mp_context": "launcher=...",
+    "maxtasksperchild": "worker_limits=WorkerLimits(max_jobs=...)",
+    "max_tasks_per_child": "worker_limits=WorkerLimits(max_jobs=...)",
+}
+
+
+def _where(name: str) -> str:
+    """Return where an argument belongs that was given in a wrong place, for its error."""
+    if name in OPTIONS:
+        return f": as an option of each job it goes into options({name}=...)"
+    return f": it is Pool({_NAMESAKES[name]})" if name in _NAMESAKES else ""
+
+
+def _with_hints(init: Callable[P, None]) -> Callable[P, None]:
+    """Return a constructor that says where an option belongs which is none of its own."""
+    own = cast("FunctionType", init).__kwdefaults__ or {}
+
+    @wraps(init, (*WRAPPER_ASSIGNMENTS, "__kwdefaults__"))
+    def checked(*args: P.args, **given: P.kwargs) -> None:
+        for name in given.keys() - own:
+            if hint := _where(name):
+                raise TypeError(f"Pool() takes no {name}={hint}")
+        init(*args, **given)
+
+    return checked
+
+
 class Submitter:
     """What calls functions: once, for many items, for what they yield, in every worker."""
 
@@ -271,6 +306,48 @@ class Submitter:
             engine = self._life.supervisor or self._life.running()
             return engine.traffic.submit(fn, args, kwargs, options)
         return self._submit(fn, args, kwargs, options)
+
+    @overload
+    def submit_threadsafe(
+        self, fn: Callable[P, Async[R]], /, *args: P.args, **kwargs: P.kwargs
+    ) -> Future[R]: ...
+
+    @overload
+    def submit_threadsafe(
+        self, fn: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs
+    ) -> Future[R]: ...
+
+    def submit_threadsafe(
+        self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any
+    ) -> Future[Any]:
+        """Call :meth:`submit` from another thread than that of the pool's event loop.
+
+        It is to :meth:`submit` as :func:`asyncio.run_coroutine_threadsafe` is to a coroutine.
+
+        Returns:
+            A :class:`concurrent.futures.Future`, whose ``result(timeout)`` the thread may wait
+            for.  It raises what :meth:`submit` and awaiting the job raise.
+
+        Raises:
+            PoolClosedError: If the pool was never started.
+            RuntimeError: If the pool's event loop runs in this thread, which would wait for
+                itself, or is closed.
+
+        Cancellation:
+            Cancelling the future cancels the job.
+        """
+
+        async def call() -> Any:
+            return await self.submit(fn, *args, **kwargs)
+
+        home = self._running_supervisor().loop
+        if home.is_closed():
+            raise other_loop_error("the pool", home)
+        if asyncio._get_running_loop() is home:  # noqa: SLF001 - no exception if there is none
+            raise RuntimeError(
+                "submit_threadsafe() is for other threads: in the pool's event loop use submit()"
+            )
+        return asyncio.run_coroutine_threadsafe(call(), home)
 
     def stream(
         self, fn: Callable[P, Items[R]], /, *args: P.args, **kwargs: P.kwargs
@@ -565,17 +642,16 @@ class Submitter:
         chunksize: int | None,
         others: Iterable[str],
     ) -> Map[Any]:
-        for name in others:  # refused, with the place where it belongs
-            hint = ""
-            if name in OPTIONS:
-                hint = f": as an option of each job it goes into options({name}=...)"
-            raise TypeError(f"{verb}() takes no {name}={hint}")
+        for name in others:
+            raise TypeError(f"{verb}() takes no {name}={_where(name)}")
         checks.called(verb, fn)
         if not iterables:
             raise TypeError("map() takes at least one iterable")
         for items in iterables:
             # A future is an iterable of itself, which is nobody's wish.
-            if isfuture(items) or not isinstance(items, Iterable | AsyncIterable):
+            if asyncio.isfuture(items) or not isinstance(
+                items, Iterable | AsyncIterable
+            ):
                 raise TypeError(f"{verb}() takes iterables, not {items!r}")
         for name, value in (("buffersize", buffersize), ("chunksize", chunksize)):
             if value is not None:
@@ -808,6 +884,7 @@ class Pool(Submitter, Supervised, JobEventSource):
         ImportError: If the package of *codec* is not installed.
     """
 
+    @_with_hints
     def __init__(
         self,
         workers: int | tuple[int, int] | None = None,

@@ -206,6 +206,23 @@ def refused(text: str) -> Iterator[None]:
             ),
         ),
         ({"workers": (1, "2")}, ("TypeError: workers must be an int, not '2'")),
+        # The options of other libraries, and those of jobs.
+        (
+            {"max_workers": 2},
+            "TypeError: Pool() takes no max_workers=: it is Pool(workers=...)",
+        ),
+        (
+            {"maxtasksperchild": 9},
+            "TypeError: Pool() takes no maxtasksperchild=: it is Pool(worker_limits=WorkerLimits(max_jobs=...))",
+        ),
+        (
+            {"priority": 1},
+            "TypeError: Pool() takes no priority=: as an option of each job it goes into options(priority=...)",
+        ),
+        (
+            {"color": 1},
+            "TypeError: Pool.__init__() got an unexpected keyword argument 'color'…",
+        ),
         ({"max_surge": -1}, ("ValueError: max_surge must be at least 0, not -1")),
         ({"concurrency": 0}, ("ValueError: concurrency must be at least 1, not 0")),
         (

@@ -83,12 +83,24 @@ class Alarm:
         self._callback(max(self.due, self._loop.time()))
 
 
-def other_loop_error(what: str) -> RuntimeError:
-    """Return the error for using *what* in another event loop than its own."""
-    return RuntimeError(
-        f"{what} belongs to another event loop: from another thread use "
-        "asyncio.run_coroutine_threadsafe() or loop.call_soon_threadsafe()"
-    )
+def other_loop_error(what: str, home: asyncio.AbstractEventLoop) -> RuntimeError:
+    """Return the error for using *what* in another event loop than *home*, or in none."""
+    if home.is_closed():
+        text = (
+            "an event loop that is closed: start another one in the loop that uses it"
+        )
+    elif asyncio._get_running_loop() is None:  # noqa: SLF001 - no exception if there is none
+        text = (
+            "an event loop that does not run in this thread: from a thread use "
+            "pool.submit_threadsafe() or loop.call_soon_threadsafe()"
+        )
+    else:
+        text = (
+            "another event loop than the one that runs here: start and use it in one loop "
+            "(in tests, that of the fixture is to be that of the test), or use "
+            "pool.submit_threadsafe() if its loop runs in another thread"
+        )
+    return RuntimeError(f"{what} belongs to {text}")
 
 
 def check_loop(loop: asyncio.AbstractEventLoop | None, what: str) -> None:
@@ -100,7 +112,7 @@ def check_loop(loop: asyncio.AbstractEventLoop | None, what: str) -> None:
     here = asyncio._get_running_loop()  # noqa: SLF001 - no exception if there is none
     # If its loop does not run now, a plain call disturbs nobody.
     if loop is not None and here is not loop and (here or loop.is_running()):
-        raise other_loop_error(what)
+        raise other_loop_error(what, loop)
 
 
 R = TypeVar("R")

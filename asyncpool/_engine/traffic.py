@@ -105,7 +105,7 @@ class Traffic:
         if (
             get_ident() != engine.thread or not engine.loop.is_running()
         ) and asyncio._get_running_loop() is not engine.loop:  # noqa: SLF001 - no exception if there is none
-            raise other_loop_error(engine.config.title)
+            raise other_loop_error(engine.config.title, engine.loop)
         known = None
         if (
             self.plain

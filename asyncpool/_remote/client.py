@@ -179,13 +179,13 @@ class Client:
     ) -> None:
         self.title, self.name, self._data = title, name, data
         self._listens = False
-        self._loop = asyncio.get_running_loop()
+        self.loop = asyncio.get_running_loop()
         self.hub = hub
         self.left = False
         self.registry = JobRegistry(hub)
         totals = self.registry.figures.functions
         self._functions = FunctionTables(totals, data, RemoteFunctionTable)
-        self.threads = Threads(self._loop)
+        self.threads = Threads(self.loop)
         self.jobs = ClientJobs()
         self.agent_closes = False
         self.draining = ClientHolds(self.registry)
@@ -239,7 +239,7 @@ class Client:
 
     def check_loop(self) -> None:
         """Check that this is the client's event loop."""
-        check_loop(self._loop, self.title)
+        check_loop(self.loop, self.title)
 
     async def load(self, job: PoolJob[Any], frame: Frame) -> Any:
         """Return the item of a stream."""

@@ -26,7 +26,7 @@ from asyncpool._worker.runner import JobRunner
 
 TYPE_CHECKING = False  # see _wire/records.py
 if TYPE_CHECKING:
-    from typing import NoReturn
+    from typing import Any, NoReturn
 
 
 def work(job_fd: int, control_fd: int, page_fd: int) -> NoReturn:
@@ -51,6 +51,8 @@ def work(job_fd: int, control_fd: int, page_fd: int) -> NoReturn:
         become_worker(runner)
         identity = control.identity
         set_environment(identity.environment)  # before any import
+        if sys.breakpointhook is sys.__breakpointhook__:
+            sys.breakpointhook = _breakpoint
         lends = config.sandbox is None and not config.codec
         adopt(identity, control.borrow_tracker if lends else lambda: None)
         slot = identity.number - 1
@@ -91,6 +93,16 @@ def work(job_fd: int, control_fd: int, page_fd: int) -> NoReturn:
         if not control.announced:
             traceback.print_exc()
     _leave(status, runner)
+
+
+def _breakpoint(*args: Any, **kwargs: Any) -> Any:
+    """Refuse ``breakpoint()``, unless the user has named a debugger that needs no terminal."""
+    if "PYTHONBREAKPOINT" in os.environ:
+        return sys.__breakpointhook__(*args, **kwargs)  # noqa: T100 - it is asked for
+    raise RuntimeError(
+        "breakpoint() in a worker, which has no terminal: call the function without a pool, or "
+        "name a debugger in PYTHONBREAKPOINT that needs none"
+    )
 
 
 def _initialize(config: WorkerConfig, control: Control, runner: JobRunner) -> None:

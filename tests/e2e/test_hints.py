@@ -70,6 +70,16 @@ async def test_a_map_in_a_plain_loop(pool: Pool) -> None:
         assert str(caught.value) == f"{verb}() takes no {name}={text}"
 
 
+async def test_a_breakpoint_needs_a_debugger_without_a_terminal(pool: Pool) -> None:
+    with pytest.raises(
+        RuntimeError, match=r"^breakpoint\(\) in a worker, which has no"
+    ):
+        await pool.submit(breakpoint)
+    named = {"PYTHONBREAKPOINT": "builtins.abs"}
+    async with patience(), Pool(1, worker_env=named) as debugged:
+        assert await debugged.submit(breakpoint, -3) == 3
+
+
 async def test_an_open_file_is_no_argument_and_no_result(
     pool: Pool, tmp_path: Path
 ) -> None:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import functools
 import itertools
 import socket
+from asyncio import to_thread
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from asyncpool import (
     LeaseKeeper,
     Map,
     Pool,
+    PoolClosedError,
     PoolServer,
     PoolStats,
     SharedPool,
@@ -32,6 +34,7 @@ from asyncpool.events import Event
 from asyncpool.stats import NO_DURATIONS
 from tests.helpers import jobs
 from tests.helpers.clusters import all_ready, cluster_of
+from tests.helpers.faces import Faced
 from tests.helpers.gate import Gate
 from tests.helpers.loops import BOTH_LOOPS
 from tests.helpers.patience import patience
@@ -68,6 +71,13 @@ OWNERS = {
     "SharedPool": "the shared pool",
     "PoolServer": "a PoolServer",
 }
+OTHER_LOOP = "belongs to another event loop than the one that runs here: start and use"
+NO_LOOP = (
+    "belongs to an event loop that does not run in this thread: from a thread use "
+)
+CLOSED_LOOP = (
+    "belongs to an event loop that is closed: start another one in the loop that "
+)
 ERROR = (OSError, OSError(), None)
 NONE = (None, None, None)
 
@@ -135,8 +145,8 @@ ACTS: dict[str, Act] = {
 
 # What only reads, or makes something that belongs to no loop yet.
 HARMLESS = {
-    "Pool": {"options", "stats"},
-    "BoundPool": {"options"},
+    "Pool": {"options", "stats", "submit_threadsafe"},
+    "BoundPool": {"options", "submit_threadsafe"},
     "WorkerSession": {"options"},
     "Job": {
         "get_loop",
@@ -148,7 +158,7 @@ HARMLESS = {
     "EventStream": {"__aiter__", "put", "end"},
     "LeaseKeeper": {"__aenter__", "stats"},
     "Cluster": {"run", "stats"},
-    "SharedPool": {"options"},
+    "SharedPool": {"options", "submit_threadsafe"},
     "PoolServer": {"__aenter__"},
 }
 
@@ -237,9 +247,9 @@ async def test_what_acts_on_a_pool_is_refused() -> None:
             )
             before = timeless(pool.stats())
             for act, do in ACTS.items():
-                text = f"^{owner_of(act)} belongs to another event loop: from "
+                text = f"^{owner_of(act)} {OTHER_LOOP}"
                 with case(act), pytest.raises(RuntimeError, match=text):
-                    await asyncio.to_thread(elsewhere, functools.partial(do, world))
+                    await to_thread(elsewhere, partial(do, world))
                 assert timeless(pool.stats()) == before, f"{act} changed the pool"
                 assert keeper.stats().leases == 1
             assert await session.submit(jobs.pid) == session.pid
@@ -267,9 +277,9 @@ async def test_an_iteration_goes_on_in_its_own_loop() -> None:
             with case(kind, begun):
                 iteration = aiter(ITERATIONS[kind](pool))
                 found = [await anext(iteration)] if begun else []
-                for act in (functools.partial(anext, iteration), iteration.aclose):
+                for act in (partial(anext, iteration), iteration.aclose):
                     with pytest.raises(RuntimeError, match=text):
-                        await asyncio.to_thread(elsewhere, act)
+                        await to_thread(elsewhere, act)
                 found += [item async for item in iteration]
                 assert len(found) == 4
 
@@ -289,14 +299,54 @@ async def test_a_bare_thread_is_elsewhere_too() -> None:
             ("job 1", job.progress),
         ]
         for what, act in acts:
-            with pytest.raises(RuntimeError, match=f"^{what} belongs to another event"):
-                await asyncio.to_thread(act)
+            with pytest.raises(RuntimeError, match=f"^{what} {NO_LOOP}"):
+                await to_thread(act)
         # What only reads may be used anywhere.
-        assert (await asyncio.to_thread(pool.stats)).busy == 1
-        assert await asyncio.to_thread(lambda: job.state) == "running"
-        assert "1 busy" in await asyncio.to_thread(repr, pool)
+        assert (await to_thread(pool.stats)).busy == 1
+        assert await to_thread(lambda: job.state) == "running"
+        assert "1 busy" in await to_thread(repr, pool)
         visitor.release()
         assert await job == "go"
+
+
+async def test_a_pool_ends_with_its_loop() -> None:
+    async def left_open() -> Pool:
+        pool = Pool(1)
+        await pool.start()
+        return pool
+
+    async with patience():
+        pool = await to_thread(asyncio.run, left_open())
+        submits = [
+            partial(it, jobs.square) for it in (pool.submit, pool.submit_threadsafe)
+        ]
+        for act in (pool.start, pool.roll, *submits):
+            with case(act), pytest.raises(RuntimeError, match=f"pool.* {CLOSED_LOOP}"):
+                await to_thread(elsewhere, act)
+
+
+async def test_a_thread_submits(faced: Faced) -> None:
+    async with patience(), Gate() as gate:
+        async with faced(1) as (caller, _):
+
+            async def result_of(*call: Any) -> Any:
+                view = caller.options(priority=1)
+                return await to_thread(lambda: view.submit_threadsafe(*call).result())
+
+            assert await result_of(jobs.square, 3) == 9
+            assert await result_of(jobs.greet, "Ada") == "hello Ada"
+            with pytest.raises(ZeroDivisionError):
+                await result_of(jobs.divide, 1, 0)
+            future = await to_thread(caller.submit_threadsafe, jobs.wait_at, gate.path)
+            visitor = await gate.visitor()
+            assert future.cancel()
+            await visitor.gone()
+            with pytest.raises(
+                RuntimeError, match=r"^submit_threadsafe\(\) is for other "
+            ):
+                caller.submit_threadsafe(jobs.square, 3)
+        with pytest.raises(PoolClosedError):
+            await result_of(jobs.square, 3)
 
 
 async def _send_socket(cluster: Cluster) -> None:
@@ -331,17 +381,17 @@ CLUSTER_ACTS: dict[str, Callable[[Cluster], Any]] = {
 
 
 async def test_what_acts_on_a_cluster_is_refused() -> None:
-    text = f"^{CLUSTER} belongs to another event loop: from another "
+    text = f"^{CLUSTER} {OTHER_LOOP}"
     async with patience(), cluster_of(workers=1, name="theirs") as cluster:
         await all_ready(cluster)
         before = [slot.pid for slot in cluster.stats().slots]
         for act in CLUSTER_ACTS.values():
             with pytest.raises(RuntimeError, match=text):
-                await asyncio.to_thread(elsewhere, functools.partial(act, cluster))
+                await to_thread(elsewhere, partial(act, cluster))
         for inbox in (cluster.messages(), cluster.incoming_sockets()):
             coming = "what comes from the workers of a cluster belongs to another "
             with pytest.raises(RuntimeError, match=f"^{coming}"):
-                await asyncio.to_thread(elsewhere, functools.partial(anext, inbox))
+                await to_thread(elsewhere, partial(anext, inbox))
         assert [slot.pid for slot in cluster.stats().slots] == before
 
 
@@ -386,10 +436,10 @@ async def test_what_acts_on_a_shared_pool_is_refused(tmp_path: Path) -> None:
         async with connect(f"unix:{path}") as client:
             shared = Shared(server, client)
             for act, do in REMOTE_ACTS.items():
-                text = f"^{owner_of(act)} belongs to another event loop: from another "
+                text = f"^{owner_of(act)} {OTHER_LOOP}"
                 if act in {"SharedPool.start", "SharedPool.__aenter__"}:
                     text = "can be started only once"
                 with case(act), pytest.raises(RuntimeError, match=text):
-                    await asyncio.to_thread(elsewhere, functools.partial(do, shared))
+                    await to_thread(elsewhere, partial(do, shared))
             assert await client.submit(jobs.square, 3) == 9
             assert (await client.stats()).workers == 1

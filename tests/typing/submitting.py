@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import functools
 from collections.abc import Awaitable, Callable, Coroutine
+from concurrent.futures import Future
 from typing import Any, assert_type
 
 import asyncpool
@@ -75,6 +76,8 @@ async def coroutines(
     assert_type(pool.submit(fetch, "a", retries=3), Job[bytes])
     assert_type(await pool.submit(fn, 1), list[str])
     assert_type(pool.options(timeout=1).submit(fetch, "a"), Job[bytes])
+    assert_type(pool.submit_threadsafe(fetch, "a"), Future[bytes])
+    assert_type(pool.options().submit_threadsafe(len, "a"), Future[int])
 
 
 async def rejected(pool: Pool, job: Job[int]) -> None:
@@ -87,6 +90,7 @@ async def rejected(pool: Pool, job: Job[int]) -> None:
     pool.submit(add, 1, wrong=2)  # type: ignore[arg-type, call-arg]  # pyright: ignore[reportCallIssue]
     pool.submit(add, 1, timeout=2)  # type: ignore[arg-type, call-arg]  # pyright: ignore[reportCallIssue]
     pool.submit(add(1))  # type: ignore[call-overload]  # pyright: ignore[reportArgumentType, reportCallIssue]
+    pool.submit_threadsafe(len, 3)  # type: ignore[call-overload]  # pyright: ignore[reportCallIssue, reportArgumentType]
     pool.submit(fn=add, left=1)  # type: ignore[call-overload]  # pyright: ignore[reportCallIssue]
     text: str = await pool.submit(len, "a")  # type: ignore[call-overload]  # pyright: ignore[reportAssignmentType]
     future: asyncio.Future[str] = job  # type: ignore[assignment]  # pyright: ignore[reportAssignmentType]
