@@ -69,10 +69,9 @@ class _Plan:
         taken = [field for field in fields if field.init]
         self.cls = cls
         self.names = [field.name for field in fields]
-        self.shown = [field.name for field in fields if field.repr]
-        self.compared = [field.name for field in fields if field.compare]
         self.positional = [field.name for field in taken if not field.kw_only]
-        # To set an attribute by its slot takes less time than by object.__setattr__.
+        # The fields that repr() shows and that count for equality: in our classes those of the
+        # constructor.  To set an attribute by its slot is quicker than by object.__setattr__.
         self.put = {it.name: getattr(cls, it.name).__set__ for it in taken}
         missing = dataclasses.MISSING
         self.defaults = {
@@ -131,7 +130,7 @@ def _init(self: Any, *args: Any, **given: Any) -> None:
 
 
 def _repr(self: Any) -> str:
-    shown = [f"{name}={getattr(self, name)!r}" for name in self.__plan__.shown]
+    shown = [f"{name}={getattr(self, name)!r}" for name in self.__plan__.put]
     return f"{self.__class__.__qualname__}({', '.join(shown)})"
 
 
@@ -146,7 +145,7 @@ def _hash(self: Any) -> int:
 
 
 def _compared(self: Any) -> tuple[Any, ...]:
-    return tuple([getattr(self, name) for name in self.__plan__.compared])
+    return tuple([getattr(self, name) for name in self.__plan__.put])
 
 
 def _refuse_set(_: object, name: str, __: object) -> NoReturn:

@@ -1121,8 +1121,12 @@ class Pool(Submitter, Supervised, JobEventSource):
         rates("rate", rate)
         if slot is not None:
             checks.at_least(0)("slot", slot)
-        name = _name_of(function)
-        request = profile.ProfileRequest(float(seconds), float(rate), name)
+        name = function_name(function) if callable(function) else function
+        if not isinstance(name, str | None):
+            raise TypeError(f"function must be a function or its name, not {name!r}")
+        if name == "":
+            raise ValueError("function must not be empty")
+        request = profile.ProfileRequest(float(seconds), float(rate), name or "")
         return await self._life.open().profiles.take(request, slot)
 
     async def resize(self, workers: int | tuple[int, int]) -> None:
@@ -1252,15 +1256,3 @@ class Pool(Submitter, Supervised, JobEventSource):
     @property
     def _is_started(self) -> bool:
         return self._life.supervisor is not None
-
-
-def _name_of(function: Callable[..., Any] | str | None) -> str:
-    if function is None:
-        return ""
-    if isinstance(function, str):
-        if not function:
-            raise ValueError("function must not be empty")
-        return function
-    if not callable(function):
-        raise TypeError(f"function must be a function or its name, not {function!r}")
-    return function_name(function)

@@ -65,16 +65,9 @@ def _ports(name: str, network: object) -> bool | tuple[int, ...]:
     return tuple(sorted(set(ports))) or False
 
 
-def _environment(_: str, env: object) -> dict[str, str]:
+def _environment(name: str, env: object) -> dict[str, str]:
     """Return the variables of an environment, in order."""
-    if not isinstance(env, Mapping):
-        raise TypeError(f"env must be a mapping of texts, not {env!r}")
-    for name, value in env.items():
-        if not (isinstance(name, str) and isinstance(value, str)):
-            raise TypeError(f"env takes texts, not {name!r}: {value!r}")
-        if not name or "=" in name or "\0" in name + value:
-            raise ValueError(f"env: no environment can have {name!r}: {value!r}")
-    return dict(sorted(env.items()))
+    return dict(sorted(checks.environment(name, env)))
 
 
 def _is_positive(number: float) -> bool:

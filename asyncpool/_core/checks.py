@@ -186,6 +186,24 @@ def several(
     return found
 
 
+def environment(name: str, given: Any) -> tuple[tuple[str, str], ...]:
+    """Return an argument that is a mapping of environment variables, as pairs.
+
+    Raises:
+        TypeError: If it is no mapping of texts to texts.
+        ValueError: If something cannot be the name or the value of a variable.
+    """
+    Argument((Mapping,), "a mapping of names to values")(name, given)
+    for key, value in given.items():
+        TEXT(f"{name}: a name", key)
+        TEXT(f"{name}: the value of {key!r}", value)
+        if not key or "=" in key or "\0" in key:
+            raise ValueError(f"{name}: {key!r} cannot be the name of a variable")
+        if "\0" in value:
+            raise ValueError(f"{name}: the value of {key!r} has a null character")
+    return tuple(given.items())
+
+
 def function(
     name: str, value: T, words: str = "a function, or its name", named: str = "must be"
 ) -> T:

@@ -190,8 +190,13 @@ class Core:
             self.slots[index].assign()
         return index
 
-    def submit_keyed(self, job: int, traits: JobTraits, priority: int) -> int | None:
-        """Do the same as :meth:`submit` for a job that has a key."""
+    def place(self, job: int, traits: JobTraits, priority: int) -> int | None:
+        """Do the same as :meth:`submit` for a job that may have a key, or be a session's."""
+        if isinstance(traits, SessionTraits):
+            self.sessions.call(job, traits)
+            return None
+        if traits.key is None:
+            return self.submit(job, traits, priority)
         index = self.dispatcher.submit_keyed(job, traits, priority)
         if index is not None:
             self.slots[index].assign()
@@ -273,13 +278,9 @@ class Core:
     ) -> None:
         """Submit a job that is pickled now; until then the dispatcher *prepares* it."""
         self.dispatcher.end_preparing(job)
-        if isinstance(traits, SessionTraits):
-            self.sessions.call(job, traits)
-        else:
-            submit = self.submit if traits.key is None else self.submit_keyed
-            index = submit(job, traits, priority)
-            if index is not None:
-                self.do("assign", index, (job,))
+        index = self.place(job, traits, priority)
+        if index is not None:
+            self.do("assign", index, (job,))
         self.closing.advance(now)
 
     def arguments_loaded(self, index: int, now: float) -> None:

@@ -36,7 +36,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import field
-from itertools import accumulate, takewhile
+from itertools import accumulate
 from types import MappingProxyType
 from typing import (
     TYPE_CHECKING,
@@ -248,7 +248,7 @@ class WorkerEnv:
                 "worker_env must be a mapping of names to values, or a function of the slot "
                 f"that returns one, not {given!r}"
             )
-        self.common = () if self.varies else _variables("worker_env", given)
+        self.common = () if self.varies else checks.environment("worker_env", given)
 
     def of(self, rank: int, *, forked: bool) -> Variables:
         """Return the variables that the worker with this *rank* alone has.
@@ -265,7 +265,7 @@ class WorkerEnv:
         if not self.varies:
             return ()
         name = f"worker_env({rank})"
-        variables = _variables(name, self._given(rank))
+        variables = checks.environment(name, self._given(rank))
         size = sum(len(key) + len(value) for key, value in variables)
         if size > MAX_BYTES:
             raise ValueError(
@@ -280,19 +280,6 @@ class WorkerEnv:
                 "the value is the same for all workers"
             )
         return variables
-
-
-def _variables(name: str, given: Any) -> Variables:
-    checks.Argument((Mapping,), "a mapping of names to values")(name, given)
-    variables = tuple(given.items())
-    for key, value in variables:
-        checks.TEXT(f"{name}: a name", key)
-        checks.TEXT(f"{name}: the value of {key!r}", value)
-        if not key or "=" in key or "\0" in key:
-            raise ValueError(f"{name}: {key!r} cannot be the name of a variable")
-        if "\0" in value:
-            raise ValueError(f"{name}: the value of {key!r} has a null character")
-    return variables
 
 
 _COUNT = checks.INT.or_none().within(">= 1 or None", lambda number: number >= 1)
@@ -397,20 +384,15 @@ class RestartPolicy:
         # If all starts fail and all delays are the longest, death number n + 1 comes
         # after the sum of the first n delays.
         delays = (self.delay(n, jitter=0.0) for n in range(1, max_restarts + 1))
-        ends = takewhile(lambda end: end <= self.period, accumulate(delays))
-        deaths = 1 + sum(1 for _ in ends)
-        if deaths <= max_restarts:
-            # The last delay is too long, and is named only if there is no other.
-            named = (self.delay(n, jitter=0.0) for n in range(1, max(deaths, 2)))
-            many = "1 death" if deaths == 1 else f"{deaths} deaths"
-            raise ValueError(
-                f"starts that fail never exceed max_restarts={max_restarts} in "
-                f"period={self.period:g} s: with initial_delay={self.initial_delay:g} and "
-                f"max_delay={self.max_delay:g} they are tried again after "
-                f"{', '.join(f'{delay:g}' for delay in named)} s, which makes at most {many} in "
-                f"{self.period:g} s; use a smaller max_restarts, a longer period, or "
-                "smaller delays"
-            )
+        for number, seconds in enumerate(accumulate(delays), 2):
+            if seconds > self.period:
+                raise ValueError(
+                    f"starts that fail never exceed max_restarts={max_restarts} in "
+                    f"period={self.period:g} s: with initial_delay={self.initial_delay:g} and "
+                    f"max_delay={self.max_delay:g} death number {number} may come after "
+                    f"{seconds:g} s; use a smaller max_restarts, a longer period, or smaller "
+                    "delays"
+                )
 
 
 class RestartLedger:

@@ -19,7 +19,7 @@ from asyncpool._engine.loop import Pause, Threads
 from asyncpool._engine.worker import WorkerHandle
 from asyncpool._wire.buffers import OutOfBandPickle
 from asyncpool._wire.frames import Frame, FrameKind
-from asyncpool._wire.pickling import unpicklable
+from asyncpool._wire.pickling import too_large, unpicklable
 from asyncpool.errors import JobNotPicklableError
 
 if TYPE_CHECKING:
@@ -232,13 +232,4 @@ def _pack(job: PoolJob[Any], call: Call, pause: Pause) -> bytes | OutOfBandPickl
     known = job.function
     return known.serializer.pack_job(
         function, args, kwargs, number=known.number, pause=pause
-    )
-
-
-def too_large(size: int, max_message_size: int) -> JobNotPicklableError:
-    """Return the error for a call of *size* bytes, which is more than *max_message_size*."""
-    return JobNotPicklableError(
-        f"the call has {size} bytes when pickled, and max_message_size is {max_message_size}",
-        direction="arguments",
-        name="the call",
     )

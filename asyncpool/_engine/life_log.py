@@ -135,9 +135,11 @@ class LifeLog(NamedLog):
     def worker_retiring(self, handle: WorkerHandle, reason: str) -> None:
         """Log that a worker takes no more jobs, and why."""
         call, colon, given = reason.partition(": ")
-        known = _REASONS_OF_SERVERS if self._serves else _REASONS
-        what = "connections" if self._serves else "jobs"
-        why = f"{known.get(call, call)}{colon}{given}"
+        if self._serves:
+            what = "connections"
+            why = f"{_REASONS_OF_SERVERS.get(call, call)}{colon}{given}"
+        else:  # retire_on has a reason to give, and retire_worker() has none
+            what, why = "jobs", given or _REASONS.get(call, call)
         extra = {"reason": reason}
         self.of_worker(say.WORKER_RETIRING, handle, extra, what=what, why=why)
 

@@ -31,12 +31,12 @@ from asyncpool._core.options import JobOptions
 from asyncpool._core.slots import STARTING_OR_UP
 from asyncpool._dataclass import replace
 from asyncpool._engine.job import Job, PoolJob
-from asyncpool._engine.large import Call, too_large
+from asyncpool._engine.large import Call
 from asyncpool._engine.loop import Pause, Threads
 from asyncpool._engine.registry import broken_errors
 from asyncpool._wire.buffers import StreamTooLongError, dump
 from asyncpool._wire.messages import MAX_BROADCASTS, WorkerConfig
-from asyncpool._wire.pickling import PICKLE, Serializer, unpicklable
+from asyncpool._wire.pickling import PICKLE, Serializer, too_large, unpicklable
 from asyncpool._wire.scripts import Abroad, is_in_use
 from asyncpool._wire.text import function_name
 from asyncpool.errors import (

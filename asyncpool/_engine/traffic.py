@@ -22,14 +22,13 @@ from asyncpool._core.figures import FunctionTotals
 from asyncpool._core.functions import LEAST, Function, FunctionTable
 from asyncpool._core.options import JobOptions
 from asyncpool._engine.job import JOB_TYPES, Chunk, PoolJob, StreamJob
-from asyncpool._engine.large import too_large
 from asyncpool._engine.loop import other_loop_error
 from asyncpool._engine.outbox import NOT_PUT
 from asyncpool._engine.worker import CancelledJob, WorkerHandle
 from asyncpool._wire.buffers import HEAVY, LIGHT, OutOfBandPickle, StreamTooLongError
 from asyncpool._wire.frames import Frame, FrameKind
 from asyncpool._wire.messages import MOMENT
-from asyncpool._wire.pickling import is_flat
+from asyncpool._wire.pickling import is_flat, too_large
 from asyncpool.enums import JobOutcome
 from asyncpool.errors import AsyncPoolError, ProtocolError
 
@@ -174,8 +173,7 @@ class Traffic:
             job = make(registry.next_id(), known, options, self, engine.loop)
             if not self._pack(job, function, args, kwargs):
                 return job
-            registry.enter(job)
-            if options.timed and not engine.timers.watch_queued(job):
+            if not self._enter(job):
                 return job
             if engine.turn_depth > 1:
                 # A listener has called this, say, while a decision is carried out: a worker
@@ -183,13 +181,9 @@ class Traffic:
                 payload, job.payload = job.payload, b""
                 engine.large.put_off(job, payload)
                 return job
-            core, slot = engine.core, None
+            slot = engine.core.place(job.id, job.traits, options.priority)
             if options.session is not None:
-                with engine.turn:
-                    core.sessions.call(job.id, options.session)
-            else:
-                place = core.submit if options.key is None else core.submit_keyed
-                slot = place(job.id, job.traits, options.priority)
+                engine.act()
             if slot is not None:
                 self.send(slot, (job,))
             elif self._sizing.watching:
@@ -217,8 +211,7 @@ class Traffic:
                 function, args, kwargs, number=known.number, limit=HEAVY
             )
         except StreamTooLongError:
-            registry.enter(job)
-            if self._engine.timers.watch_queued(job):
+            if self._enter(job):
                 self._engine.large.pack(job, (function, args, kwargs))
             return False
         except BaseException as error:  # noqa: BLE001 - an argument's
@@ -240,10 +233,14 @@ class Traffic:
         )
         job.payload = call.payload
         with engine.turn:
-            engine.registry.enter(job)
-            if engine.timers.watch_queued(job):
+            if self._enter(job):
                 engine.core.submit_pinned(slot, job.id)
         return job
+
+    def _enter(self, job: PoolJob[Any]) -> bool:
+        """Add a job to the open ones; return false if its time is over, which has ended it."""
+        self._engine.registry.enter(job)
+        return not job.options.timed or self._engine.timers.watch_queued(job)
 
     def send(self, slot: int, jobs: Sequence[PoolJob[Any]]) -> None:
         """Send *jobs*, which the core has assigned to *slot*, to its worker."""

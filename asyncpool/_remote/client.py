@@ -161,6 +161,7 @@ class Client:
         name: As above.
         agent_closes: Whether the only agent has said that it ends.
         hub: As above.
+        loop: Its event loop.
         figures: What the agents tell of their pools.
         left: Whether it has left the agents.
     """
@@ -178,10 +179,9 @@ class Client:
         hub: PoolHub,
     ) -> None:
         self.title, self.name, self._data = title, name, data
-        self._listens = False
+        self._listens = self.left = False
         self.loop = asyncio.get_running_loop()
         self.hub = hub
-        self.left = False
         self.registry = JobRegistry(hub)
         totals = self.registry.figures.functions
         self._functions = FunctionTables(totals, data, RemoteFunctionTable)

@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 from asyncpool._core.options import JobOptions
 from asyncpool._engine.job import JOB_TYPES, PoolJob
-from asyncpool._engine.large import Packer, too_large
+from asyncpool._engine.large import Packer
 from asyncpool._engine.traffic import FunctionTables
 from asyncpool._remote.nodes import no_agent
 from asyncpool._remote.reliable_link import MAX_PAYLOAD
 from asyncpool._remote.stored_calls import StoredArguments, StoredCall
 from asyncpool._wire.buffers import HEAVY, OutOfBandPickle, StreamTooLongError
+from asyncpool._wire.pickling import too_large
 from asyncpool._wire.text import function_name
 from asyncpool.errors import JobNotPicklableError, PoolFullError
 

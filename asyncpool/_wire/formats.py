@@ -14,7 +14,7 @@ from functools import cache
 from itertools import chain
 from typing import Any, Protocol, get_args, get_origin, runtime_checkable
 
-from asyncpool._wire.pickling import describe
+from asyncpool._wire.pickling import describe, too_large
 from asyncpool._wire.plain_data import (
     HEAD,
     PIECE,
@@ -254,11 +254,7 @@ class Kind:
                 name=name,
             ) from why
         if limit is not None and len(data) > limit:
-            raise JobNotPicklableError(
-                f"{self._what} has {len(data)} bytes as {codec}, and max_message_size is {limit}",
-                direction="result",
-                name="",
-            )
+            raise too_large(len(data), limit, self._what, "result", "", f"as {codec}")
         return data
 
     def load(self, payload: Payload, pause: Pause | None = None) -> Any:

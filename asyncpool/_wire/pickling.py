@@ -196,11 +196,7 @@ def pack_value(value: object, limit: int | None = None) -> bytes | OutOfBandPick
         what = f"the job's result, of type {name},"
         raise unpicklable(error, what, "result", name, hint=hint) from error
     if limit is not None and len(data) > limit:
-        raise JobNotPicklableError(
-            f"the job's result has {len(data)} bytes when pickled, and max_message_size is {limit}",
-            direction="result",
-            name="",
-        )
+        raise too_large(len(data), limit, "the job's result", "result", "")
     return data
 
 
@@ -343,6 +339,19 @@ def unpicklable(
     )
     refusal.__cause__ = error
     return refusal
+
+
+def too_large(
+    size: int,
+    limit: int,
+    what: str = "the call",
+    direction: Direction = "arguments",
+    name: str = "the call",
+    how: str = "when pickled",
+) -> JobNotPicklableError:
+    """Return the error for a call, or for *what* else, that has more bytes than *limit*."""
+    text = f"{what} has {size} bytes {how}, and max_message_size is {limit}"
+    return JobNotPicklableError(text, direction=direction, name=name)
 
 
 def describe(error: BaseException) -> str:

@@ -46,6 +46,7 @@ from asyncpool._wire.page import BEGUN, LANE_OUTCOME_SIZE, NOTED, PageLayout
 from asyncpool._wire.pickling import (
     PICKLE_WORKER,
     text_of,
+    too_large,
     unpack_variables,
     users_traceback,
 )
@@ -587,19 +588,16 @@ class JobRunner:
         """Pack what the caller of a job, or of an item, is to get."""
         pack, most = self.serializer.pack_error, self._max_payload
         name = type(error).__qualname__
+        what = f"the job raised {name}, which"
         try:
             payload = pack(error)
         except Exception as why:  # else its caller would wait for ever
-            text = f"cannot be sent: {type(why).__name__}: {why}"
+            text = f"{what} cannot be sent: {type(why).__name__}: {why}"
+            told = JobNotPicklableError(text, direction="exception", name=name)
         else:
             if len(payload) <= most:
                 return payload
-            text = (
-                f"has {len(payload)} bytes when pickled, and max_message_size is {most}"
-            )
-        told = JobNotPicklableError(
-            f"the job raised {name}, which {text}", direction="exception", name=name
-        )
+            told = too_large(len(payload), most, what, "exception", name)
         return pack(told)
 
     def _pack_error(self, lane: Lane, error: BaseException) -> Outcome:

@@ -116,7 +116,7 @@ class Core:
         self.retry_in = core.lifecycle.retry_in
         # Jobs.
         self.submit = core.submit
-        self.submit_keyed = core.submit_keyed
+        self.place = core.place
         self.submit_pinned = self._told(core.submit_pinned)
         self.prepare = core.dispatcher.prepare
         self.submit_prepared = self._told(core.submit_prepared)

@@ -30,7 +30,7 @@ def key_of(place: int, count: int) -> int:
 
 
 def submit(core: Core, job: int, key: int, priority: int = 0) -> int | None:
-    return core.submit_keyed(job, KeyedTraits(JobTraits(), key), priority)
+    return core.place(job, KeyedTraits(JobTraits(), key), priority)
 
 
 def test_in_a_backoff_the_next_choice_has_the_keys_and_then_they_come_back() -> None:

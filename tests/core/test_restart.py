@@ -44,14 +44,8 @@ def test_a_limit_that_the_delays_make_unreachable_is_refused() -> None:
         RestartPolicy(initial_delay=0.5, max_restarts=10, period=60.0)
     assert str(caught.value) == (
         "starts that fail never exceed max_restarts=10 in period=60 s: with "
-        "initial_delay=0.5 and max_delay=30 they are tried again after 0.5, 1, 2, 4, 8, "
-        "16 s, which makes at most 7 deaths in 60 s; use a smaller max_restarts, a "
-        "longer period, or smaller delays"
-    )
-    with pytest.raises(ValueError, match="never exceed") as caught:
-        RestartPolicy(initial_delay=5.0, max_restarts=1, period=2.0)
-    assert "tried again after 5 s, which makes at most 1 death in 2 s;" in str(
-        caught.value
+        "initial_delay=0.5 and max_delay=30 death number 8 may come after 61.5 s; "
+        "use a smaller max_restarts, a longer period, or smaller delays"
     )
 
 
@@ -59,7 +53,7 @@ def test_the_largest_reachable_limit_is_accepted() -> None:
     # Deaths at 0, 0.5, 1.5, 3.5, 7.5, 15.5 and 31.5 s: seven, one more than 6.
     policy = RestartPolicy(initial_delay=0.5, max_restarts=6, period=31.5)
     assert policy.max_restarts == 6
-    with pytest.raises(ValueError, match=r"at most 6 deaths in 31\.4 s"):
+    with pytest.raises(ValueError, match=r"death number 7 may come after 31\.5 s"):
         RestartPolicy(initial_delay=0.5, max_restarts=6, period=31.4)
 
 

@@ -77,7 +77,7 @@ async def test_a_breakpoint_needs_a_debugger_without_a_terminal(pool: Pool) -> N
         await pool.submit(breakpoint)
     named = {"PYTHONBREAKPOINT": "builtins.abs"}
     async with patience(), Pool(1, worker_env=named) as debugged:
-        assert await debugged.submit(breakpoint, -3) == 3
+        assert await debugged.submit(jobs.call, breakpoint, -3) == 3
 
 
 async def test_an_open_file_is_no_argument_and_no_result(

@@ -110,6 +110,17 @@ async def test_a_worker_is_replaced_and_why() -> None:
     assert vars(the(kept, "rolled"))["replaced"] == 1
 
 
+@pytest.mark.logs("worker-retiring")
+async def test_what_a_worker_is_retired_for_by_its_job() -> None:
+    async with logged() as kept, Pool(1) as pool:
+        with pytest.raises(ZeroDivisionError):
+            lost = pool.options(retire_on=[ArithmeticError]).submit(jobs.divide, 1, 0)
+            await lost
+        retiring = await until(kept, "worker-retiring")
+    why = "takes no more jobs: by retire_on, after builtins.ArithmeticError"
+    assert retiring.getMessage().endswith(why)
+
+
 @pytest.mark.logs("resized", "size-changed")
 async def test_a_resize() -> None:
     async with logged(logging.DEBUG) as kept, Pool(1, name="shop") as pool:

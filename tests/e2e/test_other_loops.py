@@ -320,7 +320,8 @@ async def test_a_pool_ends_with_its_loop() -> None:
         submits = [
             partial(it, jobs.square) for it in (pool.submit, pool.submit_threadsafe)
         ]
-        for act in (pool.start, pool.roll, *submits):
+        acts: list[Callable[[], Any]] = [pool.start, pool.roll, *submits]
+        for act in acts:
             with case(act), pytest.raises(RuntimeError, match=f"pool.* {CLOSED_LOOP}"):
                 await to_thread(elsewhere, act)
 

@@ -309,8 +309,8 @@ class ImaginaryShell(Commands):
     ) -> None:
         job = self._come(cost, key)
         self.seen["submit"] += 1
-        submit = self.core.submit if key is None else self.core.submit_keyed
-        slot = submit(job, self.traits[job], priority)
+        place = self.core.submit if key is None else self.core.place
+        slot = place(job, self.traits[job], priority)
         self._enter(job, priority, slot)
 
     def prepare(self, cost: float, key: int | None = None) -> None:
