@@ -186,7 +186,7 @@ class LeaseKeeper(Generic[L]):
             ValueError: If the lease is here already.
             RuntimeError: If the keeper is not running, or in another event loop.
         """
-        checks.callback("on_lost", on_lost)
+        checks.CALLBACK("on_lost", on_lost)
         self._take(lease, _Hold(on_lost=on_lost))
 
     def keep(self, lease: L, job: asyncio.Future[Any]) -> None:

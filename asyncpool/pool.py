@@ -792,7 +792,8 @@ class Pool(Submitter, Supervised, JobEventSource):
             import anything of yours.  A mapping holds for the launcher too, and for *preload*
             there.  With a function each worker imports *preload* and the script for itself, as
             with ``"spawn"``.  The pool calls it in this process at each start of a worker.
-        start_timeout: Seconds that a worker has to become ready.
+        start_timeout: Seconds that a worker has to become ready.  If it does not, its crash has
+            the stack of what it was importing or initializing.
         ready: What :meth:`start` and ``async with`` wait for: ``"any"`` means one ready
             worker, ``"all"`` the least number of workers.  With ``"all"`` the start also
             fails after as many failed starts in a row as *restart_policy* allows.

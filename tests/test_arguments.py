@@ -223,6 +223,8 @@ def refused(text: str) -> Iterator[None]:
             {"color": 1},
             "TypeError: Pool.__init__() got an unexpected keyword argument 'color'…",
         ),
+        ({"workers": True}, "TypeError: workers must be an int, not True"),
+        ({"preload": b"ab"}, "TypeError: preload takes names of modules, not b'ab'"),
         ({"max_surge": -1}, ("ValueError: max_surge must be at least 0, not -1")),
         ({"concurrency": 0}, ("ValueError: concurrency must be at least 1, not 0")),
         (

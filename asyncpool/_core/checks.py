@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import MISSING, field, fields
 from sys import float_info
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, TypeAlias, TypeVar, cast
 
 from asyncpool._dataclass import dataclass, replace
 
@@ -74,6 +74,7 @@ INT = Argument((int,), "an int")
 NUMBER = Argument((int, float), "a number")
 SECONDS = Argument((int, float), "a number of seconds")
 SWITCH = Argument((bool,), "True or False")
+CALLBACK = Argument((cast("Any", Callable), type(None)), "callable")
 TEXT = Argument((str,), "a str")
 
 
@@ -224,17 +225,6 @@ def function(
             raise ValueError(f"{name} {named} 'package.module:name', not {value!r}")
     elif not callable(value):
         raise TypeError(f"{name} must be {words}, not {value!r}")
-    return value
-
-
-def callback(name: str, value: T) -> T:
-    """Return an argument that is called, if it is not missing.
-
-    Raises:
-        TypeError: If it cannot be called.
-    """
-    if value is not None and not callable(value):
-        raise TypeError(f"{name} must be callable, not {value!r}")
     return value
 
 

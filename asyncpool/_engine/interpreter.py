@@ -391,7 +391,7 @@ def _truth(test: ast.expr, name: str) -> bool | None:
                 return decisive
             return None if None in truths else not decisive
         case ast.Compare() if all(map(_is_plain, ast.walk(test))):
-            code = compile(ast.Expression(test), "guard", "eval")
+            code = compile(ast.Expression(test), "<guard>", "eval")
             try:
                 return bool(eval(code, {"__builtins__": {}, "__name__": name}))  # noqa: S307
             except TypeError:  # it looks for a name in a number, for example

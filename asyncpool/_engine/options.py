@@ -164,7 +164,7 @@ class SupervisorConfig(CoreOptions):
     launcher: LauncherKind = option(checks.one_of(get_args(LauncherKind)))
     worker_loop: LoopKind = option(check_loop)
     worker_output: OutputMode = option(checks.one_of(get_args(OutputMode)))
-    on_crash: CrashCallback | None = option(checks.callback)
+    on_crash: CrashCallback | None = option(checks.CALLBACK)
     preload: tuple[str, ...] = option(
         partial(checks.several, words="names of modules", each=str)
     )
@@ -223,7 +223,7 @@ POOL_CHECKS: dict[str, checks.Check] = {
     "workers": _workers,
     "worker_limits": check_limits,
     "max_message_size": checks.at_least(1024).or_none(),
-    "initializer": checks.callback,
+    "initializer": checks.CALLBACK,
     "initargs": partial(checks.several, words="a tuple of arguments"),
     "codec": checks.optional(lambda _, value: formats.format_of(value)),
     "functions": checks.optional(

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from collections.abc import Callable
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -21,8 +19,6 @@ from asyncpool._cluster.addresses import (
     parse_all,
     passed,
 )
-from asyncpool._core import checks
-from asyncpool._core.checks import several
 from asyncpool._core.options import MAX_BYTES, WorkerEnv
 from asyncpool._wire.messages import note_on_misplaced
 from asyncpool._wire.text import in_units, is_name, printable, printable_lines
@@ -145,67 +141,6 @@ def test_there_is_nothing_of_systemd(
 ) -> None:
     with pytest.raises(ValueError, match=re.escape(error)):
         of_systemd(name, **changes)
-
-
-FOUND = "of.a.module:attribute"
-
-
-@pytest.mark.parametrize(
-    ("check", "kind", "text"),
-    [
-        (lambda: checks.INT("n", "2"), TypeError, "n must be an int, not '2'"),
-        (lambda: checks.INT("n", True), TypeError, "n must be an int, not True"),
-        (lambda: checks.SECONDS.or_none()("n", False), TypeError, "not False"),
-        (lambda: checks.TEXT("n", None), TypeError, "n must be a str, not None"),
-        (lambda: checks.SWITCH("n", 1), TypeError, "must be True or False, not 1"),
-        (lambda: checks.SECONDS.or_none()("n", "2"), TypeError, "or None, not '2'"),
-        (lambda: checks.SECONDS("n", -(10**400)), ValueError, "too large for one"),
-        (
-            lambda: checks.apply_to(
-                SimpleNamespace(a=1, b=2), {"a": checks.INT, "b": checks.TEXT}
-            ),
-            TypeError,
-            "b must be a str, not 2",
-        ),
-        (lambda: several("n", 3, "names"), TypeError, "n takes names, not 3"),
-        (lambda: several("n", b"ab", "names"), TypeError, "n takes names, not b'ab'"),
-        (lambda: several("n", "ab", "names"), TypeError, "n takes several: ('ab',)"),
-        (lambda: several("n", {3: 4}, "names", single=(dict,)), TypeError, "({3: 4},)"),
-        (lambda: several("n", [1, ""], "ints", each=int), TypeError, "ints, not ''"),
-        (lambda: checks.function("n", 3), TypeError, "a function, or its name, not 3"),
-        (
-            lambda: checks.function("n", None, "a factory, or its name"),
-            TypeError,
-            "name, not None",
-        ),
-        *(
-            (
-                lambda name=name: checks.function("n", name),
-                ValueError,
-                f"n must be 'package.module:name', not {name!r}",
-            )
-            for name in ("", "a", "a:", ":a")
-        ),
-    ],
-)
-def test_what_is_wrong_is_told(
-    check: Callable[[], object], kind: type[Exception], text: str
-) -> None:
-    with pytest.raises(kind, match=f"{re.escape(text)}$"):
-        check()
-
-
-def test_what_is_right_is_taken() -> None:
-    checks.apply_to(
-        SimpleNamespace(a=1.5, b=3), {"a": checks.SECONDS, "b": checks.SECONDS}
-    )
-    checks.INT.or_none()("n", None)
-    checks.SECONDS("n", 10**300)
-    checks.function("n", print)
-    checks.function("n", FOUND)
-    assert several("n", (n for n in range(3)), "numbers") == (0, 1, 2)
-    assert several("n", "ab", "letters", single=()) == ("a", "b")
-    assert several("n", [], "numbers") == ()
 
 
 @pytest.mark.parametrize(

@@ -52,7 +52,11 @@ from tests.helpers.bpf import answer
         ({"network": [70000]}, ValueError, "network: there is no port 70000"),
         ({"env": ["A=1"]}, TypeError, "a mapping of names to values, not ['A=1']"),
         ({"env": {"A": 1}}, TypeError, "env: the value of 'A' must be a str, not 1"),
-        ({"env": {"A=B": "1"}}, ValueError, "env: 'A=B' cannot be the name of a variable"),
+        (
+            {"env": {"A=B": "1"}},
+            ValueError,
+            "env: 'A=B' cannot be the name of a variable",
+        ),
         ({"processes": -1}, ValueError, "processes must be at least 0, not -1"),
         ({"processes": "3"}, TypeError, "processes must be an int or None, not '3'"),
         ({"processes": True}, TypeError, "processes must be an int or None, not True"),

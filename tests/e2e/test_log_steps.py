@@ -114,8 +114,7 @@ async def test_a_worker_is_replaced_and_why() -> None:
 async def test_what_a_worker_is_retired_for_by_its_job() -> None:
     async with logged() as kept, Pool(1) as pool:
         with pytest.raises(ZeroDivisionError):
-            lost = pool.options(retire_on=[ArithmeticError]).submit(jobs.divide, 1, 0)
-            await lost
+            await pool.options(retire_on=[ArithmeticError]).submit(jobs.divide, 1, 0)
         retiring = await until(kept, "worker-retiring")
     why = "takes no more jobs: by retire_on, after builtins.ArithmeticError"
     assert retiring.getMessage().endswith(why)

@@ -1,4 +1,4 @@
-"""Options: signatures, tables, records and documents agree; and what is made of some."""
+"""Options: signatures, tables, records and docstrings agree; and what is made of some."""
 
 from __future__ import annotations
 
@@ -25,9 +25,6 @@ from asyncpool.cluster import Worker
 from asyncpool.cluster._options import CLUSTER_CHECKS
 from tests.helpers import tracing
 from tests.helpers.inside import config_of, options_of
-from tests.helpers.scripts import ROOT
-
-REFERENCE = (ROOT / "docs" / "reference.md").read_text()
 
 
 async def serve(*_: Worker) -> None: ...
@@ -79,22 +76,7 @@ def groups_of(docstring: str | None) -> dict[str, list[str]]:
     }
 
 
-def tables_of(part: str) -> dict[str, list[str]]:
-    """Return the first columns of the tables of a document, by what stands before each."""
-    tables = re.findall(
-        r"^(\w[\w ]*)(?:,[^\n]*)?:\n\n\|.*\n\|[-|]*\n((?:\|.*\n)+)", part, re.MULTILINE
-    )
-    return {
-        title: [
-            name
-            for line in rows.splitlines()
-            for name in re.findall(r"`(\w+)`", line.split("|")[1])
-        ]
-        for title, rows in tables
-    }
-
-
-def test_docstrings_and_the_reference_have_the_options_in_groups() -> None:
+def test_docstrings_have_the_options_in_groups() -> None:
     for kind in (Pool, Cluster):
         groups = groups_of(inspect.getdoc(kind))
         assert len(groups) > 1
@@ -103,8 +85,6 @@ def test_docstrings_and_the_reference_have_the_options_in_groups() -> None:
     assert len(groups) > 1
     assert sorted(chain(*groups.values())) == sorted(Options.__annotations__)
     assert Options.__annotations__.keys() == CHECKS.keys() <= names(JobOptions)
-    part = REFERENCE.partition("## The pool\n")[2].partition("What a pool does:")[0]
-    assert tables_of(part) == groups_of(inspect.getdoc(Pool))
 
 
 def test_a_pool_that_is_refused_takes_no_number() -> None:
