@@ -354,8 +354,19 @@ class RestartPolicy:
                 "initial_delay=0 would start workers that never become ready without "
                 "any pause, and needs max_restarts"
             )
-        if self.max_restarts is not None and self.initial_delay > 0:
-            self._refuse_unreachable(self.max_restarts)
+        # If all starts fail and all delays are the longest, death number n + 1 comes after the
+        # sum of the first n delays.
+        most = self.max_restarts if self.initial_delay else None
+        delays = (self.delay(n, jitter=0.0) for n in range(1, 1 + (most or 0)))
+        for death, seconds in enumerate(accumulate(delays), 2):
+            if seconds > self.period:
+                raise ValueError(
+                    f"starts that fail never exceed max_restarts={self.max_restarts} in "
+                    f"period={self.period:g} s: with initial_delay={self.initial_delay:g} and "
+                    f"max_delay={self.max_delay:g} death number {death} may come after "
+                    f"{seconds:g} s; use a smaller max_restarts, a longer period, or smaller "
+                    "delays"
+                )
 
     @classmethod
     def limited(cls, max_restarts: int, period: float) -> RestartPolicy:
@@ -379,20 +390,6 @@ class RestartPolicy:
         # 2.0**1024 overflows; the delay reaches its maximum long before that.
         full = min(self.initial_delay * 2.0 ** min(failures - 1, 1000), self.max_delay)
         return full * (1.0 - 0.5 * jitter)
-
-    def _refuse_unreachable(self, max_restarts: int) -> None:
-        # If all starts fail and all delays are the longest, death number n + 1 comes
-        # after the sum of the first n delays.
-        delays = (self.delay(n, jitter=0.0) for n in range(1, max_restarts + 1))
-        for number, seconds in enumerate(accumulate(delays), 2):
-            if seconds > self.period:
-                raise ValueError(
-                    f"starts that fail never exceed max_restarts={max_restarts} in "
-                    f"period={self.period:g} s: with initial_delay={self.initial_delay:g} and "
-                    f"max_delay={self.max_delay:g} death number {number} may come after "
-                    f"{seconds:g} s; use a smaller max_restarts, a longer period, or smaller "
-                    "delays"
-                )
 
 
 class RestartLedger:
