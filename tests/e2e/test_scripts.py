@@ -847,3 +847,24 @@ def test_a_program_with_a_pool_of_its_own_uses_another_one_too(tmp_path: Path) -
     with server(path):
         said = run_script(tmp_path, ABROAD, str(path))
     assert said.splitlines() == 3 * SAID
+
+
+def test_a_tracer_sees_code_of_files_or_of_no_file(tmp_path: Path) -> None:
+    """A report of coverage ends at a file that is not there, if its name is one of a file."""
+    source = """
+        import asyncio, os, sys
+        import asyncpool
+
+        seen = set()
+        sys.settrace(lambda frame, *_: seen.add(frame.f_code.co_filename))
+
+        async def main():
+            async with asyncpool.Pool(1) as pool:
+                await pool.submit(abs, -1)
+
+        if __name__ == "__main__":
+            asyncio.run(main())
+            sys.settrace(None)
+            print([it for it in seen if not it.startswith("<") and not os.path.exists(it)])
+        """
+    assert run_script(tmp_path, source) == "[]\n"
