@@ -85,20 +85,18 @@ class Alarm:
 
 def other_loop_error(what: str, home: asyncio.AbstractEventLoop) -> RuntimeError:
     """Return the error for using *what* in another event loop than *home*, or in none."""
+    ways = "pool.submit_threadsafe(), or loop.call_soon_threadsafe() for other calls"
     if home.is_closed():
-        text = (
-            "an event loop that is closed: start another one in the loop that uses it"
-        )
+        text = "a closed event loop: start another one in the loop that uses it"
     elif asyncio._get_running_loop() is None:  # noqa: SLF001 - no exception if there is none
         text = (
-            "an event loop that does not run in this thread: from a thread use "
-            "pool.submit_threadsafe() or loop.call_soon_threadsafe()"
+            f"an event loop that does not run in this thread: from threads use {ways}"
         )
     else:
         text = (
             "another event loop than the one that runs here: start and use it in one loop "
-            "(in tests, that of the fixture is to be that of the test), or use "
-            "pool.submit_threadsafe() if its loop runs in another thread"
+            "(a fixture in that of its tests), or, if its loop runs in another thread, use "
+            f"{ways}"
         )
     return RuntimeError(f"{what} belongs to {text}")
 

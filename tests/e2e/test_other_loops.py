@@ -73,10 +73,10 @@ OWNERS = {
 }
 OTHER_LOOP = "belongs to another event loop than the one that runs here: start and use"
 NO_LOOP = (
-    "belongs to an event loop that does not run in this thread: from a thread use "
+    "belongs to an event loop that does not run in this thread: from threads use pool"
 )
 CLOSED_LOOP = (
-    "belongs to an event loop that is closed: start another one in the loop that "
+    "belongs to a closed event loop: start another one in the loop that uses it"
 )
 ERROR = (OSError, OSError(), None)
 NONE = (None, None, None)
