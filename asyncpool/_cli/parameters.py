@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 import click
 
-from asyncpool._engine.machine import check_loop, working_folder
+from asyncpool._engine.machine import check_loop_kind, working_folder
 from asyncpool._wire.text import printable_lines
 
 if TYPE_CHECKING:
@@ -127,7 +127,7 @@ def size(text: str) -> int:
 def _loop(_: click.Context, __: click.Parameter, kind: str) -> str:
     """Check that there is such an event loop; the callback of an option."""
     try:
-        check_loop("worker_loop", kind)
+        check_loop_kind("worker_loop", kind)
     except ValueError as error:
         raise click.BadParameter(str(error)) from None
     return kind

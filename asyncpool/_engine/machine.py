@@ -136,7 +136,7 @@ def check_platform() -> None:
     raise UnsupportedPlatformError(f"asyncpool needs {missing}")
 
 
-def check_loop(name: str, value: str) -> str:
+def check_loop_kind(name: str, value: str) -> str:
     """Return an argument that is a kind of event loop which workers can have.
 
     Raises:

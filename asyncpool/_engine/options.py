@@ -29,7 +29,7 @@ from asyncpool._dataclass import dataclass
 from asyncpool._engine.interpreter import main_script
 from asyncpool._engine.machine import (
     check_limits,
-    check_loop,
+    check_loop_kind,
     least_and_most,
     module_path,
     usable_cpus,
@@ -162,7 +162,7 @@ class SupervisorConfig(CoreOptions):
 
     name: str
     launcher: LauncherKind = option(checks.one_of(get_args(LauncherKind)))
-    worker_loop: LoopKind = option(check_loop)
+    worker_loop: LoopKind = option(check_loop_kind)
     worker_output: OutputMode = option(checks.one_of(get_args(OutputMode)))
     on_crash: CrashCallback | None = option(checks.CALLBACK)
     preload: tuple[str, ...] = option(
