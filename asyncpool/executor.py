@@ -249,8 +249,12 @@ class _Engine:
             self._break(partial(PoolClosedError, f"the executor failed: {error!r}"))
 
     async def _live(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        with contextlib.suppress(AttributeError):  # uvloop's has a clock of its own
+            # Tests that freeze the time freeze time.monotonic(), and no timer would fire.
+            self._loop.time = partial(time.clock_gettime, time.CLOCK_MONOTONIC)  # type: ignore[method-assign]
         with self._lock:
-            self._loop, self._begun = asyncio.get_running_loop(), True
+            self._begun = True
             if self._grace is not None:
                 return
         try:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import atexit
 import gc
+import itertools
 import logging
 import multiprocessing
 import os
 import signal
 import threading
+import time
 import weakref
 from collections import OrderedDict
 from collections.abc import Generator
@@ -338,10 +340,13 @@ def test_calls_of_two_executors_run_in_the_same_workers(path: Path) -> None:
 
 
 @pytest.mark.parametrize("is_after_short_ones", [False, True])
-@pytest.mark.parametrize("kind", ["local", "shared"])
+@pytest.mark.parametrize("kind", ["local", "shared", "under a frozen clock"])
 def test_calls_that_no_worker_runs_can_be_cancelled(
-    path: Path, kind: str, *, is_after_short_ones: bool
+    path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, *, is_after_short_ones: bool
 ) -> None:
+    if kind == "under a frozen clock":
+        frozen = itertools.repeat(time.monotonic())
+        monkeypatch.setattr(time, "monotonic", frozen.__next__)
     with WaitingRoom() as room:
         pool = connect(f"unix:{path}") if kind == "shared" else Pool(2)
         executor = ProcessPoolExecutor(pool=pool)
