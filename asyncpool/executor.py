@@ -156,11 +156,12 @@ class _Engine:
         self._queue: OrderedDict[Call, What] = OrderedDict()
         self._lock = threading.RLock()  # reentrant: a signal handler may submit, too
         self._refusal: Callable[[], Exception] | None = None
-        # What the pool has, and how many calls its workers run at once: 0 until it has started.
+        # What the pool has, and the expected cost of the last of them.
         self._calls: dict[PoolJob[Any], tuple[Call, What]] = {}
-        self._lanes = 0
-        self._cost = UNKNOWN  # of the last of them
-        self._cancelling = False
+        self._cost = UNKNOWN
+        # How many calls may wait in the pool: none before it has started, and none any more when
+        # pending calls are cancelled.
+        self._most_waiting = 0
         self._awake = True  # the loop begins with a look at the queue
         self._coming = False
         self._closing = False
@@ -210,10 +211,10 @@ class _Engine:
 
     def cancel_pending(self) -> None:
         """Cancel the calls that no worker has; those that wait in the pool a moment later."""
-        self._cancelling = True
         for call in list(self._queue):
             call.cancel()
-        if self._lanes:
+        if self._most_waiting:
+            self._most_waiting = 0
             call_in(self._loop, self._turn)
 
     def end_now(self, grace: float) -> None:
@@ -236,7 +237,7 @@ class _Engine:
     def forked(self, refusal: Callable[[], Exception]) -> None:
         """Note that this is a copy in a forked process, where the thread does not exist."""
         self._lock = threading.RLock()  # a thread may have held the old one
-        self._awake, self._begun, self._lanes = True, False, 0
+        self._awake, self._begun, self._most_waiting = True, False, 0
         self.refuse(refusal)
 
     # Only the engine's thread calls these.
@@ -275,7 +276,7 @@ class _Engine:
         self._traffic = supervisor.traffic
         self._traffic.feed = self._feed
         # A pool that others share has as many workers as they have given it.
-        self._lanes = supervisor.most_workers * supervisor.concurrency
+        self._most_waiting = supervisor.most_workers * supervisor.concurrency
         self._turn()
         await self._over.wait()
         self._settle_rest()
@@ -296,8 +297,7 @@ class _Engine:
         self._awake, self._coming = True, False
         if self._ended_calls:
             self._deliver()
-        queue, waiting = self._queue, self._supervisor.queued
-        most = 0 if self._cancelling else self._lanes
+        queue, waiting, most = self._queue, self._supervisor.queued, self._most_waiting
         if waiting > most:
             self._take_back(most)
         for _ in range(_CALLS_A_TURN):
@@ -352,7 +352,7 @@ class _Engine:
             job.cancel()
             call, what = jobs.pop(job)
             call.come_back(what)
-            if self._cancelling:
+            if not most:
                 call.cancel()
 
     def _on_done(self, job: PoolJob[Any]) -> None:
@@ -406,7 +406,6 @@ _RESTART = RestartPolicy(max_failed_starts=3)
 
 # Whatever passes for a number in the standard library: NumPy's do too.
 _INT = checks.Argument((SupportsIndex,), "an int")
-_WORKERS = _INT.or_none().within("greater than 0", checks.is_positive)
 _SECONDS = checks.Argument((SupportsFloat,), "a number of seconds").or_none()
 _COUNT = checks.Argument((int,), "an integer").or_none()
 
@@ -464,8 +463,10 @@ class ProcessPoolExecutor(Executor):
         pool: Pool | SharedPool | None = None,
     ) -> None:
         given = locals()
-        _WORKERS("max_workers", max_workers)
+        _INT.or_none()("max_workers", max_workers)
         workers = usable_cpus() if max_workers is None else operator.index(max_workers)
+        if workers <= 0:
+            raise ValueError("max_workers must be greater than 0")
         if initializer is not None and not callable(initializer):
             raise TypeError("initializer must be a callable")
         limit = max_tasks_per_child
