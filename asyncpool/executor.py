@@ -2,29 +2,28 @@
 
 The pool lives in a thread of its own, with an event loop.  Calls come from any thread.  Each goes
 into a dict, and the loop is woken only if it does not look there anyway: to write to the loop's pipe
-for each call would cost more than all the rest.  The loop gives the pool as many calls as workers
-have room for, and a few more.  To take a call out of the dict is atomic, so only one side gets it:
-the loop, which runs it, or :meth:`Call.cancel`, which drops it.  So a cancelled call never runs, and
-a call counts as running once the pool has it.  That is the protocol of
-:class:`concurrent.futures.Future`.
+for each call would cost more than all the rest.  The loop submits calls as long as the pool sends
+them to workers at once, and one for each worker that waits in the pool.  To take a call out of the
+dict is atomic, so only one side gets it: the loop, which runs it, or :meth:`Call.cancel`, which drops
+it.  So a cancelled call never runs, and a call counts as running once the pool has it.  That is the
+protocol of :class:`concurrent.futures.Future`.  If the pool has sent calls too far ahead, and takes
+them back from a worker, they are pending again, and back in the dict.
 """
 
 from __future__ import annotations
 
 import asyncio
-import concurrent.futures
 import contextlib
 import inspect
 import itertools
-import logging
 import operator
 import os
 import threading
 import time
 import weakref
-from collections import OrderedDict, deque
+from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from concurrent.futures import Future
+from concurrent.futures import Executor, Future
 from concurrent.futures.process import BrokenProcessPool
 from functools import partial
 from typing import (
@@ -40,9 +39,11 @@ from typing import (
 
 from asyncpool._core import checks, log_messages as say
 from asyncpool._core.endings import Finish
-from asyncpool._core.functions import BUDGET
+from asyncpool._core.functions import UNKNOWN
 from asyncpool._core.options import JobOptions, RestartPolicy, WorkerLimits
-from asyncpool._engine.job import Job
+from asyncpool._engine.job import PoolJob
+from asyncpool._engine.life_log import LOGGER
+from asyncpool._engine.loop import call_in
 from asyncpool._engine.machine import DEFAULT_LAUNCHER, not_picklable, usable_cpus
 from asyncpool._engine.options import OutputMode
 from asyncpool._wire.pickling import unpicklable
@@ -62,7 +63,6 @@ if TYPE_CHECKING:
 
     from asyncpool._engine.engine import Engine as PoolEngine
     from asyncpool.sharedpool import SharedPool
-    from asyncpool.sharedpool._remote_pool import RemotePool
 
 __all__ = ["ProcessPoolExecutor"]
 
@@ -76,7 +76,7 @@ What: TypeAlias = tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]
 
 
 class Call(Future[Any]):
-    """The future of a call; it can be cancelled until the pool has the call."""
+    """The future of a call; it can be cancelled unless the pool has the call."""
 
     queue: OrderedDict[Call, What]
     home: asyncio.AbstractEventLoop | None
@@ -89,8 +89,16 @@ class Call(Future[Any]):
             self.set_running_or_notify_cancel()  # tells wait() and as_completed()
         return True
 
+    def come_back(self, what: What) -> None:
+        """Be the first of the pending calls again: no worker has begun it."""
+        self.queue[self] = what
+        self.queue.move_to_end(self, last=False)
+        with self._condition:
+            self._state = "PENDING"
+
 
 _EndedCall: TypeAlias = tuple[Call, Any, BaseException | None]
+_Homes: TypeAlias = defaultdict[asyncio.AbstractEventLoop | None, deque[_EndedCall]]
 
 
 def _settle_all(ended_calls: deque[_EndedCall]) -> None:
@@ -113,27 +121,17 @@ def _settle(call: Call, value: Any, error: BaseException | None) -> None:
         ends = isinstance(failure, SystemExit | KeyboardInterrupt)
         if ends and threading.current_thread() is threading.main_thread():
             raise
-        say.CALLBACK_FAILED.log(_LOGGER, {}, error=failure, call=call)
+        say.CALLBACK_FAILED.log(LOGGER, {}, error=failure, call=call)
 
 
 def _as_documented(error: BaseException) -> BaseException:
     """Return what an executor raises: the error of the call, or that of a broken pool."""
-    match error:
-        case JobRaisedError(exception=StopIteration()):
-            return error  # an asyncio future would refuse a StopIteration, and never be done
-        case JobRaisedError():
-            return error.exception
-        case WorkerCrashedError() | PoolBrokenError() | PoolClosedError():
-            return with_base(error, BrokenProcessPool)
-        case _:
-            return error
+    if isinstance(error, WorkerCrashedError | PoolBrokenError | PoolClosedError):
+        return with_base(error, BrokenProcessPool)
+    raised = error.exception if isinstance(error, JobRaisedError) else error
+    # An asyncio future would refuse a StopIteration, and never be done.
+    return error if isinstance(raised, StopIteration) else raised
 
-
-_LOGGER = logging.getLogger("asyncpool")
-
-# How much work the pool may have queued for each worker, in the unit of ``BUDGET``: as much as
-# a worker may have in flight, and as much again, so that no worker runs out of calls meanwhile.
-_AHEAD = 2 * BUDGET
 
 # How many calls the pool gets in one turn of the loop, which takes about half a millisecond.
 _CALLS_A_TURN = 100
@@ -148,22 +146,22 @@ class _Engine:
 
     Args:
         pool: The pool, not started.
-        on_end: Called when the thread ends.
 
     Attributes:
         thread: The thread.
     """
 
-    def __init__(
-        self, pool: Pool | RemotePool, on_end: Callable[[_Engine], None]
-    ) -> None:
+    def __init__(self, pool: Pool | SharedPool) -> None:
         self._pool = pool
-        self._on_end = on_end
         self._queue: OrderedDict[Call, What] = OrderedDict()
         self._lock = threading.RLock()  # reentrant: a signal handler may submit, too
         self._refusal: Callable[[], Exception] | None = None
-        self._open = 0
-        self._room = self._workers = 0  # known when the pool has started
+        # What the pool has, and the expected cost of the last of them.
+        self._calls: dict[PoolJob[Any], tuple[Call, What]] = {}
+        self._cost = UNKNOWN
+        # How many calls may wait in the pool: none before it has started, and none any more when
+        # pending calls are cancelled.
+        self._most_waiting = 0
         self._awake = True  # the loop begins with a look at the queue
         self._coming = False
         self._closing = False
@@ -172,19 +170,14 @@ class _Engine:
         self._over = asyncio.Event()
         self._loop: asyncio.AbstractEventLoop
         self._supervisor: PoolEngine
-        # What has ended, and what the loops of callers are to settle.
-        self._ended_calls: list[_EndedCall] = []
+        # What has ended, by the loops of the callers, and what these loops are to settle.
+        self._ended_calls: _Homes = defaultdict(deque)
         self._sent: list[deque[_EndedCall]] = []
         self.thread = threading.Thread(target=self._run, name=f"asyncpool {pool.name}")
 
     # Any thread may call these.
 
-    def put(
-        self,
-        function: Callable[..., Any],
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-    ) -> Call:
+    def put(self, what: What) -> Call:
         """Queue a call, and return its future.
 
         Raises:
@@ -197,7 +190,7 @@ class _Engine:
         with self._lock:
             if self._refusal is not None:
                 raise _as_documented(self._refusal())
-            queue[call] = (function, args, kwargs)
+            queue[call] = what
         if not self._awake:
             self._wake()
         return call
@@ -217,9 +210,12 @@ class _Engine:
             self._wake()
 
     def cancel_pending(self) -> None:
-        """Cancel the calls that the pool does not have yet."""
+        """Cancel the calls that no worker has; those that wait in the pool a moment later."""
         for call in list(self._queue):
             call.cancel()
+        if self._most_waiting:
+            self._most_waiting = 0
+            call_in(self._loop, self._turn)
 
     def end_now(self, grace: float) -> None:
         """End the thread although calls are running; they fail.
@@ -229,20 +225,19 @@ class _Engine:
         """
         with self._lock:
             self._grace = grace if self._grace is None else min(grace, self._grace)
-            if not self._begun:
-                return  # the thread looks at the grace before it starts the pool
-        with contextlib.suppress(RuntimeError):  # the loop has been closed
-            self._loop.call_soon_threadsafe(self._press)
+            # Before it has begun: it looks at the grace before it starts the pool.
+            if self._begun:
+                call_in(self._loop, self._press, self._grace)
 
     def _wake(self) -> None:
         # Two threads may get here at once, and then wake the loop twice.
         self._awake = True
-        self._loop.call_soon_threadsafe(self._turn)
+        call_in(self._loop, self._turn)
 
     def forked(self, refusal: Callable[[], Exception]) -> None:
         """Note that this is a copy in a forked process, where the thread does not exist."""
         self._lock = threading.RLock()  # a thread may have held the old one
-        self._awake, self._begun = True, False
+        self._awake, self._begun, self._most_waiting = True, False, 0
         self.refuse(refusal)
 
     # Only the engine's thread calls these.
@@ -251,16 +246,16 @@ class _Engine:
         try:
             asyncio.run(self._live())
         except BaseException as error:  # noqa: BLE001 - whatever it is, callers wait
-            say.EXECUTOR_FAILED.log(_LOGGER, {"pool": self._pool.name}, error=error)
+            say.EXECUTOR_FAILED.log(LOGGER, {"pool": self._pool.name}, error=error)
             self._break(partial(PoolClosedError, f"the executor failed: {error!r}"))
-        finally:
-            self._on_end(self)
 
     async def _live(self) -> None:
-        if (task := asyncio.current_task()) is not None:
-            task.set_name(f"asyncpool executor {self._pool.name}")
+        self._loop = asyncio.get_running_loop()
+        with contextlib.suppress(AttributeError):  # uvloop's has a clock of its own
+            # Tests that freeze the time freeze time.monotonic(), and no timer would fire.
+            self._loop.time = partial(time.clock_gettime, time.CLOCK_MONOTONIC)  # type: ignore[method-assign]
         with self._lock:
-            self._loop, self._begun = asyncio.get_running_loop(), True
+            self._begun = True
             if self._grace is not None:
                 return
         try:
@@ -277,17 +272,18 @@ class _Engine:
             return
         supervisor = self._supervisor = self._pool._running_supervisor()  # noqa: SLF001
         supervisor.limit_ahead()  # a call that an agent has counts as running
+        supervisor.registry.on_return = self._come_back
         self._traffic = supervisor.traffic
+        self._traffic.feed = self._feed
         # A pool that others share has as many workers as they have given it.
-        self._workers = self._room = supervisor.most_workers * supervisor.concurrency
+        self._most_waiting = supervisor.most_workers * supervisor.concurrency
         self._turn()
         await self._over.wait()
         self._settle_rest()
         await self._pool.close()
 
-    def _press(self) -> None:
-        assert self._grace is not None
-        self._pool._running_supervisor().close(Finish.NOTHING, self._grace)  # noqa: SLF001
+    def _press(self, grace: float) -> None:
+        self._pool._running_supervisor().close(Finish.NOTHING, grace)  # noqa: SLF001
 
     def _break(self, error: Callable[[], Exception]) -> None:
         self.refuse(error)
@@ -301,11 +297,13 @@ class _Engine:
         self._awake, self._coming = True, False
         if self._ended_calls:
             self._deliver()
-        queue, waiting = self._queue, self._supervisor.queued
+        queue, waiting, most = self._queue, self._supervisor.queued, self._most_waiting
+        if waiting > most:
+            self._take_back(most)
         for _ in range(_CALLS_A_TURN):
             if not queue:
                 break
-            if waiting >= self._room:
+            if waiting >= most:
                 return  # the end of the next call leads here again
             waiting += self._begin(*queue.popitem(last=False))
         self._awake = False
@@ -313,8 +311,7 @@ class _Engine:
         if queue:
             self._awake = True
             self._come_back()
-        elif self._closing and not self._open:
-            self._awake = True  # nobody wakes it any more
+        elif self._closing and not self._calls:
             self._over.set()
 
     def _come_back(self) -> None:
@@ -323,29 +320,46 @@ class _Engine:
             self._loop.call_soon(self._turn)
 
     def _begin(self, call: Call, what: What) -> bool:
-        """Submit a call to the pool, and return whether it is queued there."""
+        """Submit a call to the pool, and return whether it waits there."""
         if not call.set_running_or_notify_cancel():
             return False
-        function, args, kwargs = what
         try:
-            job = self._traffic.submit(function, args, kwargs, _OPTIONS)
+            job = self._traffic.submit(*what, _OPTIONS)
         except BaseException as error:  # noqa: BLE001 - an argument's, perhaps
             # No signal is handled in this thread, so the error belongs to this call.
             known = isinstance(error, Exception)
             _settle(call, None, error if known else unpicklable(error))
             return False
-        self._open += 1
-        job.add_done_callback(partial(self._on_done, call))
-        if job.slot is not None:
-            return False
-        self._room = self._workers * (1 + int(_AHEAD / job.traits.cost))
-        return True
+        self._calls[job] = call, what
+        job.add_done_callback(self._on_done)
+        self._cost = job.function.traits.cost
+        return job.slot is None
 
-    def _on_done(self, call: Call, job: Job[Any]) -> None:
-        self._open -= 1
+    def _feed(self, room: float) -> None:
+        """Submit calls for a worker that is about to get its next ones, so that it gets them at once."""
+        while self._queue and room >= self._cost:
+            room -= self._cost
+            self._begin(*self._queue.popitem(last=False))
+
+    def _take_back(self, most: int) -> None:
+        """Take the calls that no worker has out of the pool, but for the first *most*."""
+        jobs = self._calls
+        waiting = [
+            it for it in jobs if not (it.attempt or it.times_returned or it.done())
+        ]
+        for job in reversed(waiting[most:]):
+            job.remove_done_callback(self._on_done)
+            job.cancel()
+            call, what = jobs.pop(job)
+            call.come_back(what)
+            if not most:
+                call.cancel()
+
+    def _on_done(self, job: PoolJob[Any]) -> None:
+        call, _ = self._calls.pop(job)
         error = job.exception()
         value = job.result() if error is None else None
-        self._ended_calls.append((call, value, error))
+        self._ended_calls[call.home].append((call, value, error))
         self._come_back()
 
     def _deliver(self) -> None:
@@ -357,10 +371,7 @@ class _Engine:
         that have ended in one visit.  They are settled here if that loop does not get around to
         it; for example, because it is blocked and waits for one of them.
         """
-        homes: dict[asyncio.AbstractEventLoop | None, deque[_EndedCall]] = {}
-        for ended in self._ended_calls:
-            homes.setdefault(ended[0].home, deque()).append(ended)
-        self._ended_calls.clear()
+        homes, self._ended_calls = self._ended_calls, defaultdict(deque)
         for home, ended_calls in homes.items():
             if home is not None:
                 with contextlib.suppress(RuntimeError):  # the caller's loop is closed
@@ -372,9 +383,8 @@ class _Engine:
             _settle_all(ended_calls)
 
     def _settle_rest(self) -> None:
-        for ended_calls in self._sent:
-            _settle_all(ended_calls)
-        self._sent.clear()
+        while self._sent:
+            _settle_all(self._sent.pop(0))
 
 
 def _not_started(name: str, error: Exception) -> Exception:
@@ -396,13 +406,14 @@ _RESTART = RestartPolicy(max_failed_starts=3)
 
 # Whatever passes for a number in the standard library: NumPy's do too.
 _INT = checks.Argument((SupportsIndex,), "an int")
-_SECONDS = checks.Argument((SupportsFloat,), "a number of seconds")
+_SECONDS = checks.Argument((SupportsFloat,), "a number of seconds").or_none()
+_COUNT = checks.Argument((int,), "an integer").or_none()
 
 # Seconds: long enough to kill a worker that SIGTERM has not ended.
 _TERMINATION = 30.0
 
 
-class ProcessPoolExecutor(concurrent.futures.Executor):
+class ProcessPoolExecutor(Executor):
     """What :class:`concurrent.futures.ProcessPoolExecutor` is, on supervised workers.
 
     It needs no event loop of yours: it runs one in a thread of its own.  Any thread may use it.
@@ -459,10 +470,7 @@ class ProcessPoolExecutor(concurrent.futures.Executor):
         if initializer is not None and not callable(initializer):
             raise TypeError("initializer must be a callable")
         limit = max_tasks_per_child
-        if limit is not None and not isinstance(limit, int):
-            raise TypeError("max_tasks_per_child must be an integer")
-        if limit is not None and limit <= 0:
-            raise ValueError("max_tasks_per_child must be >= 1")
+        _COUNT.within(">= 1", checks.is_positive)("max_tasks_per_child", limit)
         launcher = DEFAULT_LAUNCHER
         if mp_context is not None:
             if not hasattr(mp_context, "get_start_method"):
@@ -511,13 +519,13 @@ class ProcessPoolExecutor(concurrent.futures.Executor):
 
     def submit(
         self, fn: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs
-    ) -> concurrent.futures.Future[R]:
+    ) -> Future[R]:
         """Call ``fn(*args, **kwargs)`` in a worker; return a future of its result.
 
         The call is pickled when it is sent to a worker, or soon before.  Until then it can
         be cancelled, and a cancelled call never runs; afterwards the future is running and
-        cannot be cancelled.  Calls of functions that are known to be short are sent ahead of
-        time: 48 ms of work for each worker at the most, or one call.
+        cannot be cancelled, unless the pool takes the call back from a worker whose call before
+        it turns out to be long.
 
         Returns:
             A future.  Its ``result()`` raises what *fn* raised, with the worker's
@@ -531,7 +539,7 @@ class ProcessPoolExecutor(concurrent.futures.Executor):
             PoolBrokenError: If no worker could be started; it is a ``BrokenProcessPool``
                 too.
         """
-        return (self._engine or self._start()).put(fn, args, kwargs)
+        return (self._engine or self._start()).put((fn, args, kwargs))
 
     def map(
         self,
@@ -561,14 +569,11 @@ class ProcessPoolExecutor(concurrent.futures.Executor):
         asked it for a result, it cancels the pending calls when it ends, or is garbage-collected,
         before all results are there.
         """
-        _SECONDS.or_none()("timeout", timeout)
+        _SECONDS("timeout", timeout)
         _INT("chunksize", chunksize)
         if chunksize < 1:
             raise ValueError("chunksize must be >= 1.")
-        if buffersize is not None and not isinstance(buffersize, int):
-            raise TypeError("buffersize must be an integer or None")
-        if buffersize is not None and buffersize < 1:
-            raise ValueError("buffersize must be None or > 0")
+        _COUNT.within("None or > 0", checks.is_positive)("buffersize", buffersize)
         end = None if timeout is None else time.monotonic() + timeout
         function: Callable[..., Any] = fn
         calls: Iterator[tuple[Any, ...]] = zip(*iterables, strict=False)
@@ -626,8 +631,7 @@ class ProcessPoolExecutor(concurrent.futures.Executor):
         """
         with _lock:
             self._shut_down = True
-            engine = self._engine
-        if engine is None:
+        if (engine := self._engine) is None:
             return
         engine.refuse(partial(RuntimeError, _AFTER_SHUTDOWN))
         if cancel_futures:
@@ -663,13 +667,9 @@ class ProcessPoolExecutor(concurrent.futures.Executor):
             if _exiting:
                 raise RuntimeError(_AFTER_EXIT)
             if self._engine is None:
-                engine = _Engine(self._pool, _engines.discard)
+                engine = _Engine(self._pool)
                 _engines.add(engine)
-                try:
-                    engine.thread.start()
-                except BaseException:
-                    _engines.discard(engine)
-                    raise
+                engine.thread.start()
                 weakref.finalize(self, engine.finish).atexit = False
                 self._engine = engine
             return self._engine
@@ -685,7 +685,7 @@ class ProcessPoolExecutor(concurrent.futures.Executor):
 # What the standard library's executors do at the end of the interpreter, and in forks.
 
 _lock = threading.RLock()
-_engines: set[_Engine] = set()
+_engines: weakref.WeakSet[_Engine] = weakref.WeakSet()
 _exiting = False
 
 
@@ -694,7 +694,7 @@ def _at_exit() -> None:
     global _exiting  # noqa: PLW0603
     with _lock:
         _exiting = True
-        engines = list(_engines)
+        engines = [engine for engine in _engines if engine.thread.is_alive()]
     for engine in engines:
         engine.refuse(partial(RuntimeError, _AFTER_EXIT))
         engine.finish()
@@ -713,7 +713,7 @@ def _after_fork() -> None:
         engine.forked(partial(RuntimeError, text))
     # Never collected: that would close objects that the parent uses, such as its epoll.
     _inherited.extend(_engines)
-    _engines = set()
+    _engines = weakref.WeakSet()
 
 
 _inherited: list[_Engine] = []

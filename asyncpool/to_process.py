@@ -182,13 +182,12 @@ _residents: dict[asyncio.AbstractEventLoop, _Resident] = {}
 
 
 async def _of_this_loop() -> _Resident:
-    try:
-        loop = asyncio.get_running_loop()
-    except RuntimeError:
+    loop = asyncio._get_running_loop()  # noqa: SLF001 - no exception if there is none
+    if loop is None:
         raise RuntimeError(
             "asyncpool.to_process needs an event loop of asyncio's; with another one use "
             "anyio.to_process"
-        ) from None
+        )
     resident = _residents.get(loop)
     if resident is None or resident.gone:
         for other in [other for other in _residents if other.is_closed()]:

@@ -116,6 +116,11 @@ class InFlight:
             return False
         return len(self.jobs) < self.concurrency or self.backlog <= REFILL
 
+    def room_after(self, ended: int) -> float:
+        """Return how much more work the worker should get when the first *ended* jobs have ended."""
+        backlog = self.backlog - sum(it[1] for it in islice(self.jobs.values(), ended))
+        return 0.0 if backlog > REFILL or self.exhausted else BUDGET - backlog
+
     def takes(self, traits: JobTraits) -> bool:
         """Tell whether a job may be sent now, because it begins at once or soon."""
         if self.blocked or self.sent >= self.max_sent:

@@ -353,6 +353,7 @@ class JobRegistry:
         deadlines: When the time of each job is over.
         timed: How many open jobs have time limits.
         leases: The holders of their leases.
+        on_return: Called when a job has left its worker without having begun.
         unheard: How many jobs failed with the end of the pool while nobody waited for them,
             by function.
     """
@@ -366,6 +367,7 @@ class JobRegistry:
         self.unheard: Counter[str] = Counter()
         self.figures = PoolFigures()
         self.submitted = self.failed = self._raised = 0
+        self.on_return: Callable[[], object] = lambda: None
         self._at_close: tuple[int, int, int] | None = None
 
     @property
@@ -542,6 +544,7 @@ class JobRegistry:
         if job.came_back(blamed=blamed, costs=costs):
             self._restore_deadline(job)
         self.events.given_back(job)
+        self.on_return()
 
     def fail(self, job: PoolJob[Any], error: BaseException) -> None:
         """End *job* without an outcome."""

@@ -56,6 +56,8 @@ class Traffic:
     Attributes:
         functions: What the pool knows of the functions.
         plain: Whether the pool takes every call, and does nothing special for any.
+        feed: Called before a worker gets its next jobs, with how much work these may be.  Who has
+            jobs that are not submitted yet submits them then.
     """
 
     def __init__(self, engine: Engine) -> None:
@@ -76,6 +78,7 @@ class Traffic:
         bounded = config.max_queued is not None
         self._special = bool(bounded or self._propagation or config.data or tight)
         self.plain = False
+        self.feed: Callable[[float], object] | None = None
         engine.hub.on_look = self.refresh_fast_path
         self.refresh_fast_path()
         self._alarm = engine.alarm(self._look_again)
@@ -307,6 +310,8 @@ class Traffic:
         engine, slot = self._engine, handle.slot
         core, registry, hub = engine.core, engine.registry, engine.hub
         handle.since = at = monotonic()
+        if self.feed is not None:
+            self.feed(core.slots[slot].in_flight.room_after(len(frames)))
         engine.turn_depth += 1  # as in submit()
         try:
             taken, large = self._take_outcomes(handle, frames)

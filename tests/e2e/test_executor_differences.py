@@ -27,7 +27,7 @@ from tests.helpers.executors import (
     run_either,
     start_either,
 )
-from tests.helpers.inside import deliver_in_loops_only, loop_of, usable_cpus
+from tests.helpers.inside import deliver_in_loops_only, usable_cpus
 from tests.helpers.patience import PATIENCE
 from tests.helpers.scripts import finish, run_script
 from tests.helpers.waiting_room import WaitingRoom
@@ -160,19 +160,6 @@ class TestDifferences:
             with pytest.raises(TypeError, match="buffersize must be an integer"):
                 run(jobs.square, items, buffersize="3")
 
-    def test_running(
-        self, make: Make, executor: cf.Executor, room: WaitingRoom
-    ) -> None:
-        """Short calls are handed over up to 48 ms ahead, not two or three."""
-        list(executor.map(jobs.square, range(1000)))  # ours finds out that it is short
-        fill(executor, room)
-        ahead = [executor.submit(jobs.square, n) for n in range(50)]
-        if make is not process_pool:
-            let_turn(executor)
-        running = [future for future in ahead if future.running()]
-        assert (len(running) <= 3) == (make is process_pool)
-        assert not any(future.cancel() for future in running)
-
     def test_set_start_method(self, make: Make, tmp_path: Path) -> None:
         """Mp_context=None means a forkserver of ours, whatever is set."""
         source = """
@@ -300,10 +287,3 @@ class TestDifferences:
             "8",
             "0 9",
         ]
-
-
-def let_turn(executor: Any) -> None:
-    """Have the loop of an executor of ours see what was submitted by now."""
-    turned = threading.Event()
-    loop_of(executor).call_soon_threadsafe(turned.set)
-    assert turned.wait(PATIENCE)

@@ -468,11 +468,6 @@ def put_engine(executor: ProcessPoolExecutor, engine: _Engine) -> None:
     executor._engine = engine
 
 
-def calls_queued(executor: ProcessPoolExecutor) -> int:
-    """Return how many calls wait for a turn of the executor's loop."""
-    return len(engine_of(executor)._queue)
-
-
 def pool_of(executor: ProcessPoolExecutor) -> Pool:
     """Return the pool of an executor."""
     pool: Any = executor._pool
@@ -484,9 +479,11 @@ def begin_call(engine: _Engine, call: Call, function: Callable[[], Any]) -> bool
     return engine._begin(call, (function, (), {}))
 
 
-def loop_of(executor: ProcessPoolExecutor) -> asyncio.AbstractEventLoop:
-    """Return the event loop in the thread of *executor*."""
-    return engine_of(executor)._loop
+def let_turn(executor: ProcessPoolExecutor) -> None:
+    """Have the loop of an executor see what was submitted by now."""
+    turned = threading.Event()
+    engine_of(executor)._loop.call_soon_threadsafe(turned.set)
+    assert turned.wait(PATIENCE)
 
 
 def break_threads_of_executors(
