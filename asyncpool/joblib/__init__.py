@@ -6,12 +6,11 @@
 from __future__ import annotations
 
 import pickle
-import sys
 from collections.abc import Callable
 from typing import Any
 
 try:
-    from joblib import load, register_parallel_backend
+    from joblib import register_parallel_backend
     from joblib.parallel import ParallelBackendBase
 except ModuleNotFoundError as _error:
     if _error.name != "joblib":
@@ -63,8 +62,3 @@ def prepare(initializer: Callable[..., object] | None, *initargs: object) -> Non
 def run_packed(batch: bytes, *buffers: memoryview) -> Any:
     """Run a batch of calls that the backend has pickled."""
     return pickle.loads(batch, buffers=buffers)()  # noqa: S301 - it is the program's
-
-
-def mapped(path: str) -> Any:
-    """Return the array in a file; no other call sees what this one changes."""
-    return load(path, "c").view(sys.modules["numpy"].ndarray)

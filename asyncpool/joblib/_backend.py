@@ -18,24 +18,15 @@ from joblib.parallel import (
     FallbackToBackend,
     ParallelBackendBase,
     SequentialBackend,
+    default_parallel_config,
 )
 
 from asyncpool._wire.buffers import ARRAYS, dump, reduce_array
 from asyncpool.executor import ProcessPoolExecutor
-from asyncpool.joblib import mapped, prepare, run_packed
+from asyncpool.joblib import prepare, run_packed
 
-# What ``Parallel`` gives to every backend.
-_FOR_OTHERS = frozenset(
-    {
-        "context",
-        "max_nbytes",
-        "mmap_mode",
-        "prefer",
-        "require",
-        "temp_folder",
-        "verbose",
-    }
-)
+# What ``Parallel`` passes to every backend.
+_FOR_OTHERS = {*default_parallel_config, "context"}
 
 # Smaller arrays travel with each call.
 _LARGE = 1 << 20
@@ -49,24 +40,24 @@ class _Stored:
     Args:
         array: The array.
         first: What the first call needs, with which the array travels like any other.
+
+    Attributes:
+        path: That of the file, if there is one; it exists as long as this object.
     """
+
+    path = ""
 
     def __init__(self, array: Any, first: list[_Stored]) -> None:
         self.array = array  # as long as it exists, no other one has its id
         self.first = first
-        self._fd = -1
 
-    def path(self) -> str:
-        """Return the path of the file, which lasts as long as this object."""
-        if self._fd < 0:
-            with os.fdopen(os.memfd_create("asyncpool joblib"), "wb") as file:
-                joblib.dump(self.array, file)
-                self._fd = os.dup(file.fileno())
-        return f"/proc/{os.getpid()}/fd/{self._fd}"
-
-    def __del__(self) -> None:
-        if self._fd >= 0:
-            os.close(self._fd)
+    def write(self) -> None:
+        """Make the file."""
+        with os.fdopen(os.memfd_create("asyncpool joblib"), "wb") as file:
+            joblib.dump(self.array, file)
+            fd = os.dup(file.fileno())
+        weakref.finalize(self, os.close, fd)
+        self.path = f"/proc/{os.getpid()}/fd/{fd}"
 
 
 class AsyncpoolBackend(AutoBatchingMixin, ParallelBackendBase):
@@ -132,9 +123,8 @@ class AsyncpoolBackend(AutoBatchingMixin, ParallelBackendBase):
         """End a ``Parallel``; the workers live on for the next one, as long as this object does."""
         with self._lock:
             self._users = max(0, self._users - 1)
-            if self._users:
-                return
-        self.reset_batch_stats()
+        if not self._users:
+            self.reset_batch_stats()
 
     def __del__(self) -> None:
         if self._executor is not None:
@@ -175,11 +165,13 @@ class AsyncpoolBackend(AutoBatchingMixin, ParallelBackendBase):
 
         def reduce(array: Any) -> Any:
             if array.nbytes >= _LARGE:
-                new = _Stored(array, stored)
-                stored.append(self._stored.setdefault(id(array), new))
-                if stored[-1].first is not stored:
-                    with contextlib.suppress(OSError):  # no memory, no descriptors
-                        return mapped, (stored[-1].path(),)
+                it = self._stored.setdefault(id(array), _Stored(array, stored))
+                stored.append(it)
+                with contextlib.suppress(OSError):  # no memory, no descriptors
+                    if not it.path and it.first is not stored:
+                        it.write()
+                if it.path:
+                    return joblib.load, (it.path, "c")  # the call may change its copy
             return reduce_array(array)
 
         numpy = sys.modules.get(ARRAYS)
