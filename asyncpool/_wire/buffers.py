@@ -445,8 +445,7 @@ def _reduce_frame(frame: Any) -> Any:
 
 
 def _reduce_series(series: Any) -> Any:
-    frame = sys.modules["polars"].DataFrame
-    return frame.to_series, (series.to_frame(),)
+    return sys.modules["polars"].DataFrame.to_series, (series.to_frame(),)
 
 
 # By the names of their modules, and by their own.

@@ -100,9 +100,8 @@ def test_nothing_large_is_copied_when_it_is_pickled() -> None:
     assert first[1] == 77
     assert not other, "the second one is too small"
     assert any(piece is text for piece in parcel.pieces)
-    returned = pack_value(longer := bytes(HEAVY + 1))
-    assert isinstance(returned, OutOfBandPickle)
-    assert any(piece is longer for piece in returned.pieces)
+    longer = bytes(HEAVY + 1)
+    assert any(piece is longer for piece in parcel_of(longer, "result").pieces)
     assert parcel.areas[-1] == [first]
     assert parcel.areas[-1][0] is first
 

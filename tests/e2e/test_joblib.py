@@ -119,14 +119,14 @@ def _look(gate: Path, array: Any) -> tuple[int, tuple[str, ...]]:
 
 def _look_together(gate: Path, arrays: Iterable[Any]) -> list[Any]:
     """Have many calls look, the first of which ends when all are submitted."""
-    opened: list[int] = []
 
     def calls() -> Iterator[Any]:
         yield from (delayed(_look)(gate, array) for array in arrays)
-        opened.append(os.open(gate, os.O_RDWR))
+        fds.append(os.open(gate, os.O_RDWR))
 
+    fds: list[int] = []
     found: list[Any] = Parallel(batch_size=1, pre_dispatch="all")(calls())
-    os.close(opened.pop())
+    os.close(fds[0])
     return found
 
 
