@@ -110,10 +110,6 @@ class Segment:
         self.use = Use.POOL
         self.free_since = 0.0
 
-    def fill(self, pickled: OutOfBandPickle) -> None:
-        """Copy the areas of *pickled* into it."""
-        self.memory.fill(pickled)
-
 
 class Segments:
     """The segments of one pool.
@@ -200,7 +196,7 @@ class Segments:
         size = lay_out(pickled.sizes)[1]
         segment = self.take(owner, size) if size <= _AT_ONCE else None
         if segment is not None:
-            segment.fill(pickled)
+            segment.memory.fill(pickled)
         return segment
 
     async def fill(
@@ -216,7 +212,7 @@ class Segments:
         size = lay_out(pickled.sizes)[1]
         segment = self.take(owner, size) or await self.make(owner, size)
         if segment is not None and wanted():
-            await self._threads.copy(segment.fill, pickled)
+            await self._threads.copy(segment.memory.fill, pickled)
         return segment
 
     def view(self, segment: Segment, size: int) -> memoryview:

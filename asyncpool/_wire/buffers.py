@@ -16,6 +16,7 @@ from __future__ import annotations
 import copyreg
 import pickle
 import sys
+from contextlib import suppress
 from io import TextIOWrapper
 
 from asyncpool._wire import scripts
@@ -270,7 +271,7 @@ class _Writer:
             self._add(piece)
             return
         for start in range(0, len(piece), _CHUNK):  # memory that can change is copied
-            self._add(bytes(piece[start : start + _CHUNK]))
+            self._add(bytes(memoryview(piece)[start : start + _CHUNK]))
 
     def _add(self, piece: bytes) -> None:
         if self._without:
@@ -303,10 +304,13 @@ class _Reader:
 
     def readinto(self, target: memoryview) -> int:
         """Read an object that is too large for a frame: one long bytes object."""
-        for start in range(0, len(target), _CHUNK):
-            chunk = self.read(min(_CHUNK, len(target) - start))
+        source = self._stream[self._at : self._at + len(target)]
+        self._at += len(target)
+        for start in range(0, len(source), _CHUNK):
+            self._pause()
+            chunk = source[start : start + _CHUNK]
             target[start : start + len(chunk)] = chunk
-        return len(target)
+        return len(source)
 
     # Only protocols that asyncpool does not write need it.
     def readline(self) -> bytes:
@@ -331,6 +335,7 @@ class _Reader:
 # What the other side calls is NumPy's own function, with the type that it is given.
 
 ARRAYS = "numpy"
+FRAMES = "polars"
 CONNECTIONS = "multiprocessing.connection"
 
 _DISPATCH_TABLE = vars(pickle.Pickler)["dispatch_table"]
@@ -344,14 +349,12 @@ def teach(pickler: Any, others: Reducers | None = None) -> None:
     known = getattr(pickler, "dispatch_table", copyreg.dispatch_table)
     table: Reducers = {}
     files: Reducers = {TextIOWrapper: _reduce_file} if TextIOWrapper in known else {}
-    for name, cls, reduce in (
-        (ARRAYS, "ndarray", reduce_array),
-        (CONNECTIONS, "Connection", _refuse),
-    ):
-        # A module that is still being imported may not have the name yet.
-        found = getattr(sys.modules.get(name), cls, None)
-        if found is not None:
-            table[found] = reduce
+    for name, reducers in _TAUGHT:
+        if module := sys.modules.get(name):
+            for cls, reduce in reducers.items():
+                # A module that is still being imported may not have the name yet.
+                if found := getattr(module, cls, None):
+                    table[found] = reduce
     if table or others or files:
         # cloudpickle's class has such an attribute too, which hides that of the
         # instance.
@@ -415,6 +418,43 @@ def stays_apart(array: Any) -> bool:
     base: Any = getattr(sys.modules.get(ARRAYS), "ndarray", ())
     is_derived = cls is not base and issubclass(cls, base)
     return view.contiguous and "O" not in view.format and not is_derived
+
+
+def _reduce_tensor(tensor: Any) -> Any:
+    """Return a tensor of PyTorch as the array that has its memory, if there can be one."""
+    torch = sys.modules["torch"]
+    with suppress(Exception):  # it is sparse, say, or on a GPU
+        if tensor.nbytes >= LARGE and not tensor.requires_grad and not vars(tensor):
+            if tensor.dtype is torch.bfloat16:  # NumPy has no such type
+                return torch.Tensor.view, (tensor.view(torch.int16), tensor.dtype)
+            return torch.from_numpy, (tensor.numpy(),)
+    return tensor.__reduce_ex__(5)
+
+
+def _reduce_frame(frame: Any) -> Any:
+    """Return a table of polars as the one of Arrow that has its memory, if there can be one."""
+    polars = sys.modules["polars"]
+    with suppress(Exception):  # there is no pyarrow, say, or a column of objects
+        size = frame.estimated_size()
+        if size >= LARGE:
+            table = frame.to_arrow(compat_level=polars.CompatLevel.newest())
+            # Arrow sends the whole memory of what is a part of another table.
+            if table.get_total_buffer_size() <= 2 * size:
+                return polars.from_arrow, (table,)
+    return frame.__reduce_ex__(5)
+
+
+def _reduce_series(series: Any) -> Any:
+    return sys.modules["polars"].DataFrame.to_series, (series.to_frame(),)
+
+
+# By the names of their modules, and by their own.
+_TAUGHT: tuple[tuple[str, dict[str, Callable[[Any], Any]]], ...] = (
+    (ARRAYS, {"ndarray": reduce_array}),
+    (FRAMES, {"DataFrame": _reduce_frame, "Series": _reduce_series}),
+    ("torch", {"Tensor": _reduce_tensor}),
+    (CONNECTIONS, {"Connection": _refuse}),
+)
 
 
 def _has_plain_type(array: Any) -> bool:

@@ -29,6 +29,7 @@ from sys import modules
 from asyncpool._wire.buffers import (
     ARRAYS,
     CONNECTIONS,
+    FRAMES,
     HEAVY,
     LARGE,
     MAIN,
@@ -87,7 +88,7 @@ def dumps(value: object, buffers: list[memoryview] | None = None) -> bytes:
     keep = None if buffers is None else keep_large(buffers)
     try:
         # What teach() knows; not a function, whose call would cost 35 ns for each job.
-        if ARRAYS in modules or CONNECTIONS in modules:
+        if ARRAYS in modules or CONNECTIONS in modules or FRAMES in modules:
             data = dumps_with(pickle.Pickler, value, keep)
         else:
             data = pickle.dumps(value, 5, buffer_callback=keep)  # faster by 1.5 us
@@ -185,6 +186,8 @@ def pack_value(value: object, limit: int | None = None) -> bytes | OutOfBandPick
     try:
         if type(value) in _SCALARS:
             data: Packed = pickle.dumps(value, 5)
+        elif type(value) is bytes and len(value) > HEAVY:
+            data = dump(value)  # which does not copy it
         else:
             buffers: list[memoryview] = []
             data = dumps(value, buffers)
@@ -462,7 +465,11 @@ class SizeProbe:
             large = str.__len__(value) > self._limit
         elif issubclass(cls, int):
             large = int.bit_length(value) > 8 * self._limit
-        elif hasattr(cls, "nbytes") or cls.__module__ == "array":
+        elif (
+            hasattr(cls, "nbytes")
+            or hasattr(cls, "estimated_size")  # as tables of polars say it
+            or cls.__module__ == "array"
+        ):
             large = _is_copied(value, self._limit)
         elif kind := next((kind for kind in _ITEMS if issubclass(cls, kind)), None):
             return _ITEMS[kind](value)
@@ -478,7 +485,8 @@ def _is_copied(value: Any, limit: int) -> bool:
     try:
         if type(value).__module__ == "array":
             return bool(len(value) * value.itemsize > limit)
-        return bool(value.nbytes > limit and not stays_apart(value))
+        size = value.nbytes if hasattr(value, "nbytes") else value.estimated_size()
+        return bool(size > limit and not stays_apart(value))
     except Exception:
         return True
 

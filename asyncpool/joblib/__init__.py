@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+import pickle
+from collections.abc import Callable
 from typing import Any
 
 try:
@@ -26,8 +28,8 @@ def register() -> None:
     """Tell joblib of the backend ``"asyncpool"``, for ``Parallel`` and ``parallel_config``.
 
     Each ``Parallel`` that runs more than one call at a time has an
-    :class:`asyncpool.ProcessPoolExecutor`, which lasts as long as it.  In its workers the backend
-    is registered too.  ``parallel_config`` and ``Parallel`` also take what the executor takes:
+    :class:`asyncpool.ProcessPoolExecutor`, which lasts as long as it, or as the ``parallel_config``
+    that names the backend.  In its workers the backend is registered too.  ``parallel_config`` and ``Parallel`` also take what the executor takes:
     *initializer*, *initargs*, *max_tasks_per_child*, *mp_context*, *worker_output* and, as a
     mapping, *worker_env*.
 
@@ -45,3 +47,18 @@ def _make_backend(**options: Any) -> ParallelBackendBase:
     from asyncpool.joblib._backend import AsyncpoolBackend  # noqa: PLC0415
 
     return AsyncpoolBackend(**options)
+
+
+# For the backend, in its workers.
+
+
+def prepare(initializer: Callable[..., object] | None, *initargs: object) -> None:
+    """Let calls use the backend by its name too, and call *initializer*."""
+    register()
+    if initializer is not None:
+        initializer(*initargs)
+
+
+def run_packed(batch: bytes, *buffers: memoryview) -> Any:
+    """Run a batch of calls that the backend has pickled."""
+    return pickle.loads(batch, buffers=buffers)()  # noqa: S301 - it is the program's

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import sys
 import threading
+import weakref
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future
+from pickle import PickleBuffer
 from typing import Any
 
 import joblib
@@ -13,32 +18,54 @@ from joblib.parallel import (
     FallbackToBackend,
     ParallelBackendBase,
     SequentialBackend,
+    default_parallel_config,
 )
 
+from asyncpool._wire.buffers import ARRAYS, dump, reduce_array
 from asyncpool.executor import ProcessPoolExecutor
-from asyncpool.joblib._workers import prepare
+from asyncpool.joblib import prepare, run_packed
 
-# What ``Parallel`` gives to every backend.  A worker gets what is large through shared memory
-# anyway, so there are no files to be mapped.
-_FOR_OTHERS = frozenset(
-    {
-        "context",
-        "max_nbytes",
-        "mmap_mode",
-        "prefer",
-        "require",
-        "temp_folder",
-        "verbose",
-    }
-)
+# What ``Parallel`` passes to every backend.
+_FOR_OTHERS = {*default_parallel_config, "context"}
+
+# Smaller arrays travel with each call.
+_LARGE = 1 << 20
+
+
+class _Stored:
+    """An array that calls have in common, and a file with it that their workers map.
+
+    As with loky, its owner does not change it while they run.
+
+    Args:
+        array: The array.
+        first: What the first call needs, with which the array travels like any other.
+
+    Attributes:
+        path: That of the file, if there is one; it exists as long as this object.
+    """
+
+    path = ""
+
+    def __init__(self, array: Any, first: list[_Stored]) -> None:
+        self.array = array  # as long as it exists, no other one has its id
+        self.first = first
+
+    def write(self) -> None:
+        """Make the file."""
+        with os.fdopen(os.memfd_create("asyncpool joblib"), "wb") as file:
+            joblib.dump(self.array, file)
+            fd = os.dup(file.fileno())
+        weakref.finalize(self, os.close, fd)
+        self.path = f"/proc/{os.getpid()}/fd/{fd}"
 
 
 class AsyncpoolBackend(AutoBatchingMixin, ParallelBackendBase):
     """Runs batches of calls in an executor.
 
     All ``Parallel`` of a ``parallel_config`` have this object in common, and several of them may
-    be in use at a time: generators that are not exhausted yet.  They share the executor, and the
-    last one ends it.
+    be in use at a time: generators that are not exhausted yet.  They share the executor, which ends
+    with this object.
     """
 
     supports_retrieve_callback = True
@@ -50,6 +77,7 @@ class AsyncpoolBackend(AutoBatchingMixin, ParallelBackendBase):
         self._executor: ProcessPoolExecutor | None = None
         self._how: dict[str, Any] = {}
         self._users = 0
+        self._stored = weakref.WeakValueDictionary[int, _Stored]()
 
     def effective_n_jobs(self, n_jobs: int | None) -> int:
         """Return how many workers are meant; -1 stands for one on each CPU."""
@@ -74,7 +102,8 @@ class AsyncpoolBackend(AutoBatchingMixin, ParallelBackendBase):
                     self._executor.shutdown(wait=False)  # when its calls are done
                 self._executor, self._how = executor, how
             self._users += 1
-        self.parallel = parallel
+        # No cycle: the workers end when nobody has this object any more.
+        self.parallel = parallel and weakref.proxy(parallel)
         return workers
 
     def _arguments(self, workers: int, options: dict[str, Any]) -> dict[str, Any]:
@@ -91,15 +120,15 @@ class AsyncpoolBackend(AutoBatchingMixin, ParallelBackendBase):
         }
 
     def terminate(self) -> None:
-        """End a ``Parallel``."""
+        """End a ``Parallel``; the workers live on for the next one, as long as this object does."""
         with self._lock:
             self._users = max(0, self._users - 1)
-            if self._users:
-                return
-            ended, self._executor = self._executor, None
-        if ended is not None:
-            ended.shutdown(cancel_futures=True)
-        self.reset_batch_stats()
+        if not self._users:
+            self.reset_batch_stats()
+
+    def __del__(self) -> None:
+        if self._executor is not None:
+            self._executor.shutdown(cancel_futures=True)
 
     def abort_everything(self, ensure_ready: bool = True) -> None:  # noqa: FBT001, FBT002 - joblib's
         """End what is running, since a call has failed or the time is over."""
@@ -115,14 +144,39 @@ class AsyncpoolBackend(AutoBatchingMixin, ParallelBackendBase):
         self, func: Callable[[], Any], callback: Callable[[Future[Any]], None]
     ) -> Future[Any]:
         """Run a batch, unless all was aborted in another thread."""
+        stored: list[_Stored] = []
+        call: tuple[Any, ...] = (func,)
+        with contextlib.suppress(Exception):  # the executor tries again, and says why
+            call = self._packed(func, stored)
         with self._lock:  # else the executor might be shut down in between
             if self._executor is None:
                 future: Future[Any] = Future()
                 future.cancel()
                 return future
-            future = self._executor.submit(func)
+            future = self._executor.submit(*call)
+        future.add_done_callback(lambda _: stored.clear())
         future.add_done_callback(callback)
         return future
+
+    def _packed(
+        self, func: Callable[[], Any], stored: list[_Stored]
+    ) -> tuple[Any, ...]:
+        """Pickle a batch; return the call that runs it, and which needs what is *stored*."""
+
+        def reduce(array: Any) -> Any:
+            if array.nbytes >= _LARGE:
+                it = self._stored.setdefault(id(array), _Stored(array, stored))
+                stored.append(it)
+                with contextlib.suppress(OSError):  # no memory, no descriptors
+                    if not it.path and it.first is not stored:
+                        it.write()
+                if it.path:
+                    return joblib.load, (it.path, "c")  # the call may change its copy
+            return reduce_array(array)
+
+        numpy = sys.modules.get(ARRAYS)
+        batch = dump(func, others=lambda: {numpy.ndarray: reduce} if numpy else {})
+        return run_packed, b"".join(batch.pieces), *map(PickleBuffer, batch.buffers)
 
     def retrieve_result_callback(self, out: Future[Any]) -> Any:
         """Return what came of a batch."""

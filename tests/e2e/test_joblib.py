@@ -8,10 +8,12 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Generator
+import weakref
+from collections.abc import Generator, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from joblib import Parallel, cpu_count, delayed, parallel_config
 from joblib.parallel import get_active_backend
@@ -28,7 +30,7 @@ pytestmark = pytest.mark.usefixtures("resource_tracked")
 def backend() -> Generator[Any]:
     asyncpool.joblib.register()
     with parallel_config("asyncpool", n_jobs=2):
-        yield get_active_backend()[0]
+        yield weakref.proxy(get_active_backend()[0])  # whose workers live as long as it
 
 
 def squares(count: int) -> list[Any]:
@@ -98,6 +100,50 @@ def test_batches_of_the_next_parallel_begin_with_one_call(backend: Any) -> None:
         parallel(squares(2000))
         assert backend.compute_batch_size() > 1
     assert backend.compute_batch_size() == 1
+
+
+def test_workers_live_on_as_long_as_the_configuration() -> None:
+    with parallel_config("asyncpool", n_jobs=2):
+        first, second = ({*Parallel()([delayed(os.getpid)()] * 20)} for _ in range(2))
+        assert first & second
+    assert not [pid for pid in first if Path(f"/proc/{pid}").exists()]
+
+
+def _look(gate: Path, array: Any) -> tuple[int, tuple[str, ...]]:
+    """Return the first number, which becomes another one, and the files that are mapped here."""
+    os.close(os.open(gate, os.O_RDONLY))
+    found, array[0] = int(array[0]), 99
+    maps = Path("/proc/self/maps").read_text().splitlines()
+    return found, tuple(line.split()[4] for line in maps if "asyncpool joblib" in line)
+
+
+def _look_together(gate: Path, arrays: Iterable[Any]) -> list[Any]:
+    """Have many calls look, the first of which ends when all are submitted."""
+
+    def calls() -> Iterator[Any]:
+        yield from (delayed(_look)(gate, array) for array in arrays)
+        fds.append(os.open(gate, os.O_RDWR))
+
+    fds: list[int] = []
+    found: list[Any] = Parallel(batch_size=1, pre_dispatch="all")(calls())
+    os.close(fds[0])
+    return found
+
+
+def test_an_array_of_many_calls_is_copied_once_and_is_each_calls_own(
+    tmp_path: Path,
+) -> None:
+    os.mkfifo(gate := tmp_path / "gate")
+    array = np.full(1 << 18, 7)
+    for value in (7, 8):
+        array[:] = value
+        found = _look_together(gate, [array] * 20)
+        assert {number for number, _ in found} == {value}
+        # The first call does not know yet that there are others.
+        assert [len(files) for _, files in found] == [0] + 19 * [1]
+        assert len({files for _, files in found[1:]}) == 1
+    others = (np.full(1 << 18, 7) for _ in range(20))
+    assert _look_together(gate, others) == 20 * [(7, ())]
 
 
 def _nested(name: str | None) -> tuple[int, set[int]]:

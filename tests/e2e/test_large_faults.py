@@ -29,7 +29,7 @@ from asyncpool import (
     WorkerCrashedError,
 )
 from asyncpool._core.functions import LEAST
-from asyncpool._engine.segments import Segment
+from asyncpool._wire import memory as _memory
 from asyncpool.events import TakenOver
 from tests.helpers import forks, jobs, large
 from tests.helpers.faults import Fault
@@ -75,30 +75,25 @@ QUICK = RestartPolicy(initial_delay=0.01, max_delay=0.02)
 KILLED = Fault("killed", lambda: None, signal="SIGKILL")
 
 
-@pytest.fixture
-def fill_passes_by(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have whoever fills a segment be noted, and stopped, on the way "filled"."""
-    fill = Segment.fill
+def notes_passing(name: str, way: str) -> Any:
+    """Return a fixture: whoever calls this of shared memory is noted, and stopped, on that way."""
 
-    def pass_by_and_fill(self: Segment, *args: Any) -> None:
-        large.pass_by("filled")
-        fill(self, *args)
+    @pytest.fixture
+    def passes_by(monkeypatch: pytest.MonkeyPatch) -> None:
+        home: Any = _memory.Memory if name == "fill" else _memory
+        made = getattr(home, name)
 
-    monkeypatch.setattr(Segment, "fill", pass_by_and_fill)
+        def pass_by(*args: Any) -> Any:
+            large.pass_by(way)
+            return made(*args)
+
+        monkeypatch.setattr(home, name, pass_by)
+
+    return passes_by
 
 
-@pytest.fixture
-def create_passes_by(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The same for who makes memory, on the way "created"."""
-    from asyncpool._wire import memory as _memory
-
-    create = _memory.create
-
-    def pass_by_and_create(size: int) -> int:
-        large.pass_by("created")
-        return create(size)
-
-    monkeypatch.setattr(_memory, "create", pass_by_and_create)
+fill_passes_by = notes_passing("fill", "filled")
+create_passes_by = notes_passing("create", "created")
 
 
 async def assert_in_step(pool: Pool) -> None:

@@ -16,7 +16,6 @@ import pytest_asyncio
 from asyncpool._engine.loop import Threads
 from asyncpool._engine.segments import Segment, SegmentOwner, Segments, Use
 from asyncpool._wire import memory as _memory
-from tests.helpers import virtual_time
 from tests.helpers.guards import open_fds
 from tests.helpers.large import mapped
 from tests.helpers.loops import BOTH_LOOPS
@@ -83,12 +82,6 @@ class Stock:
         segment = await self.segments.make(owner or self.owner, size)
         assert segment is not None
         await self.hands.idle()  # until the loop has let go of it
-        return segment
-
-    async def free(self, size: int = SIZE, owner: Holder | None = None) -> Segment:
-        """Make a segment that nobody has."""
-        segment = await self.make(size, owner)
-        self.segments.free(segment)
         return segment
 
     async def granted(self) -> Segment:
@@ -192,38 +185,6 @@ async def test_to_give_up_the_wait_gives_the_memory_back(
             os.close(fd)
     assert left == {}
     assert mapped() == maps
-
-
-async def test_what_is_free_for_long_is_given_up() -> None:
-    async def main() -> None:
-        stock, maps = Stock(), mapped()
-
-        async def pass_by(seconds: float) -> None:
-            over = asyncio.get_running_loop().create_future()
-            asyncio.get_running_loop().call_later(seconds, over.set_result, None)
-            await over
-
-        await stock.free()
-        await pass_by(4)
-        await stock.free()
-        busy = await stock.make()
-        await pass_by(5.8)
-        assert stock.owner.dropped == []
-        await pass_by(0.3)
-        assert stock.owner.dropped == [1]
-        await pass_by(4.2)
-        assert stock.owner.dropped == [1, 2]
-        # What somebody has is never given up; the next one that is free sets the clock again.
-        await pass_by(1000)
-        assert mapped() == maps + 1
-        stock.segments.free(busy)
-        del busy
-        await pass_by(10.1)
-        assert stock.owner.dropped == [1, 2, 3]
-        assert mapped() == maps
-        stock.segments.close()
-
-    await asyncio.to_thread(virtual_time.run, main())
 
 
 async def test_what_a_copy_of_this_process_sees_is_not_used_again(stock: Stock) -> None:

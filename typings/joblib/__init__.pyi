@@ -6,6 +6,9 @@ from typing import Any, Self
 
 from joblib.parallel import ParallelBackendBase
 
+def dump(value: object, filename: object) -> object: ...
+def load(filename: str, mmap_mode: str | None = None) -> Any: ...
+
 class Parallel:
     def __init__(
         self, n_jobs: int | None = None, backend: str | None = None, **options: Any

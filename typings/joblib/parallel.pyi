@@ -2,6 +2,8 @@
 
 from typing import Any
 
+default_parallel_config: dict[str, Any]
+
 class ParallelBackendBase:
     parallel: Any
     nesting_level: int | None
