@@ -54,10 +54,8 @@ def _outcomes(batch: Batch) -> Iterator[Outcome[Any]]:
     for index, (item, found) in enumerate(
         zip(batch.items, batch.outcomes, strict=True), batch.first
     ):
-        if type(found) is Failure:
-            yield Outcome(index, item, found.error, None)
-        else:
-            yield Outcome(index, item, None, found)
+        error = found.error if type(found) is Failure else None
+        yield Outcome(index, item, error, None if error is not None else found)
 
 
 def _results(batch: Batch) -> Iterable[Any]:
@@ -94,6 +92,8 @@ class Map(Iteration[R]):
         Of the task that iterates, or awaits: cancels the jobs of the map.
     """
 
+    _once = "a map can be iterated over, or awaited, only once, and not after aclose()"
+
     def __init__(
         self,
         check_loop: Callable[[], None],
@@ -101,11 +101,7 @@ class Map(Iteration[R]):
         iterables: tuple[Any, ...],
         present: Callable[[Batch], Iterable[R]] = _results,
     ) -> None:
-        super().__init__(
-            check_loop,
-            partial(_each, run, present),
-            "a map can be iterated over, or awaited, only once, and not after aclose()",
-        )
+        super().__init__(check_loop, partial(_each, run, present))
         self._run = run
         self._iterables = iterables
         self._present = present
@@ -140,10 +136,9 @@ class Map(Iteration[R]):
         Raises:
             TypeError: If the length of one of the iterables is not known.
         """
-        iterables = self._iterables
-        if not all(hasattr(items, "__len__") for items in iterables):
+        if not all(hasattr(items, "__len__") for items in self._iterables):
             raise TypeError("it has no length: that of its inputs is not known")
-        return min(map(len, iterables))
+        return min(map(len, self._iterables))
 
     def __bool__(self) -> bool:
         return True  # whatever its length

@@ -21,9 +21,8 @@ from collections.abc import (
     Iterator,
 )
 from contextlib import nullcontext, suppress
-from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from asyncpool._core.deadlines import RecentCount
 from asyncpool._core.functions import BUDGET, UNKNOWN, travels_by_name
@@ -58,34 +57,25 @@ class Batch:
     __slots__ = ("first", "items", "open", "outcomes")
 
     def __init__(self, first: int, items: list[Any]) -> None:
-        self.first = first
-        self.items = items
+        self.first, self.items = first, items
         self.outcomes: list[Any] = []
         self.open = len(items)
 
 
-@dataclass(frozen=True, slots=True)
-class Part:
+class Part(NamedTuple):
     """Items of a batch that travel as one job.
 
     Attributes:
         batch: The batch.
         offset: The index of the first item in the batch.
-        count: How many items there are.
-        attempts: How many attempts there were, if it is a single item.
-        alone: Whether it is a single item that is to be a job, and no chunk.
+        length: How many items there are.
+        attempts: How many attempts there were at a single item that is to be a job, and no chunk.
     """
 
     batch: Batch
     offset: int
-    count: int
-    attempts: int = 0
-    alone: bool = False
-
-    @property
-    def items(self) -> list[Any]:
-        """The items."""
-        return self.batch.items[self.offset : self.offset + self.count]
+    length: int
+    attempts: int | None = None
 
 
 # How long a map goes on before other code has the loop, in seconds.  To unpickle all that one round
@@ -135,7 +125,7 @@ class Pace:
         self._chunksize = chunksize
         self._buffersize = buffersize
         self._lanes = lanes
-        self._cost: float | None = None
+        self._cost = 0.0  # of an item; 0 if nobody knows
         self._learned_from = 1
         self._ends = RecentCount(_SPAN)
         self._recent: int = 0
@@ -143,12 +133,11 @@ class Pace:
     def note(self, items: int, microseconds: float) -> None:
         """Record that *items* items have taken *microseconds* in one worker."""
         cost = max(microseconds / items, _LEAST)
-        known = self._cost
         # A longer time counts at once: a chunk that takes too long delays other jobs.
-        if known is None or cost > known:
+        if cost > self._cost:
             self._cost = cost
         else:
-            self._cost = known + (cost - known) / 4
+            self._cost += (cost - self._cost) / 4
         self._learned_from = max(self._learned_from, items)
 
     def ended(self, now: float) -> None:
@@ -161,7 +150,7 @@ class Pace:
         if self._buffersize is not None:
             return self._buffersize
         some = _FEWEST * self._lanes
-        if self._cost is None:
+        if not self._cost:
             return workers * some + self._recent
         return workers * max(some, math.ceil(_AHEAD / self._cost))
 
@@ -169,7 +158,7 @@ class Pace:
         """Return how many items the next job should have."""
         size = self._chunksize
         if size is None:
-            if self._cost is None or self.is_slow:
+            if not self._cost or self.is_slow:
                 return 1
             size = min(int(TARGET / self._cost), _GROWTH * self._learned_from)
         # Each lane should have at least two jobs, one of which waits.
@@ -179,7 +168,7 @@ class Pace:
     @property
     def is_slow(self) -> bool:
         """Whether items take so long that each travels by itself."""
-        return self._cost is not None and self._cost > TARGET / 2
+        return self._cost > TARGET / 2
 
 
 # With a shorter timeout for each item, chunks have one item: to find out that an item is long
@@ -282,8 +271,7 @@ class MapRun:
         self._ordered = ordered
         # If ordered, all batches in their order; else those that are complete, as they come.
         self._ready: deque[Batch] = deque()
-        self._next = 0
-        self._incomplete = 0  # batches
+        self._next = self._incomplete = 0  # the index of an item; batches
         self._jobs: set[PoolJob[Any]] = set()
         # Parts that the pool's queue has no room for.
         self._held: deque[Part] = deque()
@@ -369,25 +357,21 @@ class MapRun:
         if self._held:
             self._held.append(part)
             return
-        items = part.items
+        items = part.batch.items[part.offset : part.offset + part.length]
         # One item travels as a chunk if that tells how long it took.
-        is_chunk = part.count > 1 or (
+        is_chunk = part.length > 1 or (
             self._probes
-            and not part.alone
+            and part.attempts is None
             and (not self._pace.is_slow or next(self._slow_singles) % _PROBE_EVERY == 0)
         )
         if is_chunk and self._backend.are_stored(items, star=self._star):
             self._send_each(part)
             return
-        call: tuple[Any, ...]
         try:
             if is_chunk:
-                names = {
-                    "star": self._star,
-                    "named": self._named,
-                    "max_payload": self._backend.max_payload,
-                }
-                call = run_chunk, (self._packed, items), names, self._together
+                chunk = self._packed, items
+                how = {"star": self._star, "named": self._named}
+                job = self._submit(run_chunk, chunk, how, self._together)
             else:
                 [item] = items
                 try:
@@ -398,8 +382,7 @@ class MapRun:
                 options = self._each
                 if part.attempts:
                     options = replace(options, prior_attempts=part.attempts)
-                call = self._function, args, {}, options
-            job = self._submit(*call)
+                job = self._submit(self._function, args, {}, options)
         except PoolFullError:
             self._held.append(part)
             self._news.set()  # perhaps no job is open whose end would wake the map
@@ -422,26 +405,24 @@ class MapRun:
 
     def _send_each(self, part: Part) -> None:
         """Submit each item of *part* as a job of its own."""
-        for offset in range(part.offset, part.offset + part.count):
-            self._send(Part(part.batch, offset, 1, alone=True))
+        for offset in range(part.offset, part.offset + part.length):
+            self._send(Part(part.batch, offset, 1, attempts=0))
 
     # The way of items back from jobs.
 
     def _on_done(self, part: Part, job: PoolJob[Any]) -> None:
         self._jobs.discard(job)
+        # Asked for in any case, or asyncio would complain that nobody has retrieved it.
+        error = None if job.cancelled() else job.exception()
         if self._ended:
-            # Marks it as retrieved; nobody needs it.
-            _ = job.cancelled() or job.exception()
             return
         if job.cancelled():
             self._fail(part, asyncio.CancelledError())
         elif isinstance(job, ChunkJob):
-            job.exception()  # marks it as retrieved, even if nobody looks at it later
             if not self._returned:
                 self._loop.call_soon(self._unload)
             self._returned.append((part, job))
         else:
-            error = job.exception()
             outcome = job.result() if error is None else Failure(error)
             self._settle(part.batch, part.offset, [outcome])
             cost = job.function.traits.cost
@@ -473,7 +454,7 @@ class MapRun:
         elif job.found is not None:
             # The item that ran last has ended the chunk, so it gets the chunk's error.
             outcomes = [Failure(error) if one is LOST else one for one in job.found]
-            outcomes = [*outcomes, Failure(error)][: part.count]
+            outcomes = [*outcomes, Failure(error)][: part.length]
         else:
             # None of the items has begun, since a chunk that has begun notes each outcome.
             if _is_of_all(error):
@@ -487,11 +468,11 @@ class MapRun:
         else:
             for offset, outcome in enumerate(outcomes, part.offset):
                 if type(outcome) is Failure and self._again(outcome.error):
-                    self._send(Part(part.batch, offset, 1, attempts=1, alone=True))
+                    self._send(Part(part.batch, offset, 1, attempts=1))
                 else:
                     self._settle(part.batch, offset, [outcome])
         # Those that were not begun.
-        offset, end = part.offset + len(outcomes), part.offset + part.count
+        offset, end = part.offset + len(outcomes), part.offset + part.length
         while offset < end:
             count = min(self._pace.size(self._backend.most_workers), end - offset)
             self._send(Part(part.batch, offset, count))
@@ -505,7 +486,7 @@ class MapRun:
         return policy.after_exception(error, attempt=1)
 
     def _fail(self, part: Part, error: BaseException) -> None:
-        self._settle(part.batch, part.offset, [Failure(error)] * part.count)
+        self._settle(part.batch, part.offset, [Failure(error)] * part.length)
 
     def _settle(self, batch: Batch, offset: int, outcomes: list[Any]) -> None:
         """Store the outcomes of the items of *batch* from *offset* on."""
@@ -527,11 +508,9 @@ def _is_of_all(error: BaseException) -> bool:
     """Return whether the error of a chunk is also the error of each of its items."""
     if isinstance(error, JobNotPicklableError):
         return error.direction == "result"
-    if isinstance(error, NodeLostError):
-        return True  # there is no other node
-    return isinstance(error, AsyncPoolError) and not isinstance(
-        error, WorkerCrashedError
-    )
+    if isinstance(error, WorkerCrashedError):
+        return isinstance(error, NodeLostError)  # there is no other node
+    return isinstance(error, AsyncPoolError)
 
 
 # Where the items of a map come from: sync and async iterables, drawn step by step.
@@ -579,21 +558,22 @@ class SyncSource:
 
 
 class AsyncSource:
-    """Items of an async iterator, drawn by a task of its own; as :class:`SyncSource` else.
+    """Items of async iterators, drawn by a task of its own; as :class:`SyncSource` else.
 
     Args:
-        items: The iterator.
+        each: The iterators; of several, the items are tuples.
         on_news: Called when there is an item, or when there will be no more.
     """
 
-    def __init__(self, items: AsyncIterator[Any], on_news: Callable[[], None]) -> None:
-        self._items = items
+    def __init__(
+        self, each: list[AsyncIterator[Any]], on_news: Callable[[], None]
+    ) -> None:
+        self._each = each
         self._on_news = on_news
         self._found: deque[Any] = deque()
         self._room = 0
         self._may_draw = asyncio.Event()
-        self._ended = False
-        self._closing = False
+        self._ended = self._closing = False
         self.error: BaseException | None = None
         self._task = asyncio.create_task(self._run(), name="asyncpool inputs of a map")
 
@@ -629,21 +609,22 @@ class AsyncSource:
                     self._may_draw.clear()
                     await self._may_draw.wait()
                 else:
-                    self._found.append(await anext(self._items))
+                    item = tuple([await anext(items) for items in self._each])
+                    self._found.append(item if len(self._each) > 1 else item[0])
                     self._on_news()
         except StopAsyncIteration:
             pass
-        except asyncio.CancelledError as error:
+        except (asyncio.CancelledError, Exception) as error:
             # If the iterator itself was cancelled, items may be missing: that is an error.
-            if self._closing:
+            if self._closing and isinstance(error, asyncio.CancelledError):
                 raise
-            self.error = error
-        except Exception as error:  # noqa: BLE001 - as above
             self.error = error
         finally:
             try:
                 # Here, in the task that has iterated: a cancel scope around a yield belongs to it.
-                await _close(self._items)
+                for items in self._each:
+                    if (close := getattr(items, "aclose", None)) is not None:
+                        await close()
             finally:
                 self._ended = True
                 self._on_news()
@@ -664,25 +645,9 @@ def open_source(
         aiter(items) if isinstance(items, AsyncIterable) else _wrap(items)
         for items in iterables
     ]
-    return AsyncSource(each[0] if len(each) == 1 else _zip(each), on_news)
+    return AsyncSource(each, on_news)
 
 
 async def _wrap(items: Iterable[Any]) -> AsyncIterator[Any]:
     for item in items:
         yield item
-
-
-async def _zip(each: list[AsyncIterator[Any]]) -> AsyncIterator[Any]:
-    try:
-        with suppress(StopAsyncIteration):
-            while True:
-                yield tuple([await anext(items) for items in each])
-    finally:
-        for items in each:
-            await _close(items)
-
-
-async def _close(items: AsyncIterator[Any]) -> None:
-    close = getattr(items, "aclose", None)
-    if close is not None:
-        await close()
