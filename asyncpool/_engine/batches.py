@@ -21,6 +21,7 @@ from collections.abc import (
     Iterator,
 )
 from contextlib import nullcontext, suppress
+from contextvars import copy_context
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -29,6 +30,7 @@ from asyncpool._core.functions import BUDGET, UNKNOWN, travels_by_name
 from asyncpool._core.options import JobOptions
 from asyncpool._dataclass import replace
 from asyncpool._engine.job import ChunkJob, PoolJob
+from asyncpool._engine.loop import ThreadPool
 from asyncpool._wire.buffers import dumps_call
 from asyncpool._wire.page import CHUNK_SIZE, LOST, Failure
 from asyncpool._wire.pickling import unpicklable
@@ -515,46 +517,96 @@ def _is_of_all(error: BaseException) -> bool:
 
 # Where the items of a map come from: sync and async iterables, drawn step by step.
 
-# How many items of a plain iterator are drawn between two looks at the clock.
-_AT_ONCE = 256
+# How many items of a plain iterator the loop draws between two looks at the clock.
+_AT_ONCE = 64
+
+# If a step of the iterator takes more seconds than that, a thread draws the other items.  It hands
+# over what it has as often.
+_LONG = 0.01
 
 
 class SyncSource:
     """Items of a plain iterator, in their order.
 
+    The event loop draws them, and nothing else runs meanwhile.  So if a step takes long, because
+    the iterator reads files, say, a thread draws the other items.
+
+    Args:
+        items: The iterator.
+        on_news: Called when the thread has drawn items, or the last one.
+
     Attributes:
         error: The exception that has ended the items, if there was one.
-        exhausted: Whether there are no more items to draw.
     """
 
-    def __init__(self, items: Iterator[Any]) -> None:
+    def __init__(self, items: Iterator[Any], on_news: Callable[[], None]) -> None:
         self._items = items
+        self._on_news = on_news
+        self._found: list[Any] = []
+        self._run: Callable[..., Any] = copy_context().run
+        # None of the pool's threads: the iterator may never come back from its next step.
+        self._thread: ThreadPool | None = None
+        self._drawing: asyncio.Future[None] | None = None
+        self._begun = self._ended = False
         self.error: BaseException | None = None
-        self.exhausted = False
+
+    @property
+    def exhausted(self) -> bool:
+        """Whether there are no more items to draw."""
+        return self._ended and not self._found
 
     def draw(self, count: int, room: int) -> list[Any]:
         """Return up to *count* items; draw no more than *room* items ahead."""
-        del room  # this source draws nothing ahead
-        found: list[Any] = []
-        until = time.monotonic() + TURN
-        try:
-            while len(found) < count:
-                goal = min(count, len(found) + _AT_ONCE)
-                # What it has found before an error stays there.
-                found.extend(itertools.islice(self._items, goal - len(found)))
-                self.exhausted = len(found) < goal
-                # A slow iterator leaves others the loop.
-                if self.exhausted or time.monotonic() > until:
-                    break
-        except (SystemExit, KeyboardInterrupt):
-            raise
-        except BaseException as error:  # noqa: BLE001 - the iterable's
-            # This is no await, so even a CancelledError is an error of the iterator's.
-            self.error, self.exhausted = error, True
+        if self._drawing is None and not self._found and not self._ended:
+            if self._thread is not None:
+                draw = partial(self._run, self._draw, room, _LONG)
+                self._drawing = self._thread.call(draw)
+                self._drawing.add_done_callback(lambda _: self._on_news())
+            else:
+                self._run(self._draw, count, TURN)
+                if isinstance(self.error, SystemExit | KeyboardInterrupt):
+                    raise self.error
+        if self._drawing is not None:
+            if not self._drawing.done():
+                return []
+            self._drawing = None
+        found, self._found = self._found[:count], self._found[count:]
         return found
 
+    def _draw(self, count: int, seconds: float) -> None:
+        """Draw *count* items, or as many as there is time for."""
+        found, now = self._found, time.monotonic()
+        until = now + seconds
+        try:
+            while not self._ended:
+                goal = min(count, len(found) + (1 if self._thread else _AT_ONCE))
+                # What it has found before an error stays there.
+                found.extend(itertools.islice(self._items, goal - len(found)))
+                self._ended = len(found) < goal
+                before, now = now, time.monotonic()
+                # The first step may only open what the others read.
+                if self._begun and self._thread is None and now - before > _LONG:
+                    loop = asyncio.get_running_loop()
+                    self._thread = ThreadPool(loop, "draw", most=1, apart=0.0)
+                self._begun = True
+                if len(found) == count or now > until:
+                    break
+        except BaseException as error:  # noqa: BLE001 - the iterable's
+            # This is no await, so even a CancelledError is an error of the iterator's.
+            self.error, self._ended = error, True
+            if self._thread is not None:
+                error.add_note(_DRAWN_BY_A_THREAD)
+
     async def aclose(self) -> None:
-        """Draw no more, and close the iterables."""
+        """Draw no more, and close async iterables; nobody waits for a thread."""
+        if self._thread is not None:
+            self._thread.close()
+
+
+_DRAWN_BY_A_THREAD = (
+    "A thread drew this item of a map, since others took long: if that must be done in the "
+    "event loop's thread, make the input an async generator."
+)
 
 
 class AsyncSource:
@@ -640,7 +692,8 @@ def open_source(
     """
     if not any(isinstance(items, AsyncIterable) for items in iterables):
         [items, *more] = iterables
-        return SyncSource(zip(items, *more, strict=False) if more else iter(items))
+        source = zip(items, *more, strict=False) if more else iter(items)
+        return SyncSource(source, on_news)
     each = [
         aiter(items) if isinstance(items, AsyncIterable) else _wrap(items)
         for items in iterables

@@ -11,6 +11,7 @@ import resource
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import aclosing
+from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +33,7 @@ from tests.helpers.faces import Faced
 from tests.helpers.gate import Gate
 from tests.helpers.inside import CHUNK_SIZE, read_notes_by
 from tests.helpers.one_pool import ONE_LOOP
-from tests.helpers.patience import patience
+from tests.helpers.patience import PATIENCE, patience
 from tests.helpers.pools import assert_serves, case, closing, collect
 from tests.helpers.signing import Item, signing
 
@@ -192,6 +193,55 @@ async def test_what_inputs_raise_comes_after_what_was_drawn_before(
     with pytest.raises(error, match="no more"):
         await pair.map(function, inputs(), *others)
     await assert_serves(pair)
+
+
+def reluctant(count: int) -> Iterator[int]:
+    """Yield numbers, each so late that the loop should not have to wait for it."""
+    for n in range(count):
+        threading.Event().wait(0.02)
+        yield n
+
+
+async def test_a_slow_input_does_not_hold_up_the_loop(pair: Pool) -> None:
+    loop, answer = asyncio.get_running_loop(), threading.Event()
+    spot: ContextVar[str] = ContextVar("spot")
+
+    def inputs() -> Iterator[int]:
+        spot.set("here")
+        yield from reluctant(3)
+        loop.call_soon_threadsafe(answer.set)
+        assert answer.wait(PATIENCE), "the loop waits for this"
+        assert spot.get() == "here"
+        yield 3
+        raise LookupError("no more")
+
+    found: list[int] = []
+    with pytest.raises(LookupError, match="no more") as caught:
+        await collect(pair.map(jobs.square, inputs()), found)
+    assert found == [0, 1, 4, 9]
+    [note] = caught.value.__notes__
+    assert note.endswith("make the input an async generator.")
+
+
+async def test_leaving_a_map_does_not_wait_for_a_slow_input(pool: Pool) -> None:
+    loop, stuck = asyncio.get_running_loop(), asyncio.Event()
+    may_end, closed = threading.Event(), asyncio.Queue[str]()
+
+    def inputs() -> Iterator[int]:
+        try:
+            yield from reluctant(3)
+            loop.call_soon_threadsafe(stuck.set)
+            may_end.wait(PATIENCE)
+        finally:
+            loop.call_soon_threadsafe(closed.put_nowait, "closed")
+
+    results = pool.map(jobs.square, inputs())
+    async with aclosing(results):
+        assert [await anext(results) for _ in range(3)] == [0, 1, 4]
+        await stuck.wait()
+    assert closed.empty()
+    may_end.set()
+    assert await closed.get() == "closed"
 
 
 async def test_async_inputs_are_closed_by_the_task_that_draws_them(pool: Pool) -> None:
