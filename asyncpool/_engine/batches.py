@@ -103,6 +103,10 @@ _AHEAD = 2 * BUDGET
 # order.
 _FEWEST = 4
 
+# The most bytes under way, of calls and results as they travel: the memory of large items is what
+# bounds a map, and not their time.  All the same, each lane has an item, and each worker the next.
+_BYTES = 64 << 20
+
 # If nobody knows how long items take, as many as have ended in so many seconds are under way
 # besides.  Where a job is a long way off, that keeps short items coming.
 _SPAN = 0.1
@@ -127,20 +131,19 @@ class Pace:
         self._chunksize = chunksize
         self._buffersize = buffersize
         self._lanes = lanes
-        self._cost = 0.0  # of an item; 0 if nobody knows
+        self._cost = self._size = 0.0  # of an item; 0 if nobody knows
         self._learned_from = 1
         self._ends = RecentCount(_SPAN)
         self._recent: int = 0
 
     def note(self, items: int, microseconds: float) -> None:
         """Record that *items* items have taken *microseconds* in one worker."""
-        cost = max(microseconds / items, _LEAST)
-        # A longer time counts at once: a chunk that takes too long delays other jobs.
-        if cost > self._cost:
-            self._cost = cost
-        else:
-            self._cost += (cost - self._cost) / 4
+        self._cost = _estimate(self._cost, max(microseconds / items, _LEAST))
         self._learned_from = max(self._learned_from, items)
+
+    def weigh(self, items: int, size: int) -> None:
+        """Record that calls and results of *items* items have had *size* bytes."""
+        self._size = _estimate(self._size, size / items)
 
     def ended(self, now: float) -> None:
         """Record that an item has ended *now*, in seconds, and nobody knows how long it took."""
@@ -152,9 +155,12 @@ class Pace:
         if self._buffersize is not None:
             return self._buffersize
         some = _FEWEST * self._lanes
-        if not self._cost:
-            return workers * some + self._recent
-        return workers * max(some, math.ceil(_AHEAD / self._cost))
+        if self._cost:
+            items = workers * max(some, math.ceil(_AHEAD / self._cost))
+        else:
+            items = workers * some + self._recent
+        most = int(_BYTES / max(self._size, 1.0))
+        return min(items, max(most, workers * (self._lanes + 1)))
 
     def size(self, workers: int) -> int:
         """Return how many items the next job should have."""
@@ -171,6 +177,14 @@ class Pace:
     def is_slow(self) -> bool:
         """Whether items take so long that each travels by itself."""
         return self._cost > TARGET / 2
+
+
+def _estimate(known: float, new: float) -> float:
+    """Return what an item costs after a new measurement: more counts at once, less step by step.
+
+    A chunk that takes too long delays other jobs, and one that is too large takes their memory.
+    """
+    return new if new > known else known + (new - known) / 4
 
 
 # With a shorter timeout for each item, chunks have one item: to find out that an item is long
@@ -396,7 +410,8 @@ class MapRun:
             raise
         else:
             self._jobs.add(job)
-            job.add_done_callback(partial(self._on_done, part))
+            # The call is gone when the job is done.
+            job.add_done_callback(partial(self._on_done, part, len(job.payload)))
 
     def _send_held(self) -> None:
         """Submit the parts that the queue had no room for."""
@@ -412,8 +427,9 @@ class MapRun:
 
     # The way of items back from jobs.
 
-    def _on_done(self, part: Part, job: PoolJob[Any]) -> None:
+    def _on_done(self, part: Part, size: int, job: PoolJob[Any]) -> None:
         self._jobs.discard(job)
+        self._pace.weigh(part.length, size + job.size)
         # Asked for in any case, or asyncio would complain that nobody has retrieved it.
         error = None if job.cancelled() else job.exception()
         if self._ended:

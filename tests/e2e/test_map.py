@@ -28,7 +28,7 @@ from asyncpool import (
     PoolFullError,
     WorkerCrashedError,
 )
-from tests.helpers import faults, jobs, scribbles
+from tests.helpers import faults, jobs, large, scribbles
 from tests.helpers.faces import Faced
 from tests.helpers.gate import Gate
 from tests.helpers.inside import CHUNK_SIZE, read_notes_by
@@ -193,6 +193,23 @@ async def test_what_inputs_raise_comes_after_what_was_drawn_before(
     with pytest.raises(error, match="no more"):
         await pair.map(function, inputs(), *others)
     await assert_serves(pair)
+
+
+@pytest.mark.parametrize(
+    ("function", "most"), [(jobs.take, 32), (jobs.call_or_return, 16)]
+)
+async def test_the_more_bytes_items_have_the_fewer_are_drawn_ahead(
+    faced: Faced, function: Callable[[Any], Any], most: int
+) -> None:
+    """By default 64 MiB, of calls and results together."""
+    data, seen = bytes(2 << 20), list[large.Block]()
+    blocks = (large.Block(data) for _ in range(100))
+    async with patience(), faced(2) as (caller, _):
+        taken = 0
+        async for _ in caller.map(function, watched(blocks, seen)):
+            taken += 1
+            assert len(seen) - taken <= most
+    assert taken == 100
 
 
 def reluctant(count: int) -> Iterator[int]:
