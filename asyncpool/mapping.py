@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import operator
+import sys
+import warnings
 from collections.abc import AsyncGenerator, Callable, Generator, Iterable, Iterator
 from contextlib import aclosing
 from functools import partial
@@ -12,6 +14,7 @@ from asyncpool._dataclass import dataclass
 from asyncpool._engine.batches import Batch, MapRun
 from asyncpool._engine.iteration import Demand, Iteration
 from asyncpool._wire.page import Failure
+from asyncpool._wire.text import function_name
 
 __all__ = ["Map", "MapRun", "Outcome"]
 
@@ -106,17 +109,25 @@ class Map(Iteration[R]):
         self._iterables = iterables
         self._present = present
 
+    def __del__(self) -> None:
+        if not (self._used or sys.is_finalizing()):
+            name = function_name(self._run.args[1])
+            text = f"a map of {name} was never awaited or iterated over"
+            warnings.warn(text, RuntimeWarning, stacklevel=2, source=self)
+
     def unordered(self) -> Map[R]:
         """Return the same map, but with the results as they come."""
+        self._used = True
         run = partial(self._run, ordered=False)
-        return Map(self._check_loop, run, self._iterables, self._present)
+        return Map(self._demand.check_loop, run, self._iterables, self._present)
 
     def outcomes(self) -> Map[Outcome[R]]:
         """Return the same map, but with an :class:`Outcome` for each item.
 
         So no error ends the map, and each outcome says which item it belongs to.
         """
-        return Map(self._check_loop, self._run, self._iterables, _outcomes)
+        self._used = True
+        return Map(self._demand.check_loop, self._run, self._iterables, _outcomes)
 
     if not TYPE_CHECKING:  # checkers see by themselves that there is none
 

@@ -174,19 +174,23 @@ class Iteration(Generic[T]):
     """
 
     _once: str  # what an error says of another iteration
+    _used = False  # whether somebody has tried to use it
 
     def __init__(
         self,
         check_loop: Callable[[], None],
         make: Callable[[Demand], AsyncGenerator[T, Any]],
     ) -> None:
-        self._check_loop = check_loop
         self._demand = Demand(check_loop)
         self._items = cast("AsyncGeneratorType[T, Any]", make(self._demand))
         self._held: LoopIterator[T] | None = LoopIterator(self._items, self._demand)
         self._iterator = ref(self._held)
         # Whether the iteration has begun, or whether there never will be one.
         self._begun = False
+
+    def _check_loop(self) -> None:
+        self._used = True
+        self._demand.check_loop()
 
     def __aiter__(self) -> AsyncIterator[T]:
         self._check_loop()

@@ -9,6 +9,7 @@ import operator
 import os
 import resource
 import threading
+import warnings
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import aclosing
 from contextvars import ContextVar
@@ -398,11 +399,14 @@ async def test_lengths_and_progress_bars(
     with pytest.raises(TypeError, match="it has no length"):
         len(endless)
     assert operator.length_hint(endless, 7) == 7
-    assert len(pair.map(operator.add, range(9), range(4))) == 4
+    shorter = pair.map(operator.add, range(9), range(4))
+    assert len(shorter) == 4
     guessed = pair.map(operator.add, range(9), iter([1]))
     with pytest.raises(TypeError, match="it has no length"):
         len(guessed)
     assert operator.length_hint(guessed) == 1
+    for unused in endless, shorter, guessed:
+        await unused.aclose()
 
 
 async def test_a_map_is_run_once(pool: Pool) -> None:
@@ -417,6 +421,18 @@ async def test_a_map_is_run_once(pool: Pool) -> None:
     for it in results, begun:
         with pytest.raises(RuntimeError, match="only once"):
             aiter(it)
+
+
+async def test_a_map_that_nobody_runs_is_warned_of(pool: Pool) -> None:
+    text = r"^a map of tests\.helpers\.jobs\.square was never awaited or iterated over$"
+    with pytest.warns(RuntimeWarning, match=text) as found:
+        pool.map(jobs.square, [1]).unordered().outcomes()
+    assert [it.filename for it in found] == [__file__]
+    with warnings.catch_warnings(action="error"):
+        await pool.map(jobs.square, [1]).aclose()
+        await pool.map(jobs.square, [1]).outcomes()
+        async for _ in pool.map(jobs.square, [1]).unordered():
+            pass
 
 
 async def test_wrong_arguments_are_named(pool: Pool) -> None:
