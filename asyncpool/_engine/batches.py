@@ -273,8 +273,9 @@ class MapRun:
         if alone or (backend.counts_jobs and chunksize is None):
             chunksize = 1
         self._pace = Pace(chunksize, buffersize, backend.concurrency)
-        # A remote job does not tell how long it took, but the result of a chunk does.
-        self._probes = backend.is_remote and not alone
+        # A remote job does not tell how long it took, nor one beside others its share of the time,
+        # but the result of a chunk does.
+        self._probes = (backend.is_remote or backend.concurrency > 1) and not alone
         self._slow_singles = itertools.count(1)
         name = function_name(function)
         self._hold = MapHold(name)
@@ -444,7 +445,7 @@ class MapRun:
             outcome = job.result() if error is None else Failure(error)
             self._settle(part.batch, part.offset, [outcome])
             cost = job.function.traits.cost
-            if cost < UNKNOWN:
+            if cost < UNKNOWN and not self._probes:
                 self._pace.note(1, cost)
             else:
                 self._pace.ended(self._loop.time())

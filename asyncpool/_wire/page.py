@@ -245,7 +245,7 @@ class ChunkResult(Record):
             element of a tuple, since objects that are pickled together would share
             parts.  An exception is pickled as the first of two elements.
         tail: One more outcome: a value that was too large for the log.
-        microseconds: How long the chunk took.
+        microseconds: How long the chunk took; of coroutines, the share of one job of those that ran.
     """
 
     outcomes: list[Any]
