@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import operator
+import sys
+import warnings
 from collections.abc import AsyncGenerator, Callable, Generator, Iterable, Iterator
 from contextlib import aclosing
 from functools import partial
@@ -12,6 +14,7 @@ from asyncpool._dataclass import dataclass
 from asyncpool._engine.batches import Batch, MapRun
 from asyncpool._engine.iteration import Demand, Iteration
 from asyncpool._wire.page import Failure
+from asyncpool._wire.text import function_name
 
 __all__ = ["Map", "MapRun", "Outcome"]
 
@@ -54,10 +57,8 @@ def _outcomes(batch: Batch) -> Iterator[Outcome[Any]]:
     for index, (item, found) in enumerate(
         zip(batch.items, batch.outcomes, strict=True), batch.first
     ):
-        if type(found) is Failure:
-            yield Outcome(index, item, found.error, None)
-        else:
-            yield Outcome(index, item, None, found)
+        error = found.error if type(found) is Failure else None
+        yield Outcome(index, item, error, None if error is not None else found)
 
 
 def _results(batch: Batch) -> Iterable[Any]:
@@ -94,6 +95,8 @@ class Map(Iteration[R]):
         Of the task that iterates, or awaits: cancels the jobs of the map.
     """
 
+    _once = "a map can be iterated over, or awaited, only once, and not after aclose()"
+
     def __init__(
         self,
         check_loop: Callable[[], None],
@@ -101,26 +104,30 @@ class Map(Iteration[R]):
         iterables: tuple[Any, ...],
         present: Callable[[Batch], Iterable[R]] = _results,
     ) -> None:
-        super().__init__(
-            check_loop,
-            partial(_each, run, present),
-            "a map can be iterated over, or awaited, only once, and not after aclose()",
-        )
+        super().__init__(check_loop, partial(_each, run, present))
         self._run = run
         self._iterables = iterables
         self._present = present
 
+    def __del__(self) -> None:
+        if not (self._used or sys.is_finalizing()):
+            name = function_name(self._run.args[1])
+            text = f"a map of {name} was never awaited or iterated over"
+            warnings.warn(text, RuntimeWarning, stacklevel=2, source=self)
+
     def unordered(self) -> Map[R]:
         """Return the same map, but with the results as they come."""
+        self._used = True
         run = partial(self._run, ordered=False)
-        return Map(self._check_loop, run, self._iterables, self._present)
+        return Map(self._demand.check_loop, run, self._iterables, self._present)
 
     def outcomes(self) -> Map[Outcome[R]]:
         """Return the same map, but with an :class:`Outcome` for each item.
 
         So no error ends the map, and each outcome says which item it belongs to.
         """
-        return Map(self._check_loop, self._run, self._iterables, _outcomes)
+        self._used = True
+        return Map(self._demand.check_loop, self._run, self._iterables, _outcomes)
 
     if not TYPE_CHECKING:  # checkers see by themselves that there is none
 
@@ -140,10 +147,9 @@ class Map(Iteration[R]):
         Raises:
             TypeError: If the length of one of the iterables is not known.
         """
-        iterables = self._iterables
-        if not all(hasattr(items, "__len__") for items in iterables):
+        if not all(hasattr(items, "__len__") for items in self._iterables):
             raise TypeError("it has no length: that of its inputs is not known")
-        return min(map(len, iterables))
+        return min(map(len, self._iterables))
 
     def __bool__(self) -> bool:
         return True  # whatever its length

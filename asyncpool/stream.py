@@ -38,14 +38,13 @@ class Stream(Iteration[T]):
         Of the task that iterates: closes the generator.
     """
 
+    _once = "a stream can be iterated over only once"
+
     def __init__(self, supervisor: Any, submit: Callable[[], Any]) -> None:
         self._submit = submit
         self._jobs: list[StreamJob] = []
-        super().__init__(
-            supervisor.check_loop,
-            partial(_items, supervisor.load, submit, self._jobs),
-            "a stream can be iterated over only once",
-        )
+        make = partial(_items, supervisor.load, submit, self._jobs)
+        super().__init__(supervisor.check_loop, make)
 
     @property
     def job(self) -> Job[Any] | None:

@@ -21,15 +21,16 @@ from collections.abc import (
     Iterator,
 )
 from contextlib import nullcontext, suppress
-from dataclasses import dataclass
+from contextvars import copy_context
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from asyncpool._core.deadlines import RecentCount
 from asyncpool._core.functions import BUDGET, UNKNOWN, travels_by_name
 from asyncpool._core.options import JobOptions
 from asyncpool._dataclass import replace
 from asyncpool._engine.job import ChunkJob, PoolJob
+from asyncpool._engine.loop import ThreadPool
 from asyncpool._wire.buffers import dumps_call
 from asyncpool._wire.page import CHUNK_SIZE, LOST, Failure
 from asyncpool._wire.pickling import unpicklable
@@ -58,34 +59,25 @@ class Batch:
     __slots__ = ("first", "items", "open", "outcomes")
 
     def __init__(self, first: int, items: list[Any]) -> None:
-        self.first = first
-        self.items = items
+        self.first, self.items = first, items
         self.outcomes: list[Any] = []
         self.open = len(items)
 
 
-@dataclass(frozen=True, slots=True)
-class Part:
+class Part(NamedTuple):
     """Items of a batch that travel as one job.
 
     Attributes:
         batch: The batch.
         offset: The index of the first item in the batch.
-        count: How many items there are.
-        attempts: How many attempts there were, if it is a single item.
-        alone: Whether it is a single item that is to be a job, and no chunk.
+        length: How many items there are.
+        attempts: How many attempts there were at a single item that is to be a job, and no chunk.
     """
 
     batch: Batch
     offset: int
-    count: int
-    attempts: int = 0
-    alone: bool = False
-
-    @property
-    def items(self) -> list[Any]:
-        """The items."""
-        return self.batch.items[self.offset : self.offset + self.count]
+    length: int
+    attempts: int | None = None
 
 
 # How long a map goes on before other code has the loop, in seconds.  To unpickle all that one round
@@ -111,6 +103,10 @@ _AHEAD = 2 * BUDGET
 # order.
 _FEWEST = 4
 
+# The most bytes under way, of calls and results as they travel: the memory of large items is what
+# bounds a map, and not their time.  All the same, each lane has an item, and each worker the next.
+_BYTES = 64 << 20
+
 # If nobody knows how long items take, as many as have ended in so many seconds are under way
 # besides.  Where a job is a long way off, that keeps short items coming.
 _SPAN = 0.1
@@ -135,21 +131,19 @@ class Pace:
         self._chunksize = chunksize
         self._buffersize = buffersize
         self._lanes = lanes
-        self._cost: float | None = None
+        self._cost = self._size = 0.0  # of an item; 0 if nobody knows
         self._learned_from = 1
         self._ends = RecentCount(_SPAN)
         self._recent: int = 0
 
     def note(self, items: int, microseconds: float) -> None:
         """Record that *items* items have taken *microseconds* in one worker."""
-        cost = max(microseconds / items, _LEAST)
-        known = self._cost
-        # A longer time counts at once: a chunk that takes too long delays other jobs.
-        if known is None or cost > known:
-            self._cost = cost
-        else:
-            self._cost = known + (cost - known) / 4
+        self._cost = _estimate(self._cost, max(microseconds / items, _LEAST))
         self._learned_from = max(self._learned_from, items)
+
+    def weigh(self, items: int, size: int) -> None:
+        """Record that calls and results of *items* items have had *size* bytes."""
+        self._size = _estimate(self._size, size / items)
 
     def ended(self, now: float) -> None:
         """Record that an item has ended *now*, in seconds, and nobody knows how long it took."""
@@ -161,15 +155,18 @@ class Pace:
         if self._buffersize is not None:
             return self._buffersize
         some = _FEWEST * self._lanes
-        if self._cost is None:
-            return workers * some + self._recent
-        return workers * max(some, math.ceil(_AHEAD / self._cost))
+        if self._cost:
+            items = workers * max(some, math.ceil(_AHEAD / self._cost))
+        else:
+            items = workers * some + self._recent
+        most = int(_BYTES / max(self._size, 1.0))
+        return min(items, max(most, workers * (self._lanes + 1)))
 
     def size(self, workers: int) -> int:
         """Return how many items the next job should have."""
         size = self._chunksize
         if size is None:
-            if self._cost is None or self.is_slow:
+            if not self._cost or self.is_slow:
                 return 1
             size = min(int(TARGET / self._cost), _GROWTH * self._learned_from)
         # Each lane should have at least two jobs, one of which waits.
@@ -179,7 +176,15 @@ class Pace:
     @property
     def is_slow(self) -> bool:
         """Whether items take so long that each travels by itself."""
-        return self._cost is not None and self._cost > TARGET / 2
+        return self._cost > TARGET / 2
+
+
+def _estimate(known: float, new: float) -> float:
+    """Return what an item costs after a new measurement: more counts at once, less step by step.
+
+    A chunk that takes too long delays other jobs, and one that is too large takes their memory.
+    """
+    return new if new > known else known + (new - known) / 4
 
 
 # With a shorter timeout for each item, chunks have one item: to find out that an item is long
@@ -268,8 +273,9 @@ class MapRun:
         if alone or (backend.counts_jobs and chunksize is None):
             chunksize = 1
         self._pace = Pace(chunksize, buffersize, backend.concurrency)
-        # A remote job does not tell how long it took, but the result of a chunk does.
-        self._probes = backend.is_remote and not alone
+        # A remote job does not tell how long it took, nor one beside others its share of the time,
+        # but the result of a chunk does.
+        self._probes = (backend.is_remote or backend.concurrency > 1) and not alone
         self._slow_singles = itertools.count(1)
         name = function_name(function)
         self._hold = MapHold(name)
@@ -282,8 +288,7 @@ class MapRun:
         self._ordered = ordered
         # If ordered, all batches in their order; else those that are complete, as they come.
         self._ready: deque[Batch] = deque()
-        self._next = 0
-        self._incomplete = 0  # batches
+        self._next = self._incomplete = 0  # the index of an item; batches
         self._jobs: set[PoolJob[Any]] = set()
         # Parts that the pool's queue has no room for.
         self._held: deque[Part] = deque()
@@ -369,25 +374,21 @@ class MapRun:
         if self._held:
             self._held.append(part)
             return
-        items = part.items
+        items = part.batch.items[part.offset : part.offset + part.length]
         # One item travels as a chunk if that tells how long it took.
-        is_chunk = part.count > 1 or (
+        is_chunk = part.length > 1 or (
             self._probes
-            and not part.alone
+            and part.attempts is None
             and (not self._pace.is_slow or next(self._slow_singles) % _PROBE_EVERY == 0)
         )
         if is_chunk and self._backend.are_stored(items, star=self._star):
             self._send_each(part)
             return
-        call: tuple[Any, ...]
         try:
             if is_chunk:
-                names = {
-                    "star": self._star,
-                    "named": self._named,
-                    "max_payload": self._backend.max_payload,
-                }
-                call = run_chunk, (self._packed, items), names, self._together
+                chunk = self._packed, items
+                how = {"star": self._star, "named": self._named}
+                job = self._submit(run_chunk, chunk, how, self._together)
             else:
                 [item] = items
                 try:
@@ -398,8 +399,7 @@ class MapRun:
                 options = self._each
                 if part.attempts:
                     options = replace(options, prior_attempts=part.attempts)
-                call = self._function, args, {}, options
-            job = self._submit(*call)
+                job = self._submit(self._function, args, {}, options)
         except PoolFullError:
             self._held.append(part)
             self._news.set()  # perhaps no job is open whose end would wake the map
@@ -411,7 +411,8 @@ class MapRun:
             raise
         else:
             self._jobs.add(job)
-            job.add_done_callback(partial(self._on_done, part))
+            # The call is gone when the job is done.
+            job.add_done_callback(partial(self._on_done, part, len(job.payload)))
 
     def _send_held(self) -> None:
         """Submit the parts that the queue had no room for."""
@@ -422,30 +423,29 @@ class MapRun:
 
     def _send_each(self, part: Part) -> None:
         """Submit each item of *part* as a job of its own."""
-        for offset in range(part.offset, part.offset + part.count):
-            self._send(Part(part.batch, offset, 1, alone=True))
+        for offset in range(part.offset, part.offset + part.length):
+            self._send(Part(part.batch, offset, 1, attempts=0))
 
     # The way of items back from jobs.
 
-    def _on_done(self, part: Part, job: PoolJob[Any]) -> None:
+    def _on_done(self, part: Part, size: int, job: PoolJob[Any]) -> None:
         self._jobs.discard(job)
+        self._pace.weigh(part.length, size + job.size)
+        # Asked for in any case, or asyncio would complain that nobody has retrieved it.
+        error = None if job.cancelled() else job.exception()
         if self._ended:
-            # Marks it as retrieved; nobody needs it.
-            _ = job.cancelled() or job.exception()
             return
         if job.cancelled():
             self._fail(part, asyncio.CancelledError())
         elif isinstance(job, ChunkJob):
-            job.exception()  # marks it as retrieved, even if nobody looks at it later
             if not self._returned:
                 self._loop.call_soon(self._unload)
             self._returned.append((part, job))
         else:
-            error = job.exception()
             outcome = job.result() if error is None else Failure(error)
             self._settle(part.batch, part.offset, [outcome])
             cost = job.function.traits.cost
-            if cost < UNKNOWN:
+            if cost < UNKNOWN and not self._probes:
                 self._pace.note(1, cost)
             else:
                 self._pace.ended(self._loop.time())
@@ -473,7 +473,7 @@ class MapRun:
         elif job.found is not None:
             # The item that ran last has ended the chunk, so it gets the chunk's error.
             outcomes = [Failure(error) if one is LOST else one for one in job.found]
-            outcomes = [*outcomes, Failure(error)][: part.count]
+            outcomes = [*outcomes, Failure(error)][: part.length]
         else:
             # None of the items has begun, since a chunk that has begun notes each outcome.
             if _is_of_all(error):
@@ -487,11 +487,11 @@ class MapRun:
         else:
             for offset, outcome in enumerate(outcomes, part.offset):
                 if type(outcome) is Failure and self._again(outcome.error):
-                    self._send(Part(part.batch, offset, 1, attempts=1, alone=True))
+                    self._send(Part(part.batch, offset, 1, attempts=1))
                 else:
                     self._settle(part.batch, offset, [outcome])
         # Those that were not begun.
-        offset, end = part.offset + len(outcomes), part.offset + part.count
+        offset, end = part.offset + len(outcomes), part.offset + part.length
         while offset < end:
             count = min(self._pace.size(self._backend.most_workers), end - offset)
             self._send(Part(part.batch, offset, count))
@@ -505,7 +505,7 @@ class MapRun:
         return policy.after_exception(error, attempt=1)
 
     def _fail(self, part: Part, error: BaseException) -> None:
-        self._settle(part.batch, part.offset, [Failure(error)] * part.count)
+        self._settle(part.batch, part.offset, [Failure(error)] * part.length)
 
     def _settle(self, batch: Batch, offset: int, outcomes: list[Any]) -> None:
         """Store the outcomes of the items of *batch* from *offset* on."""
@@ -527,73 +527,122 @@ def _is_of_all(error: BaseException) -> bool:
     """Return whether the error of a chunk is also the error of each of its items."""
     if isinstance(error, JobNotPicklableError):
         return error.direction == "result"
-    if isinstance(error, NodeLostError):
-        return True  # there is no other node
-    return isinstance(error, AsyncPoolError) and not isinstance(
-        error, WorkerCrashedError
-    )
+    if isinstance(error, WorkerCrashedError):
+        return isinstance(error, NodeLostError)  # there is no other node
+    return isinstance(error, AsyncPoolError)
 
 
 # Where the items of a map come from: sync and async iterables, drawn step by step.
 
-# How many items of a plain iterator are drawn between two looks at the clock.
-_AT_ONCE = 256
+# How many items of a plain iterator the loop draws between two looks at the clock.
+_AT_ONCE = 64
+
+# If a step of the iterator takes more seconds than that, a thread draws the other items.  It hands
+# over what it has as often.
+_LONG = 0.01
 
 
 class SyncSource:
     """Items of a plain iterator, in their order.
 
-    Attributes:
-        error: The exception that has ended the items, if there was one.
-        exhausted: Whether there are no more items to draw.
-    """
-
-    def __init__(self, items: Iterator[Any]) -> None:
-        self._items = items
-        self.error: BaseException | None = None
-        self.exhausted = False
-
-    def draw(self, count: int, room: int) -> list[Any]:
-        """Return up to *count* items; draw no more than *room* items ahead."""
-        del room  # this source draws nothing ahead
-        found: list[Any] = []
-        until = time.monotonic() + TURN
-        try:
-            while len(found) < count:
-                goal = min(count, len(found) + _AT_ONCE)
-                # What it has found before an error stays there.
-                found.extend(itertools.islice(self._items, goal - len(found)))
-                self.exhausted = len(found) < goal
-                # A slow iterator leaves others the loop.
-                if self.exhausted or time.monotonic() > until:
-                    break
-        except (SystemExit, KeyboardInterrupt):
-            raise
-        except BaseException as error:  # noqa: BLE001 - the iterable's
-            # This is no await, so even a CancelledError is an error of the iterator's.
-            self.error, self.exhausted = error, True
-        return found
-
-    async def aclose(self) -> None:
-        """Draw no more, and close the iterables."""
-
-
-class AsyncSource:
-    """Items of an async iterator, drawn by a task of its own; as :class:`SyncSource` else.
+    The event loop draws them, and nothing else runs meanwhile.  So if a step takes long, because
+    the iterator reads files, say, a thread draws the other items.
 
     Args:
         items: The iterator.
+        on_news: Called when the thread has drawn items, or the last one.
+
+    Attributes:
+        error: The exception that has ended the items, if there was one.
+    """
+
+    def __init__(self, items: Iterator[Any], on_news: Callable[[], None]) -> None:
+        self._items = items
+        self._on_news = on_news
+        self._found: list[Any] = []
+        self._run: Callable[..., Any] = copy_context().run
+        # None of the pool's threads: the iterator may never come back from its next step.
+        self._thread: ThreadPool | None = None
+        self._drawing: asyncio.Future[None] | None = None
+        self._begun = self._ended = False
+        self.error: BaseException | None = None
+
+    @property
+    def exhausted(self) -> bool:
+        """Whether there are no more items to draw."""
+        return self._ended and not self._found
+
+    def draw(self, count: int, room: int) -> list[Any]:
+        """Return up to *count* items; draw no more than *room* items ahead."""
+        if self._drawing is None and not self._found and not self._ended:
+            if self._thread is not None:
+                draw = partial(self._run, self._draw, room, _LONG)
+                self._drawing = self._thread.call(draw)
+                self._drawing.add_done_callback(lambda _: self._on_news())
+            else:
+                self._run(self._draw, count, TURN)
+                if isinstance(self.error, SystemExit | KeyboardInterrupt):
+                    raise self.error
+        if self._drawing is not None:
+            if not self._drawing.done():
+                return []
+            self._drawing = None
+        found, self._found = self._found[:count], self._found[count:]
+        return found
+
+    def _draw(self, count: int, seconds: float) -> None:
+        """Draw *count* items, or as many as there is time for."""
+        found, now = self._found, time.monotonic()
+        until = now + seconds
+        try:
+            while not self._ended:
+                goal = min(count, len(found) + (1 if self._thread else _AT_ONCE))
+                # What it has found before an error stays there.
+                found.extend(itertools.islice(self._items, goal - len(found)))
+                self._ended = len(found) < goal
+                before, now = now, time.monotonic()
+                # The first step may only open what the others read.
+                if self._begun and self._thread is None and now - before > _LONG:
+                    loop = asyncio.get_running_loop()
+                    self._thread = ThreadPool(loop, "draw", most=1, apart=0.0)
+                self._begun = True
+                if len(found) == count or now > until:
+                    break
+        except BaseException as error:  # noqa: BLE001 - the iterable's
+            # This is no await, so even a CancelledError is an error of the iterator's.
+            self.error, self._ended = error, True
+            if self._thread is not None:
+                error.add_note(_DRAWN_BY_A_THREAD)
+
+    async def aclose(self) -> None:
+        """Draw no more, and close async iterables; nobody waits for a thread."""
+        if self._thread is not None:
+            self._thread.close()
+
+
+_DRAWN_BY_A_THREAD = (
+    "A thread drew this item of a map, since others took long: if that must be done in the "
+    "event loop's thread, make the input an async generator."
+)
+
+
+class AsyncSource:
+    """Items of async iterators, drawn by a task of its own; as :class:`SyncSource` else.
+
+    Args:
+        each: The iterators; of several, the items are tuples.
         on_news: Called when there is an item, or when there will be no more.
     """
 
-    def __init__(self, items: AsyncIterator[Any], on_news: Callable[[], None]) -> None:
-        self._items = items
+    def __init__(
+        self, each: list[AsyncIterator[Any]], on_news: Callable[[], None]
+    ) -> None:
+        self._each = each
         self._on_news = on_news
         self._found: deque[Any] = deque()
         self._room = 0
         self._may_draw = asyncio.Event()
-        self._ended = False
-        self._closing = False
+        self._ended = self._closing = False
         self.error: BaseException | None = None
         self._task = asyncio.create_task(self._run(), name="asyncpool inputs of a map")
 
@@ -629,21 +678,22 @@ class AsyncSource:
                     self._may_draw.clear()
                     await self._may_draw.wait()
                 else:
-                    self._found.append(await anext(self._items))
+                    item = tuple([await anext(items) for items in self._each])
+                    self._found.append(item if len(self._each) > 1 else item[0])
                     self._on_news()
         except StopAsyncIteration:
             pass
-        except asyncio.CancelledError as error:
+        except (asyncio.CancelledError, Exception) as error:
             # If the iterator itself was cancelled, items may be missing: that is an error.
-            if self._closing:
+            if self._closing and isinstance(error, asyncio.CancelledError):
                 raise
-            self.error = error
-        except Exception as error:  # noqa: BLE001 - as above
             self.error = error
         finally:
             try:
                 # Here, in the task that has iterated: a cancel scope around a yield belongs to it.
-                await _close(self._items)
+                for items in self._each:
+                    if (close := getattr(items, "aclose", None)) is not None:
+                        await close()
             finally:
                 self._ended = True
                 self._on_news()
@@ -659,30 +709,15 @@ def open_source(
     """
     if not any(isinstance(items, AsyncIterable) for items in iterables):
         [items, *more] = iterables
-        return SyncSource(zip(items, *more, strict=False) if more else iter(items))
+        source = zip(items, *more, strict=False) if more else iter(items)
+        return SyncSource(source, on_news)
     each = [
         aiter(items) if isinstance(items, AsyncIterable) else _wrap(items)
         for items in iterables
     ]
-    return AsyncSource(each[0] if len(each) == 1 else _zip(each), on_news)
+    return AsyncSource(each, on_news)
 
 
 async def _wrap(items: Iterable[Any]) -> AsyncIterator[Any]:
     for item in items:
         yield item
-
-
-async def _zip(each: list[AsyncIterator[Any]]) -> AsyncIterator[Any]:
-    try:
-        with suppress(StopAsyncIteration):
-            while True:
-                yield tuple([await anext(items) for items in each])
-    finally:
-        for items in each:
-            await _close(items)
-
-
-async def _close(items: AsyncIterator[Any]) -> None:
-    close = getattr(items, "aclose", None)
-    if close is not None:
-        await close()

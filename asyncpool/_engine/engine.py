@@ -233,7 +233,6 @@ class Engine:
         hub: As above.
         loop: Its event loop.
         concurrency: How many jobs each worker runs at once.
-        max_payload: The most bytes that an outcome may have.
         counts_jobs: Whether no worker may begin more than so many jobs.
         fresh: Whether each job has a new worker.
         thread: The thread that made it; its loop runs there.
@@ -283,7 +282,6 @@ class Engine:
         self.loop, self.thread, self.config, self.hub = loop, get_ident(), config, hub
         self.core = Core(config)
         self.concurrency = config.worker.concurrency
-        self.max_payload = config.worker.max_payload
         self.fresh = config.fresh
         self.counts_jobs = config.worker_limits.max_jobs is not None
         self.log = LifeLog(loop, config)

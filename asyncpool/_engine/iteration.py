@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from threading import get_ident
 from types import AsyncGeneratorType
 from typing import Any, Generic, NoReturn, Self, TypeVar, cast
 from weakref import finalize, ref
 
-from asyncpool._engine.loop import shielded
+from asyncpool._engine.loop import call_in, shielded
 
 T = TypeVar("T")
 
@@ -20,7 +19,11 @@ class Demand:
 
     The generator must not know them, since they hold it.  It runs ``with`` this.
 
+    Args:
+        check_loop: Raises :exc:`RuntimeError` in another loop than the generator's.
+
     Attributes:
+        check_loop: As above.
         thread: The thread of its event loop; 0 before it has begun, and when it was cut short.
         loop: The event loop, once it has begun.
         is_running: Tells whether that runs now.
@@ -29,16 +32,15 @@ class Demand:
         closing: Closes the generator, since nobody holds the iterator any more.
     """
 
-    __slots__ = ("closing", "cut_short", "is_running", "loop", "thread", "withdrawn")
-
+    thread = 0
+    loop: asyncio.AbstractEventLoop | None = None
     is_running: Callable[[], bool]
+    cut_short = False
+    withdrawn: Callable[[], Any] | None = None
+    closing: asyncio.Task[None] | None = None
 
-    def __init__(self) -> None:
-        self.thread = 0
-        self.loop: asyncio.AbstractEventLoop | None = None
-        self.cut_short = False
-        self.withdrawn: Callable[[], Any] | None = None
-        self.closing: asyncio.Task[None] | None = None
+    def __init__(self, check_loop: Callable[[], None]) -> None:
+        self.check_loop = check_loop
 
     def __enter__(self) -> None:
         loop = self.loop = asyncio.get_running_loop()
@@ -64,8 +66,7 @@ class Demand:
             # It has not begun, but somebody may have asked for an item.
             self.withdrawn = generator
         elif (items := generator()) is not None and items.ag_frame is not None:
-            with contextlib.suppress(RuntimeError):  # the loop is closed
-                self.loop.call_soon_threadsafe(self.end, items)
+            call_in(self.loop, self.end, items)
 
     def end(self, items: AsyncGeneratorType[Any, Any]) -> None:
         """Close the generator, which is *items*, behind the item that somebody waits for."""
@@ -88,21 +89,14 @@ class LoopIterator(Generic[T]):
     Args:
         items: The generator.
         demand: What it runs with.
-        check_loop: Raises :exc:`RuntimeError` in another loop than the generator's.
     """
 
-    __slots__ = ("__weakref__", "_check_loop", "_demand", "_items", "_next")
+    __slots__ = ("__weakref__", "_demand", "_items", "_next")
 
-    def __init__(
-        self,
-        items: AsyncGeneratorType[T, Any],
-        demand: Demand,
-        check_loop: Callable[[], None],
-    ) -> None:
+    def __init__(self, items: AsyncGeneratorType[T, Any], demand: Demand) -> None:
         self._items = items
         self._next = items.__anext__
         self._demand = demand
-        self._check_loop = check_loop
 
     def __aiter__(self) -> Self:
         return self
@@ -116,7 +110,7 @@ class LoopIterator(Generic[T]):
         demand = self._demand
         # Before Python 3.12 it takes 140 ns to ask which loop runs, and this takes 70.
         if get_ident() != demand.thread or not demand.is_running():
-            self._check_loop()
+            demand.check_loop()
             if demand.cut_short:
                 return _refuse()
             if not demand.thread:
@@ -132,7 +126,7 @@ class LoopIterator(Generic[T]):
         Cancellation:
             Safe: the rest is done when the iteration is garbage-collected.
         """
-        self._check_loop()
+        self._demand.check_loop()
         await close(self._items)
 
 
@@ -177,24 +171,26 @@ class Iteration(Generic[T]):
     Args:
         check_loop: Raises :exc:`RuntimeError` in another loop than the generator's.
         make: Makes the generator, which runs with what it is given.  It must not know this object.
-        once: What an error says of another iteration.
     """
+
+    _once: str  # what an error says of another iteration
+    _used = False  # whether somebody has tried to use it
 
     def __init__(
         self,
         check_loop: Callable[[], None],
         make: Callable[[Demand], AsyncGenerator[T, Any]],
-        once: str,
     ) -> None:
-        self._check_loop = check_loop
-        self._once = once
-        self._demand = Demand()
+        self._demand = Demand(check_loop)
         self._items = cast("AsyncGeneratorType[T, Any]", make(self._demand))
-        iterator = LoopIterator(self._items, self._demand, check_loop)
-        self._held: LoopIterator[T] | None = iterator
-        self._iterator = ref(iterator)
+        self._held: LoopIterator[T] | None = LoopIterator(self._items, self._demand)
+        self._iterator = ref(self._held)
         # Whether the iteration has begun, or whether there never will be one.
         self._begun = False
+
+    def _check_loop(self) -> None:
+        self._used = True
+        self._demand.check_loop()
 
     def __aiter__(self) -> AsyncIterator[T]:
         self._check_loop()
@@ -209,13 +205,12 @@ class Iteration(Generic[T]):
 
     def __anext__(self) -> Awaitable[T]:
         """Return an awaitable of the next item."""
+        self._check_loop()
         iterator = self._iterator()
         if iterator is None:
-            self._check_loop()
             raise RuntimeError(self._once)
-        item = iterator.__anext__()
         self._begun = True
-        return item
+        return iterator.__anext__()
 
     async def aclose(self) -> None:
         """Close the generator of a stream; cancel the jobs of a map, and draw no more items.

@@ -357,6 +357,7 @@ class PoolJob(Job[R]):
         began: Since when this attempt counts as running, on the loop's clock, if it has limits.
         exceeded: Which limit it has exceeded.
         credit: How many items the worker may send in all, if it is a stream.
+        size: How many bytes its call and its outcome have had, as far as they are large.
         crashes: The crashes that have cost it an attempt.
         times_returned: How often it has come back without having begun.
         heartbeats: Its newest heartbeat, if anybody may ask for it.
@@ -378,6 +379,7 @@ class PoolJob(Job[R]):
     began: float | None = None
     exceeded: TimeLimit | None = None
     credit: int = 0
+    size: int = 0
     crashes: tuple[Crash, ...] = ()
     times_returned: int = 0
     heartbeats: LastHeartbeat | None = None

@@ -76,7 +76,7 @@ class Packer:
         if len(payload) > self._max_payload:
             self.refused(job, too_large(len(payload), self._max_payload))
         else:
-            job.payload = payload
+            job.payload, job.size = payload, len(payload)
             self.queue(job)
 
     def _on_done(

@@ -254,8 +254,8 @@ class Threads:
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._copiers = _ThreadPool(loop, "copy", most=_COPIERS, apart=0.0)
-        self._picklers = _ThreadPool(loop, "pickle", most=_PICKLERS, apart=_LONG)
+        self._copiers = ThreadPool(loop, "copy", most=_COPIERS, apart=0.0)
+        self._picklers = ThreadPool(loop, "pickle", most=_PICKLERS, apart=_LONG)
 
     def copy(
         self, function: Callable[P, R], *args: P.args, **kwargs: P.kwargs
@@ -313,7 +313,7 @@ class _Call(NamedTuple):
     ended: asyncio.Future[None]
 
 
-class _ThreadPool:
+class ThreadPool:
     """Some threads that take calls from one queue.
 
     The standard library's executor would not do: it waits for its threads when the

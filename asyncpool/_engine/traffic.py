@@ -351,6 +351,8 @@ class Traffic:
             if job is None or job.exceeded is not None:
                 continue
             frame = Frame(*bare)
+            if (size := len(frame.payload)) > LIGHT:
+                job.size += size
             function = job.function
             if function.serializer.is_heavy(frame.payload):
                 run = frame.number / 1e6

@@ -78,7 +78,6 @@ class Agent:
             "lease": lease,
             "fresh": supervisor.fresh,
             "counts_jobs": supervisor.counts_jobs,
-            "max_payload": supervisor.max_payload,
         }
         self._told_lanes = self._lanes
         self._turn_is_due = False

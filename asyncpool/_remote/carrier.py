@@ -129,7 +129,6 @@ _TOLD: dict[str, type] = {
     "lease": float,
     "fresh": bool,
     "counts_jobs": bool,
-    "max_payload": int,
 }
 
 

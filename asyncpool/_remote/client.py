@@ -24,7 +24,6 @@ from asyncpool._remote.messages import Kind, Message
 from asyncpool._remote.node import Node, Questions
 from asyncpool._remote.node_figures import NodeFigures
 from asyncpool._remote.nodes import Nodes, no_agent
-from asyncpool._remote.reliable_link import MAX_PAYLOAD
 from asyncpool._remote.submissions import Submissions
 from asyncpool._wire.frames import Frame
 from asyncpool.enums import Delivery
@@ -222,11 +221,6 @@ class Client:
     def counts_jobs(self) -> bool:
         """Whether a worker begins a limited number of jobs, at any of the agents."""
         return any(node.counts_jobs for node in self.nodes)
-
-    @property
-    def max_payload(self) -> int:
-        """The most bytes of a result."""
-        return min((node.max_payload for node in self.nodes), default=MAX_PAYLOAD)
 
     @property
     def admission(self) -> Submissions:

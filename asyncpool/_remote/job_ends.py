@@ -16,7 +16,7 @@ from asyncpool._remote.client_sessions import ClientSessions
 from asyncpool._remote.messages import PLAIN, Kind, Message, load_parts
 from asyncpool._remote.node import Node
 from asyncpool._remote.objects import kind_of, load_own
-from asyncpool._wire.buffers import ReceivedPickle
+from asyncpool._wire.buffers import LIGHT, ReceivedPickle
 from asyncpool._wire.frames import Frame, FrameKind
 from asyncpool.enums import CrashKind, Delivery, NextStep, TimeLimit
 from asyncpool.errors import (
@@ -93,6 +93,8 @@ class JobEnds:
 
     def _on_outcome(self, job: PoolJob[Any], frame: Frame) -> None:
         serializer = job.function.serializer
+        if (size := len(frame.payload)) > LIGHT:
+            job.size += size
         if serializer.is_heavy(frame.payload):
             # The client distrusts no worker: its agent does.
             unpack(self._threads, job, frame, self.unpacked)

@@ -27,7 +27,6 @@ from asyncpool._remote.messages import (
 from asyncpool._remote.objects import kind_of, load_own
 from asyncpool._remote.options import write_options
 from asyncpool._remote.reliable_link import (
-    MAX_PAYLOAD,
     Batch,
     ClockBounds,
     ReliableLink,
@@ -161,7 +160,6 @@ class Node:
         clock: How far its clock is from the client's.
         fresh: Whether each job has a new worker.
         counts_jobs: Whether a worker begins a limited number of jobs.
-        max_payload: The most bytes of a result.
         window: How many jobs it may have of each function, if that is limited.
         first_slot: What is added to the slots of its workers, so that no other agent has them.
     """
@@ -176,7 +174,6 @@ class Node:
         self.credits = min(int(about["credits"]), MAX_CREDITS)
         self.fresh = bool(about["fresh"])
         self.counts_jobs = bool(about["counts_jobs"])
-        self.max_payload = min(int(about["max_payload"]), MAX_PAYLOAD)
         self.carrier = carrier
         self.link = ReliableLink(int(about["session"]), gapless=not carrier.loses)
         self.link.echo = int(about["stamp"])

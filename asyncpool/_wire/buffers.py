@@ -111,6 +111,10 @@ class ReceivedPickle:
         self.stream: bytes | memoryview = payload or (areas.pop(0) if areas else b"")
         self.buffers: list[memoryview] = areas
 
+    def __len__(self) -> int:
+        """Return how many bytes it has in all."""
+        return sum(map(len, (self.stream, *self.buffers)))
+
 
 def is_heavy(payload: bytes | memoryview | ReceivedPickle) -> bool:
     """Tell whether *payload* takes long to load."""

@@ -91,7 +91,6 @@ async def call_items(
     *,
     star: bool,
     named: bool,
-    max_payload: int,
 ) -> ChunkResult:
     """Call a function for each of *items*, until all are done or the chunk is told to stop.
 
@@ -105,7 +104,6 @@ async def call_items(
         items: The arguments.
         star: Whether each item is a tuple of several arguments.
         named: Whether the function travels by name, so that it may be remembered.
-        max_payload: The most bytes that a result may have.
     """
     began = turn = perf_counter_ns()
     job = running.get()
@@ -115,7 +113,6 @@ async def call_items(
     if log is None:
         log = lane.log = ChunkLog(runner.page_fd, runner.layout.log(lane.index))
     log.begin(*job[:2])
-    function: Callable[..., Any]
     try:
         function = _recall(packed) if named else pickle.loads(packed)
     except BaseException as error:
@@ -146,7 +143,7 @@ async def call_items(
                 if leave is not None:
                     context.run(leave, None)
                 if type(value) not in FLAT:
-                    data = pack_value(value, max_payload)
+                    data = pack_value(value, runner.max_payload)
                     if isinstance(data, OutOfBandPickle):  # it is too large for the log
                         result.tail.append(value)
                         break
@@ -175,7 +172,9 @@ async def call_items(
         # The item that was not noted has run, and must not count as one that has not begun.
         add((runner.pack_error(broken), True))
     words[1] = 0  # another attempt is another chunk
-    return result._replace(microseconds=(perf_counter_ns() - began) / 1000)
+    # While coroutines wait, others run.
+    jobs = 1 if coroutine is None else len(runner.by_job)
+    return result._replace(microseconds=(perf_counter_ns() - began) / 1000 / jobs)
 
 
 def _fail(error: BaseException, *_: object) -> NoReturn:

@@ -219,6 +219,7 @@ class JobRunner:
         page_fd: As above.
         jobs: As above.
         layout: The layout of the page.
+        max_payload: The most bytes that an outcome may have.
         serializer: How calls and outcomes travel.
         no_details: What a heartbeat without any details has.
         hook: Enters the pool's hook, if there is one; see ``load_hook()``.
@@ -252,7 +253,7 @@ class JobRunner:
         self._several = config.concurrency > 1
         self._free = [Lane(index, layout) for index in reversed(range(layout.width))]
         self._config = config
-        self._max_payload = config.max_payload
+        self.max_payload = config.max_payload
         self.jobs = jobs
         self.control = control
         self._claims, self._interrupts = control.claims, control.interrupts
@@ -472,7 +473,7 @@ class JobRunner:
                 return value
             if lane.leave_hook is not None:
                 lane.leave_hook(None)
-            packed = self.serializer.pack_value(value, self._max_payload)
+            packed = self.serializer.pack_value(value, self.max_payload)
         except BaseException as error:
             return self._pack_error(lane, error)
         return FrameKind.VALUE, packed
@@ -537,7 +538,7 @@ class JobRunner:
                 if isinstance(end, StopIteration):
                     if lane.leave_hook is not None:
                         lane.leave_hook(None)
-                    packed = self.serializer.pack_value(end.value, self._max_payload)
+                    packed = self.serializer.pack_value(end.value, self.max_payload)
                     outcome = FrameKind.VALUE, packed
                 else:
                     outcome = self._pack_error(lane, end)
@@ -586,7 +587,7 @@ class JobRunner:
 
     def pack_error(self, error: BaseException) -> bytes:
         """Pack what the caller of a job, or of an item, is to get."""
-        pack, most = self.serializer.pack_error, self._max_payload
+        pack, most = self.serializer.pack_error, self.max_payload
         name = type(error).__qualname__
         what = f"the job raised {name}, which"
         try:
@@ -655,7 +656,7 @@ class JobRunner:
     def send_item(self, lane: Lane, item: object, number: int) -> None:
         """Send an item of a stream."""
         try:
-            payload = self.serializer.pack_item(item, self._max_payload)
+            payload = self.serializer.pack_item(item, self.max_payload)
         except JobNotPicklableError as error:
             error.add_note(f"It is item {number} of a stream.")
             raise

@@ -9,8 +9,10 @@ import operator
 import os
 import resource
 import threading
+import warnings
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import aclosing
+from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
 
@@ -27,12 +29,12 @@ from asyncpool import (
     PoolFullError,
     WorkerCrashedError,
 )
-from tests.helpers import faults, jobs, scribbles
+from tests.helpers import faults, jobs, large, scribbles
 from tests.helpers.faces import Faced
 from tests.helpers.gate import Gate
 from tests.helpers.inside import CHUNK_SIZE, read_notes_by
 from tests.helpers.one_pool import ONE_LOOP
-from tests.helpers.patience import patience
+from tests.helpers.patience import PATIENCE, patience
 from tests.helpers.pools import assert_serves, case, closing, collect
 from tests.helpers.signing import Item, signing
 
@@ -194,6 +196,72 @@ async def test_what_inputs_raise_comes_after_what_was_drawn_before(
     await assert_serves(pair)
 
 
+@pytest.mark.parametrize(
+    ("function", "most"), [(jobs.take, 32), (jobs.call_or_return, 16)]
+)
+async def test_the_more_bytes_items_have_the_fewer_are_drawn_ahead(
+    faced: Faced, function: Callable[[Any], Any], most: int
+) -> None:
+    """By default 64 MiB, of calls and results together."""
+    data, seen = bytes(2 << 20), list[large.Block]()
+    blocks = (large.Block(data) for _ in range(100))
+    async with patience(), faced(2) as (caller, _):
+        taken = 0
+        async for _ in caller.map(function, watched(blocks, seen)):
+            taken += 1
+            assert len(seen) - taken <= most
+    assert taken == 100
+
+
+def reluctant(count: int) -> Iterator[int]:
+    """Yield numbers, each so late that the loop should not have to wait for it."""
+    for n in range(count):
+        threading.Event().wait(0.02)
+        yield n
+
+
+async def test_a_slow_input_does_not_hold_up_the_loop(pair: Pool) -> None:
+    loop, answer = asyncio.get_running_loop(), threading.Event()
+    spot: ContextVar[str] = ContextVar("spot")
+
+    def inputs() -> Iterator[int]:
+        spot.set("here")
+        yield from reluctant(3)
+        loop.call_soon_threadsafe(answer.set)
+        assert answer.wait(PATIENCE), "the loop waits for this"
+        assert spot.get() == "here"
+        yield 3
+        raise LookupError("no more")
+
+    found: list[int] = []
+    with pytest.raises(LookupError, match="no more") as caught:
+        await collect(pair.map(jobs.square, inputs()), found)
+    assert found == [0, 1, 4, 9]
+    [note] = caught.value.__notes__
+    assert note.endswith("make the input an async generator.")
+
+
+async def test_leaving_a_map_does_not_wait_for_a_slow_input(pool: Pool) -> None:
+    loop, stuck = asyncio.get_running_loop(), asyncio.Event()
+    may_end, closed = threading.Event(), asyncio.Queue[str]()
+
+    def inputs() -> Iterator[int]:
+        try:
+            yield from reluctant(3)
+            loop.call_soon_threadsafe(stuck.set)
+            may_end.wait(PATIENCE)
+        finally:
+            loop.call_soon_threadsafe(closed.put_nowait, "closed")
+
+    results = pool.map(jobs.square, inputs())
+    async with aclosing(results):
+        assert [await anext(results) for _ in range(3)] == [0, 1, 4]
+        await stuck.wait()
+    assert closed.empty()
+    may_end.set()
+    assert await closed.get() == "closed"
+
+
 async def test_async_inputs_are_closed_by_the_task_that_draws_them(pool: Pool) -> None:
     tasks: list[asyncio.Task[Any] | None] = []
 
@@ -331,11 +399,14 @@ async def test_lengths_and_progress_bars(
     with pytest.raises(TypeError, match="it has no length"):
         len(endless)
     assert operator.length_hint(endless, 7) == 7
-    assert len(pair.map(operator.add, range(9), range(4))) == 4
+    shorter = pair.map(operator.add, range(9), range(4))
+    assert len(shorter) == 4
     guessed = pair.map(operator.add, range(9), iter([1]))
     with pytest.raises(TypeError, match="it has no length"):
         len(guessed)
     assert operator.length_hint(guessed) == 1
+    for unused in endless, shorter, guessed:
+        await unused.aclose()
 
 
 async def test_a_map_is_run_once(pool: Pool) -> None:
@@ -350,6 +421,18 @@ async def test_a_map_is_run_once(pool: Pool) -> None:
     for it in results, begun:
         with pytest.raises(RuntimeError, match="only once"):
             aiter(it)
+
+
+async def test_a_map_that_nobody_runs_is_warned_of(pool: Pool) -> None:
+    text = r"^a map of tests\.helpers\.jobs\.square was never awaited or iterated over$"
+    with pytest.warns(RuntimeWarning, match=text) as found:
+        pool.map(jobs.square, [1]).unordered().outcomes()
+    assert [it.filename for it in found] == [__file__]
+    with warnings.catch_warnings(action="error"):
+        await pool.map(jobs.square, [1]).aclose()
+        await pool.map(jobs.square, [1]).outcomes()
+        async for _ in pool.map(jobs.square, [1]).unordered():
+            pass
 
 
 async def test_wrong_arguments_are_named(pool: Pool) -> None:

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Callable, Coroutine, Generator, Iterator
 from contextlib import contextmanager
 from functools import partial
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 import pytest
 from hypothesis import given, settings, strategies as st
@@ -50,7 +50,6 @@ class FakePool:
     counts_jobs = False
     fresh = is_remote = False
     concurrency = 1
-    max_payload = 1 << 30
 
     @staticmethod
     def are_stored(items: list[Any], *, star: bool) -> bool:
@@ -297,37 +296,16 @@ def test_a_result_that_is_too_large_together_is_nobodys_second_run() -> None:
     run(main())
 
 
+@pytest.mark.parametrize("turns", [0, 1])
 @in_one_turn
-def test_nothing_is_sent_after_the_end() -> None:
-    async def main() -> None:
-        pool = FakePool()
-        items = [(n, "ok") for n in range(8)]
-        results = map_of(pool, items, chunksize=4, buffersize=40)
-
-        async def take() -> None:
-            await anext(results)
-            await results.aclose()
-
-        task = asyncio.create_task(take())
-        await asyncio.sleep(0)
-        pool.finish(0, 9)
-        await asyncio.sleep(0)
-        # This one is heard of in the very turn in which the map ends.
-        pool.finish(0, 1)
-        await task
-        await asyncio.sleep(0)
-        assert not pool.open
-
-    run(main())
-
-
-@in_one_turn
-def test_an_error_that_comes_as_the_map_ends_is_not_called_unheard() -> None:
-    heard: list[dict[str, Any]] = []
+def test_what_comes_as_the_map_ends_is_not_tried_again_nor_called_unheard(
+    turns: int,
+) -> None:
+    unheard: list[dict[str, Any]] = []
 
     async def main() -> None:
         asyncio.get_running_loop().set_exception_handler(
-            lambda _, context: heard.append(context)
+            lambda _, context: unheard.append(context)
         )
         pool = FakePool()
         items = [(n, "ok" if n < 4 else "die") for n in range(8)]
@@ -336,58 +314,20 @@ def test_an_error_that_comes_as_the_map_ends_is_not_called_unheard() -> None:
         async def take() -> None:
             await anext(results)
             pool.finish(0, 9)
-            await asyncio.sleep(0)  # it has landed, and is not looked at yet
+            for _ in range(turns):
+                await asyncio.sleep(0)  # it has landed, and is not looked at yet
             await results.aclose()
 
         task = asyncio.create_task(take())
         await asyncio.sleep(0)
         pool.finish(0, 9)
         await task
+        await asyncio.sleep(0)
+        assert not pool.open
 
     run(main())
     gc.collect()
-    assert not heard
-
-
-@in_one_turn
-def test_what_others_leave_no_room_for_is_sent_when_there_is_some() -> None:
-    async def main() -> None:
-        pool = FakePool(most_open=1)
-        results = map_of(
-            pool, [(n, "ok") for n in range(4)], chunksize=4, buffersize=40
-        )
-        running = asyncio.ensure_future(results)
-        await asyncio.sleep(0)
-        # One item is done; another's job takes the place before the rest is sent.
-        pool.others = 1
-        pool.finish(0, 1)
-        for _ in range(10):
-            await asyncio.sleep(0)
-        assert not pool.open
-        pool.others = 0
-        while not running.done():
-            await asyncio.sleep(0)
-            if pool.open:
-                pool.finish(0, 9)
-        assert await running == [0, 1, 2, 3]
-
-    run(main())
-
-
-@in_one_turn
-def test_the_pool_is_let_go_before_the_last_result_is_taken() -> None:
-    async def main() -> None:
-        pool = FakePool()
-        results = map_of(pool, [(0, "ok"), (1, "ok")], chunksize=1, buffersize=2)
-        first = asyncio.ensure_future(cast("Any", anext(results)))
-        await asyncio.sleep(0)  # there is no room to draw more, and so to see the end
-        pool.finish(0, 1)
-        pool.finish(0, 1)
-        assert (await first, pool.let_go) == (0, [])
-        assert await anext(results) == 1
-        assert pool.let_go
-
-    run(main())
+    assert not unheard
 
 
 class Turns:

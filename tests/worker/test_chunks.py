@@ -58,13 +58,12 @@ def echo(value: Any) -> Any:
 def run(page: Page, function: Any, items: list[Any], hook: Any = None) -> Any:
     """Run a chunk as the first attempt at job 7."""
     mark = running.set((7, 1, PLAIN, 0.0, None))
-    runner: Any = SimpleNamespace(hook=hook, by_job={(7, 1): page})
+    runner: Any = SimpleNamespace(hook=hook, by_job={(7, 1): page}, max_payload=1 << 20)
     runner.pack_error = pack_error
     runner.error_for_caller = partial(JobRunner.error_for_caller, runner)
     try:
-        packed, most = pickle.dumps(function), 1 << 20
-        how: dict[str, Any] = {"star": False, "named": True, "max_payload": most}
-        return begin(call_items(runner, packed, items, **how))
+        packed = pickle.dumps(function)
+        return begin(call_items(runner, packed, items, star=False, named=True))
     finally:
         running.reset(mark)
 
@@ -91,7 +90,7 @@ def test_whatever_comes_is_noted_and_returned_as_it_is(
 _page_of: ContextVar[Page] = ContextVar("page_of")
 
 
-def stop_at_two(number: float) -> float:
+def stop_at_two(number: int) -> int:
     if number == 2:
         ask_to_stop(_page_of.get(), LOG_START, 7)
     return number
@@ -106,37 +105,31 @@ def test_a_chunk_that_is_told_to_stop_before_it_begins_stops_at_once(
     assert run(page, echo, [1, 2, 3]).load() == [1]
 
 
-@pytest.mark.parametrize("kind", [int, float, str])
 def test_no_item_begins_after_the_one_during_which_it_is_asked_to_stop(
-    page: Page, kind: type
+    page: Page,
 ) -> None:
     _page_of.set(page)
-    items = [1, 2, 3] if kind is int else [1.0, 2.0, 3.0]
-    before = ["x"] if kind is str else []
-    result = run(page, stop_at_two, before + items)
-    assert kinds(result.load()) == kinds(before + items[:2])
+    assert run(page, stop_at_two, ["x", 1, 2, 3]).load() == ["x", 1, 2]
 
 
 _left: ContextVar[list[Any]] = ContextVar("left")
 
 
-def look_at_three(number: float) -> float:
+def look_at_three(number: int) -> int:
     """Do what a crash in the midst of the third item would leave behind."""
     if number == 3:
         _left.get().append(noted(_page_of.get()))
     return number
 
 
-@pytest.mark.parametrize("items", [[1, 2, 3, 4], [1.0, 2.0, 3.0, 4.0], ["x", 2, 3]])
 def test_while_an_item_runs_all_before_it_are_noted_and_nothing_else(
-    page: Page, items: list[Any]
+    page: Page,
 ) -> None:
     run(page, echo, [9] * 5)
     _page_of.set(page)
     _left.set([])
-    run(page, look_at_three, items)
-    [left] = _left.get()
-    assert kinds(left) == kinds(items[:2])
+    run(page, look_at_three, [1, 2.5, 3, 4])
+    assert _left.get() == [[1, 2.5]]
 
 
 def test_an_item_that_ends_before_its_first_step_leaves_its_hook(page: Page) -> None:
