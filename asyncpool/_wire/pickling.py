@@ -21,10 +21,13 @@ from __future__ import annotations
 
 import pickle
 import traceback
+from collections import deque
+from contextlib import suppress
 from functools import cache, partial
 from io import BytesIO
-from itertools import islice
+from itertools import chain, islice
 from sys import modules
+from types import BuiltinFunctionType, FunctionType, MethodType
 
 from asyncpool._wire.buffers import (
     ARRAYS,
@@ -55,7 +58,7 @@ from asyncpool.errors import (
 TYPE_CHECKING = False  # see _wire/records.py
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
     from types import TracebackType
     from typing import Any, Literal
 
@@ -74,6 +77,13 @@ _ONLY_AT_A_START = (
     "'mmap.mmap' object",
 )
 _HINT = "; workers can have it from their start on, in the pool's initargs"
+
+# What is told if a worker misses a module that this program has.
+_ONLY_HERE = (
+    "This program has {!r}, which no folder of the worker's sys.path has: put its folder, or that "
+    "of its package, there before the pool starts (for pytest's --import-mode=importlib: by "
+    "`pythonpath` in its configuration)"
+)
 
 
 def dumps(value: object, buffers: list[memoryview] | None = None) -> bytes:
@@ -148,11 +158,11 @@ def pack_job(
         parts = [("fn", function)]
         parts += [(f"args[{index}]", value) for index, value in enumerate(args)]
         parts += [(f"kwargs[{key!r}]", value) for key, value in kwargs.items()]
-        attempt = partial(dump, pause=pause)
-        name, culprit = first_refused(parts, attempt) or ("the call", error)
-        why = describe(culprit)
-        hint = _HINT if any(text in why for text in _ONLY_AT_A_START) else ""
-        raise unpicklable(culprit, name, hint=hint) from culprit
+        found = culprit(parts, partial(dump, pause=pause))
+        name, where, why = found or ("the call", "", error)
+        if any(text in describe(why) for text in _ONLY_AT_A_START):
+            where += _HINT
+        raise unpicklable(why, name, hint=where) from why
     return pickled.payload if pickled.is_light else pickled
 
 
@@ -194,7 +204,8 @@ def pack_value(value: object, limit: int | None = None) -> bytes | OutOfBandPick
         name = type(value).__qualname__
         hint = "; stream() yields what it yields" if name in _GENERATORS else ""
         what = f"the job's result, of type {name},"
-        raise unpicklable(error, what, "result", name, hint=hint) from error
+        _, where, why = culprit([("result", value)], dumps) or ("", "", error)
+        raise unpicklable(why, what, "result", name, hint=where + hint) from why
     if limit is not None and len(data) > limit:
         raise JobNotPicklableError(
             f"the job's result has {len(data)} bytes when pickled, and max_message_size is {limit}",
@@ -262,9 +273,9 @@ def pack_variables(values: Sequence[tuple[str, object]]) -> bytes:
     try:
         return dumps_call(values)
     except Exception as error:
-        name, culprit = first_refused(values, dump) or (values[0][0], error)
+        name, where, why = culprit(values, dump) or (values[0][0], "", error)
         what = f"context variable {name}"
-        raise unpicklable(culprit, what, name=name) from culprit
+        raise unpicklable(why, what, name=name, hint=where) from why
 
 
 def unpack_variables(payload: bytes) -> Sequence[tuple[str, Any]]:
@@ -305,16 +316,84 @@ def is_flat(values: Iterable[Any]) -> bool:
     return room >= 0
 
 
-def first_refused(
+# How deep a part is looked for that cannot be pickled, and how many are tried.
+_DEEPEST, _MOST_TRIES = 30, 300
+
+# What pickle meets in objects of these types.
+_ATTRIBUTES: dict[type, tuple[str, ...]] = {
+    FunctionType: ("__defaults__", "__kwdefaults__", "__dict__"),
+    MethodType: ("__self__",),
+    BuiltinFunctionType: ("__self__",),
+    partial: ("func", "args", "keywords", "__dict__"),
+}
+
+
+def culprit(
     parts: Iterable[tuple[str, object]], attempt: Callable[[object], object]
-) -> tuple[str, Exception] | None:
-    """Return the name of the first part that *attempt* cannot pickle, and why."""
-    for name, value in parts:
-        try:
-            attempt(value)
-        except Exception as own:
-            return name, own
-    return None
+) -> tuple[str, str, Exception] | None:
+    """Find what makes a call or a value impossible to pickle.
+
+    Args:
+        parts: Its parts, each with its name.
+        attempt: Pickles one.
+
+    Returns:
+        The name of the first part that cannot be pickled, the end of the error's text, which
+        says where in this part the culprit is, and why.  ``None`` if each can be.
+    """
+    name, path, why = "", "", None
+    tried: dict[int, object] = {}
+    for _ in range(_DEEPEST):
+        # They come as pickle meets them: none that is behind the culprit is pickled for this.
+        for step, part in _untried(parts, tried):
+            try:
+                attempt(part)
+            except Exception as own:
+                why, path, parts = own, path + step, _parts_of(part)
+                break
+        else:
+            break
+        name = name or path
+        # The text of the former says all; the latter is no single object's.
+        if issubclass(type(why), GlobalError | RecursionError):
+            break
+    if why is None:
+        return None
+    return name, "" if path == name else f" - at `{path}`", why
+
+
+def _untried(
+    parts: Iterable[tuple[str, object]], tried: dict[int, object]
+) -> Iterator[tuple[str, object]]:
+    with suppress(Exception):  # of the objects' own methods
+        for step, part in parts:
+            if type(part) in _PLAIN or id(part) in tried:
+                continue
+            if len(tried) == _MOST_TRIES:
+                return
+            tried[id(part)] = part
+            yield step, part
+
+
+def _parts_of(whole: Any) -> Iterator[tuple[str, object]]:
+    """Yield what pickle meets in *whole*, each with its path from there."""
+    if type(whole) is FunctionType:
+        names = whole.__code__.co_freevars
+        for name, cell in zip(names, whole.__closure__ or (), strict=True):
+            yield f".<closure>.{name}", cell.cell_contents
+    for name in _ATTRIBUTES.get(type(whole), ()):
+        yield f".{name}", getattr(whole, name)
+    if isinstance(whole, list | tuple | deque):
+        yield from ((f"[{at}]", it) for at, it in enumerate(whole))
+    elif isinstance(whole, dict):
+        yield from ((f"[{key!r}]", it) for key, it in whole.items())
+    if type(whole) in _ITEMS or type(whole) in _ATTRIBUTES:
+        return
+    # An object may leave out attributes, so they are what its class has pickled.
+    state = (*whole.__reduce_ex__(5), None)[2]
+    for fields in state if type(state) is tuple else (state,):
+        if type(fields) is dict:
+            yield from ((f".{name}", it) for name, it in fields.items())
 
 
 def unpicklable(
@@ -361,7 +440,7 @@ def text_of(error: BaseException) -> str:
 
 
 # Types whose values hold no other object, and are written at once or in pieces.
-_PLAIN: frozenset[type] = frozenset((float, bool, type(None), bytes))
+_PLAIN: frozenset[type] = _SCALARS | {str, bytes}
 
 # How to get at the items of a container, also of a derived class, whatever that has redefined.
 _ITEMS: dict[type, Callable[[Any], Iterable[Any]]] = {
@@ -478,7 +557,10 @@ def pack_error(error: BaseException) -> bytes:
     """Return the payload of an ``ERROR`` frame, whatever *error* is that the job raised."""
     texts = traceback_of(error), type_name(error), text_of(error)
     remote, name, text = map(printable_lines, texts)
-    for attempt in (dumps, _dumps_rebuilt):
+    attempts = [dumps, _dumps_rebuilt]
+    if any(vars(cls).get("__slots__") for cls in type(error).__mro__):
+        attempts.reverse()  # the class's own way leaves out what is in slots, as a rule
+    for attempt in attempts:
         try:
             data = attempt(error)
             copy = pickle.loads(
@@ -514,6 +596,8 @@ def load_error(
         data, *texts = _check_outcome(loads(payload, pause=pause))
         remote, name, text = map(printable_lines, texts)
         error = _check_error(loads(data, pause=pause))
+        if type(error) is ModuleNotFoundError and (here := modules.get(error.name)):
+            error.add_note(_ONLY_HERE.format(here))
     except BaseException as broken:  # what is unpickled may raise anything
         what = f"{name}: {text}" if name else printable_lines(describe(broken))
         error = JobNotPicklableError(
@@ -593,7 +677,9 @@ def _rebuilding(base: Any) -> Any:
                 cls = type(obj)
                 # What the built-in class needs to rebuild it, and its attributes.
                 reduced: Any = _builtin_base(cls).__reduce__(obj)
-                return _rebuild, (cls, *reduced[1:])
+                state: Any = object.__getstate__(obj)
+                slots = state[1:] if type(state) is tuple else ()
+                return _rebuild, (cls, *reduced[1:], *slots)
             if base is pickle.Pickler:  # it has no such method
                 return NotImplemented
             return base.reducer_override(self, obj)
@@ -604,14 +690,14 @@ def _rebuilding(base: Any) -> Any:
 def _rebuild(
     cls: type[BaseException],
     args: tuple[Any, ...],
-    state: dict[str, Any] | None = None,
+    *states: dict[str, Any],
 ) -> BaseException:
     error = cls.__new__(cls, *args)
     # It does not call cls.__init__, whose parameters nobody knows.  It calls that of
     # the built-in base class, which fills the fields of an OSError or a
     # UnicodeDecodeError.
     _builtin_base(cls).__init__(error, *args)
-    for name, value in (state or {}).items():
+    for name, value in chain.from_iterable(state.items() for state in states):
         object.__setattr__(error, name, value)
     return error
 

@@ -90,6 +90,10 @@ async def test_awkward_exceptions_arrive_too(pool: Pool) -> None:
     with pytest.raises(values.NeedsKeywordError) as keyword:
         await pool.submit(values.raise_needs_keyword)
     assert keyword.value.code == 7
+    with pytest.raises(values.SlottedError, match="failed") as slotted:
+        await pool.submit(values.raise_slotted)
+    assert (slotted.value.code, slotted.value.__notes__) == (7, ["noted"])
+    assert not hasattr(slotted.value, "unset")
     with pytest.raises(ExceptionGroup) as group:
         await pool.submit(values.raise_group)
     assert [str(error) for error in group.value.exceptions] == ["one", "two"]

@@ -46,6 +46,14 @@ class NeedsKeywordError(Exception):
         self.code = code
 
 
+class SlottedError(Exception):
+    __slots__ = ("code", "unset")
+
+    def __init__(self, text: str, code: int = 0) -> None:
+        super().__init__(text)
+        self.code = code
+
+
 class HoldsLockError(Exception):
     """Cannot be pickled at all."""
 
@@ -183,6 +191,12 @@ def explode(error: BaseException) -> NoReturn:
 
 def raise_needs_two() -> NoReturn:
     raise NeedsTwoError("salt", "pepper")
+
+
+def raise_slotted() -> None:
+    error = SlottedError("failed", 7)
+    error.add_note("noted")
+    raise error
 
 
 def raise_needs_keyword() -> NoReturn:
