@@ -58,8 +58,8 @@ class Handover:
             parts = [("initializer", initializer)]
             parts += [(f"initargs[{i}]", value) for i, value in enumerate(initargs)]
             attempt = partial(dumps_call, others=spawning.reducers)
-            whole = "the initializer with its arguments", "", error
-            name, where, why = culprit(parts, attempt) or whole
+            whole = "the initializer with its arguments"
+            name, where, why = culprit(whole, error, parts, attempt)
             raise unpicklable(why, name, hint=where) from why
         finally:
             set_spawning_popen(before)

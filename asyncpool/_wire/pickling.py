@@ -39,7 +39,6 @@ from asyncpool._wire.buffers import (
     ReceivedPickle,
     StreamTooLongError,
     dump,
-    dumps_call,
     is_heavy,
     keep_large,
     loads,
@@ -58,7 +57,7 @@ from asyncpool.errors import (
 TYPE_CHECKING = False  # see _wire/records.py
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping
     from types import TracebackType
     from typing import Any, Literal
 
@@ -158,8 +157,8 @@ def pack_job(
         parts = [("fn", function)]
         parts += [(f"args[{index}]", value) for index, value in enumerate(args)]
         parts += [(f"kwargs[{key!r}]", value) for key, value in kwargs.items()]
-        found = culprit(parts, partial(dump, pause=pause))
-        name, where, why = found or ("the call", "", error)
+        attempt = partial(dump, pause=pause)
+        name, where, why = culprit("the call", error, parts, attempt)
         if any(text in describe(why) for text in _ONLY_AT_A_START):
             where += _HINT
         raise unpicklable(why, name, hint=where) from why
@@ -204,7 +203,7 @@ def pack_value(value: object, limit: int | None = None) -> bytes | OutOfBandPick
         name = type(value).__qualname__
         hint = "; stream() yields what it yields" if name in _GENERATORS else ""
         what = f"the job's result, of type {name},"
-        _, where, why = culprit([("result", value)], dumps) or ("", "", error)
+        _, where, why = culprit("", error, [("result", value)], dumps)
         raise unpicklable(why, what, "result", name, hint=where + hint) from why
     if limit is not None and len(data) > limit:
         raise JobNotPicklableError(
@@ -218,12 +217,16 @@ def pack_value(value: object, limit: int | None = None) -> bytes | OutOfBandPick
 def load_value(
     payload: bytes | memoryview | ReceivedPickle,
     pause: Callable[[], None] | None = None,
+    what: str = "the job's result",
+    direction: Direction = "result",
 ) -> Any:
     """Read what came with a ``VALUE`` frame.
 
     Args:
         payload: The payload, with its buffers.
         pause: Called now and then while a large object is unpickled.
+        what: What errors call it.
+        direction: As the error has it.
 
     Raises:
         JobNotPicklableError: If the value cannot be unpickled here.
@@ -233,7 +236,7 @@ def load_value(
             return pickle.loads(payload)
         return loads(payload, pause=pause)
     except BaseException as error:  # what is unpickled may raise anything
-        raise unloadable(error) from error
+        raise unloadable(error, what, direction) from error
 
 
 def unloadable(
@@ -243,48 +246,6 @@ def unloadable(
 ) -> JobNotPicklableError:
     """Return the error for a result, or for *what* else, whose unpickling has raised *error*."""
     return unpicklable(error, what, direction, "", verb="unpickled here")
-
-
-def load_details(payload: bytes) -> Any:
-    """Read the details of a heartbeat.
-
-    Raises:
-        JobNotPicklableError: If they cannot be unpickled here.
-    """
-    try:
-        return pickle.loads(payload)
-    except BaseException as error:  # what is unpickled may raise anything
-        raise unloadable(error, "the details of a heartbeat", "details") from error
-
-
-# The context variables of the code that submits a job travel by name, ``"package.module:name"``, and
-# the worker looks them up where the job runs.
-
-
-def pack_variables(values: Sequence[tuple[str, object]]) -> bytes:
-    """Return the bytes for variables with these values; empty if there are none.
-
-    Raises:
-        JobNotPicklableError: If a value cannot be pickled.  The error names the
-            variable.
-    """
-    if not values:
-        return b""
-    try:
-        return dumps_call(values)
-    except Exception as error:
-        name, where, why = culprit(values, dump) or (values[0][0], "", error)
-        what = f"context variable {name}"
-        raise unpicklable(why, what, name=name, hint=where) from why
-
-
-def unpack_variables(payload: bytes) -> Sequence[tuple[str, Any]]:
-    """Return the names and values from *payload*, which must come from the pool.
-
-    Raises:
-        BaseException: Any that unpickling a value raises.
-    """
-    return pickle.loads(payload) if payload else ()
 
 
 def dumps_with(
@@ -316,63 +277,55 @@ def is_flat(values: Iterable[Any]) -> bool:
     return room >= 0
 
 
-# How deep a part is looked for that cannot be pickled, and how many are tried.
-_DEEPEST, _MOST_TRIES = 30, 300
+# How many parts are tried to find one that cannot be pickled.
+_MOST_TRIES = 300
 
 # What pickle meets in objects of these types.
-_ATTRIBUTES: dict[type, tuple[str, ...]] = {
-    FunctionType: ("__defaults__", "__kwdefaults__", "__dict__"),
-    MethodType: ("__self__",),
-    BuiltinFunctionType: ("__self__",),
-    partial: ("func", "args", "keywords", "__dict__"),
-}
+_CALLABLES = (FunctionType, MethodType, BuiltinFunctionType, partial)
+_PARTS = ("__defaults__", "__kwdefaults__", "__self__", "func", "args", "keywords")
 
 
 def culprit(
-    parts: Iterable[tuple[str, object]], attempt: Callable[[object], object]
-) -> tuple[str, str, Exception] | None:
-    """Find what makes a call or a value impossible to pickle.
+    whole: str,
+    error: Exception,
+    parts: Iterable[tuple[str, object]],
+    attempt: Callable[[object], object],
+) -> tuple[str, str, Exception]:
+    """Find what makes it impossible to pickle something.
 
     Args:
+        whole: What it is.
+        error: What pickling it has raised.
         parts: Its parts, each with its name.
         attempt: Pickles one.
 
     Returns:
-        The name of the first part that cannot be pickled, the end of the error's text, which
-        says where in this part the culprit is, and why.  ``None`` if each can be.
+        The name of the part that cannot be pickled, or *whole* if each can be; the end of the
+        error's text, which says where in this part the culprit is; and why.
     """
-    name, path, why = "", "", None
+    name = path = ""
     tried: dict[int, object] = {}
-    for _ in range(_DEEPEST):
-        # They come as pickle meets them: none that is behind the culprit is pickled for this.
-        for step, part in _untried(parts, tried):
-            try:
-                attempt(part)
-            except Exception as own:
-                why, path, parts = own, path + step, _parts_of(part)
-                break
-        else:
-            break
-        name = name or path
-        # The text of the former says all; the latter is no single object's.
-        if issubclass(type(why), GlobalError | RecursionError):
-            break
-    if why is None:
-        return None
-    return name, "" if path == name else f" - at `{path}`", why
-
-
-def _untried(
-    parts: Iterable[tuple[str, object]], tried: dict[int, object]
-) -> Iterator[tuple[str, object]]:
-    with suppress(Exception):  # of the objects' own methods
-        for step, part in parts:
-            if type(part) in _PLAIN or id(part) in tried:
-                continue
-            if len(tried) == _MOST_TRIES:
-                return
-            tried[id(part)] = part
-            yield step, part
+    todo: Iterable[tuple[str, object]] | None = parts
+    while todo is not None:
+        parts, todo = todo, None
+        with suppress(Exception):  # of the objects' own methods
+            # They come as pickle meets them: none that is behind the culprit is pickled for this.
+            for step, part in parts:
+                if type(part) in _PLAIN or id(part) in tried:
+                    continue
+                tried[id(part)] = part
+                try:
+                    attempt(part)
+                except Exception as own:
+                    error, path = own, path + step
+                    name = name or path
+                    # The text of the former says all; the latter is no single object's.
+                    if not issubclass(type(own), GlobalError | RecursionError):
+                        todo = _parts_of(part)
+                    break
+                if len(tried) == _MOST_TRIES:
+                    break
+    return name or whole, "" if path == name else f" - at `{path}`", error
 
 
 def _parts_of(whole: Any) -> Iterator[tuple[str, object]]:
@@ -381,14 +334,12 @@ def _parts_of(whole: Any) -> Iterator[tuple[str, object]]:
         names = whole.__code__.co_freevars
         for name, cell in zip(names, whole.__closure__ or (), strict=True):
             yield f".<closure>.{name}", cell.cell_contents
-    for name in _ATTRIBUTES.get(type(whole), ()):
-        yield f".{name}", getattr(whole, name)
-    if isinstance(whole, list | tuple | deque):
+    if isinstance(whole, _CALLABLES):
+        yield from ((f".{name}", getattr(whole, name, None)) for name in _PARTS)
+    elif isinstance(whole, list | tuple | deque):
         yield from ((f"[{at}]", it) for at, it in enumerate(whole))
     elif isinstance(whole, dict):
         yield from ((f"[{key!r}]", it) for key, it in whole.items())
-    if type(whole) in _ITEMS or type(whole) in _ATTRIBUTES:
-        return
     # An object may leave out attributes, so they are what its class has pickled.
     state = (*whole.__reduce_ex__(5), None)[2]
     for fields in state if type(state) is tuple else (state,):
@@ -442,10 +393,10 @@ def text_of(error: BaseException) -> str:
 # Types whose values hold no other object, and are written at once or in pieces.
 _PLAIN: frozenset[type] = _SCALARS | {str, bytes}
 
-# How to get at the items of a container, also of a derived class, whatever that has redefined.
+# How to get at the items of a container.
 _ITEMS: dict[type, Callable[[Any], Iterable[Any]]] = {
-    list: list[object].__iter__,
-    tuple: tuple[object, ...].__iter__,
+    list: iter,
+    tuple: iter,
     dict: dict[object, object].values,
 }
 
@@ -465,13 +416,11 @@ class SizeProbe:
         limit: How many bytes an object may have without being large.
     """
 
-    __slots__ = ("_limit", "_objects", "_ordinary")
+    __slots__ = ("_limit", "_objects")
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
         self._objects = _OBJECTS
-        # Classes whose objects have only attributes.
-        self._ordinary: set[type] = set()
 
     def search(self, values: Iterable[Any]) -> bool:
         """Check *values*, and the items of containers among them.
@@ -498,8 +447,6 @@ class SizeProbe:
                 found += islice(_ITEMS[cls](value), room)
             elif cls not in _PLAIN:
                 seen_all = False
-                if cls not in self._ordinary:
-                    self._check(value)
         return seen_all and len(found) < _LOOKS
 
     def watch(self, value: Any) -> None:
@@ -510,10 +457,8 @@ class SizeProbe:
                 there are too many.
         """
         self._objects -= 1
-        if self._objects < 0:
+        if self._objects < 0 or self._is_copied(value):
             raise StreamTooLongError
-        if type(value) not in self._ordinary and (items := self._check(value)):
-            self.search(items)
         try:
             attributes = value.__dict__
         except Exception:
@@ -521,43 +466,23 @@ class SizeProbe:
         if type(attributes) is dict and attributes:
             self.search(attributes.values())
 
-    def _check(self, value: Any) -> Iterable[Any]:
-        """Check an object that is of no built-in type, and return its items, if it is a container.
-
-        Raises:
-            StreamTooLongError: If it is large itself.
-        """
-        cls, large = type(value), False
-        if issubclass(cls, str):
-            large = str.__len__(value) > self._limit
-        elif issubclass(cls, int):
-            large = int.bit_length(value) > 8 * self._limit
-        elif hasattr(cls, "nbytes") or cls.__module__ == "array":
-            large = _is_copied(value, self._limit)
-        elif kind := next((kind for kind in _ITEMS if issubclass(cls, kind)), None):
-            return _ITEMS[kind](value)
-        else:
-            self._ordinary.add(cls)
-        if large:
-            raise StreamTooLongError
-        return ()
-
-
-def _is_copied(value: Any, limit: int) -> bool:
-    """Tell whether a pickler copies more than *limit* bytes of *value*, which has a buffer, at once."""
-    try:
-        if type(value).__module__ == "array":
-            return bool(len(value) * value.itemsize > limit)
-        return bool(value.nbytes > limit and not stays_apart(value))
-    except Exception:
-        return True
+    def _is_copied(self, value: Any) -> bool:
+        """Tell whether a pickler copies a large buffer of *value* at once."""
+        cls, limit = type(value), self._limit
+        try:
+            if cls.__module__ == "array":
+                return bool(len(value) * value.itemsize > limit)
+            has_buffer = hasattr(cls, "nbytes") and value.nbytes > limit
+            return has_buffer and not stays_apart(value)
+        except Exception:
+            return True
 
 
 def pack_error(error: BaseException) -> bytes:
     """Return the payload of an ``ERROR`` frame, whatever *error* is that the job raised."""
     texts = traceback_of(error), type_name(error), text_of(error)
     remote, name, text = map(printable_lines, texts)
-    attempts = [dumps, _dumps_rebuilt]
+    attempts: list[Callable[[BaseException], bytes]] = [dumps, _dumps_rebuilt]
     if any(vars(cls).get("__slots__") for cls in type(error).__mro__):
         attempts.reverse()  # the class's own way leaves out what is in slots, as a rule
     for attempt in attempts:
@@ -593,10 +518,12 @@ def load_error(
     """
     remote = name = text = ""
     try:
-        data, *texts = _check_outcome(loads(payload, pause=pause))
+        data, *texts = loads(payload, pause=pause)
         remote, name, text = map(printable_lines, texts)
         error = _check_error(loads(data, pause=pause))
-        if type(error) is ModuleNotFoundError and (here := modules.get(error.name)):
+        if type(error) is ModuleNotFoundError and (
+            here := modules.get(error.name or "")
+        ):
             error.add_note(_ONLY_HERE.format(here))
     except BaseException as broken:  # what is unpickled may raise anything
         what = f"{name}: {text}" if name else printable_lines(describe(broken))
@@ -620,14 +547,6 @@ def raisable(error: BaseException) -> BaseException:
     return JobRaisedError(error)
 
 
-def _check_outcome(outcome: object) -> tuple[bytes, str, str, str]:
-    match outcome:
-        case (bytes(data), str(remote), str(name), str(text)):
-            return data, remote, name, text
-        case _:
-            raise TypeError("the outcome is malformed")
-
-
 def _check_error(error: object) -> BaseException:
     if not isinstance(error, BaseException):
         raise TypeError("the outcome is no exception")
@@ -641,20 +560,13 @@ def _is_faithful(copy: BaseException, error: BaseException) -> bool:
     return (
         text_of(copy) == text_of(error)
         and copy.__dict__.keys() == error.__dict__.keys()
-        and _has_value(copy) is _has_value(error)
+        # What SystemExit and StopIteration take from their arguments, a reducer of copyreg may
+        # forget, as that of tblib does, which Dask imports.
+        and all(
+            (getattr(copy, it, None) is None) is (getattr(error, it, None) is None)
+            for it in ("code", "value")
+        )
     )
-
-
-def _has_value(error: BaseException) -> bool:
-    """Tell whether it has the field that a ``SystemExit`` or a ``StopIteration`` fills from its arguments.
-
-    A reducer of ``copyreg`` may forget it, as that of tblib does, which Dask imports.
-    """
-    match error:
-        case SystemExit(code=value) | StopIteration(value=value):
-            return value is not None
-        case _:
-            return False
 
 
 def _dumps_rebuilt(error: BaseException) -> bytes:
@@ -776,7 +688,9 @@ class Serializer:
     load_value: Callable[..., Any] = staticmethod(load_value)
     load_item: Callable[..., Any] = staticmethod(load_value)
     load_error: Callable[..., BaseException] = staticmethod(load_error)
-    load_details: Callable[..., Any] = staticmethod(load_details)
+    load_details: Callable[..., Any] = staticmethod(
+        partial(load_value, what="the details of a heartbeat", direction="details")
+    )
     is_heavy: Callable[..., bool] = staticmethod(is_heavy)
 
 
