@@ -13,6 +13,7 @@ import pytest
 from asyncpool._engine.interpreter import recognise
 from asyncpool._wire import by_value, scripts, scripts as arrivals
 from asyncpool._wire.buffers import (
+    HEAVY,
     ReceivedPickle,
     StreamTooLongError,
     dump,
@@ -240,6 +241,11 @@ def test_too_large_a_global_is_too_large_for_this_thread(sides: Sides) -> None:
     with pytest.raises(StreamTooLongError):
         dump((sides.here["look"], ()), limit=1000)
     assert sides.call("look") == 10_000
+    # Nor is a large buffer hashed, though that stays out of the stream.
+    sides.run("import numpy\nones = numpy.ones(100_000)\ndef sums(): return ones.sum()")
+    with pytest.raises(StreamTooLongError):
+        dump((sides.here["sums"], ()), limit=HEAVY)
+    assert sides.call("sums") == 100_000
 
 
 def test_a_unit_that_cannot_be_made_leaves_nothing_half_done(sides: Sides) -> None:
