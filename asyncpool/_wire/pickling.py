@@ -21,7 +21,6 @@ from __future__ import annotations
 
 import pickle
 import traceback
-from collections import deque
 from contextlib import suppress
 from functools import cache, partial
 from io import BytesIO
@@ -336,7 +335,7 @@ def _parts_of(whole: Any) -> Iterator[tuple[str, object]]:
             yield f".<closure>.{name}", cell.cell_contents
     if isinstance(whole, _CALLABLES):
         yield from ((f".{name}", getattr(whole, name, None)) for name in _PARTS)
-    elif isinstance(whole, list | tuple | deque):
+    elif isinstance(whole, list | tuple):
         yield from ((f"[{at}]", it) for at, it in enumerate(whole))
     elif isinstance(whole, dict):
         yield from ((f"[{key!r}]", it) for key, it in whole.items())

@@ -195,29 +195,6 @@ def sides(monkeypatch: pytest.MonkeyPatch) -> Iterator[Sides]:
     return Sides(monkeypatch)  # type: ignore[return-value]
 
 
-def test_a_global_that_is_deleted_here_is_deleted_there(sides: Sides) -> None:
-    sides.run("x = 1\ndef look(): return x")
-    assert sides.call("look") == 1
-    del sides.here["x"]
-    with pytest.raises(NameError, match="'x' is not defined"):
-        sides.call("look")
-    sides.there["x"] = 5  # a job's own
-    assert sides.call("look") == 5
-
-
-def test_what_refers_to_what_has_changed_is_made_anew(sides: Sides) -> None:
-    sides.run("""
-def handler(): return "old"
-table = {"it": handler}
-def look(): return table["it"](), table["it"] is handler
-""")
-    assert sides.call("look") == ("old", True)
-    sides.here["handler"].__defaults__ = ()  # as it was
-    assert sides.call("look") == ("old", True)
-    sides.run("def handler(): return 'new'\ntable['it'] = handler")
-    assert sides.call("look") == ("new", True)
-
-
 def test_only_a_function_that_may_have_changed_is_pickled_again(sides: Sides) -> None:
     sides.run("""
 import math

@@ -5,7 +5,6 @@ from __future__ import annotations
 import array
 import copyreg
 import functools
-import math
 import operator
 import pickle
 import traceback
@@ -17,12 +16,10 @@ from typing import Any, NoReturn
 
 import numpy as np
 import pytest
-from hypothesis import given, strategies as st
 from tblib import pickling_support
 
 from asyncpool._wire.buffers import HEAVY, StreamTooLongError
 from asyncpool._wire.pickling import (
-    dumps,
     format_error,
     load_error,
     load_job,
@@ -35,70 +32,8 @@ from asyncpool._wire.pickling import (
 from asyncpool._wire.text import users_own
 from asyncpool.errors import JobNotPicklableError, JobRaisedError, RemoteTraceback
 from tests.core import specimens
-from tests.core.specimens import LOCK, Counter, FailsTwice, FailsWhenSaved, add
+from tests.core.specimens import add
 from tests.helpers.parcels import arrived, plain
-
-values = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.text() | st.binary() | st.just(""),
-    lambda inner: (
-        st.lists(inner) | st.dictionaries(st.text(), inner) | st.tuples(inner, inner)
-    ),
-    max_leaves=10,
-)
-
-
-@pytest.mark.parametrize(
-    "function",
-    [
-        Counter(10).plus,
-        Counter.fresh,
-        functools.partial(add, 5),
-        functools.partial(Counter(1).plus, times=2),
-        operator.methodcaller("upper"),
-        str.split,
-        [3, 4].index,
-    ],
-)
-def test_what_can_be_imported_travels_by_name(function: Callable[..., Any]) -> None:
-    assert b"cloudpickle" not in plain(pack_job(function, (), {}))
-
-
-@given(st.lists(values), st.dictionaries(st.text(), values), st.integers(1))
-def test_arguments_come_back_and_a_function_with_a_number_is_not_sent(
-    args: list[object], kwargs: dict[str, object], number: int
-) -> None:
-    call = (tuple(args), kwargs)
-    assert load_job(plain(pack_job(math.factorial, *call))) == (math.factorial, *call)
-    payload = plain(pack_job(math.factorial, *call, number=number))
-    assert payload == dumps(call)
-    assert load_job(payload, add) == (add, *call)
-
-
-@pytest.mark.parametrize(
-    ("function", "args", "kwargs", "name"),
-    [
-        (add, (LOCK, 1), {}, "args[0]"),
-        (add, (1, LOCK), {}, "args[1]"),
-        (add, (1, [{"deep": LOCK}]), {}, "args[1]"),
-        (add, (1,), {"right": LOCK}, "kwargs['right']"),
-        (add, (1, FailsWhenSaved()), {"right": LOCK}, "args[1]"),
-        (LOCK.acquire, (), {}, "fn"),
-        (functools.partial(print, LOCK), (1,), {}, "fn"),
-        (lambda: None, (LOCK,), {}, "args[0]"),
-        (add, (FailsTwice(), 1), {}, "the call"),
-    ],
-)
-def test_an_argument_that_cannot_be_pickled_is_named(
-    function: Callable[..., Any], args: Any, kwargs: Any, name: str
-) -> None:
-    with pytest.raises(JobNotPicklableError) as caught:
-        pack_job(function, args, kwargs)
-    error = caught.value
-    assert (error.name, error.direction) == (name, "arguments")
-    cause = error.__cause__
-    assert cause is not None
-    why = f"{name} cannot be pickled: {type(cause).__qualname__}: {cause}"
-    assert str(error).partition(" - at `")[0] == why
 
 
 def test_a_value_in_itself_and_a_very_deep_one() -> None:

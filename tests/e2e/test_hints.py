@@ -7,7 +7,6 @@ import itertools
 import pickle
 import sys
 import threading
-from collections import deque
 from collections.abc import Callable
 from functools import partial
 from importlib.util import module_from_spec, spec_from_file_location
@@ -148,7 +147,6 @@ PATHS: dict[str, Any] = {
     "args[0].<closure>.lock": holds(LOCK),
     "args[0].__defaults__[0]['by'].owner": holds(1, by=Service(LOCK)),
     "args[0].keywords['key']": partial(jobs.take, 1, key=LOCK),
-    "args[0][3]": deque([1, 2, 3, LOCK]),
     "args[0].slot": Guarded(LOCK),
 }
 

@@ -116,6 +116,7 @@ KEPT = values.Unpicklable()
         ((jobs.take, 1, KEPT), "arguments", "args[1]", "not for sale"),
         ((jobs.take, 1, [{"deep": KEPT}]), "arguments", "args[1]", "not for sale"),
         ((functools.partial(jobs.take, KEPT),), "arguments", "fn", "not for sale"),
+        ((jobs.take, values.FailsTwice()), "arguments", "the call", "not yet"),
         ((values.make_lock,), "result", "lock", "cannot pickle"),
         ((values.make_only_there,), "result", "", "not here"),
         ((values.raise_holds_lock,), "exception", "HoldsLockError", "the lock is mine"),

@@ -359,16 +359,12 @@ warnings.simplefilter("default")
 table = bytearray(20 << 20)
 
 def look(_=0):
-    return table[0], table[-1]
-
-def change():
-    table[-1] += 1
+    return table[0]
 
 async def main():
     async with asyncpool.Pool(1) as pool:
         for table[0] in (0, 1, 0, 1):
             print(await pool.submit(look), await pool.submit(look))
-        await pool.submit(change)
         print(await pool.submit(look), await pool.map(look, range(2)))
 
 asyncio.run(main())
@@ -377,10 +373,7 @@ asyncio.run(main())
 
 def test_a_large_global_is_warned_of_once(tmp_path: Path) -> None:
     out, err = finish(start_script(tmp_path, "", command=("-c", LARGE)))
-    assert out.splitlines() == [
-        *(f"({it}, 0) ({it}, 0)" for it in (0, 1, 0, 1)),
-        "(1, 1) [(1, 1), (1, 1)]",
-    ]
+    assert out.splitlines() == ["0 0", "1 1", "0 0", "1 1", "1 [1, 1]"]
     assert err.count("RuntimeWarning") == 1
     assert (
         "RuntimeWarning: the global 'table', a bytearray of 20.0 MiB, is pickled anew for each "

@@ -114,6 +114,18 @@ class Unpicklable:
         raise TypeError("not for sale")
 
 
+class FailsTwice:
+    """Its first two picklings fail: those of the call as a whole."""
+
+    left = 2
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        self.left -= 1
+        if self.left >= 0:
+            raise RuntimeError("not yet")
+        return FailsTwice, ()
+
+
 class ExplodesHere:
     """Raises, whatever it is, when the pool pickles it."""
 
