@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from asyncpool._wire.buffers import dumps_call
 from asyncpool._wire.messages import MAX_HOOK, MAX_INITIALIZER
-from asyncpool._wire.pickling import first_refused, unpicklable
+from asyncpool._wire.pickling import culprit, unpicklable
 from asyncpool._wire.posix import Handed
 from asyncpool._wire.text import function_name
 
@@ -58,9 +58,9 @@ class Handover:
             parts = [("initializer", initializer)]
             parts += [(f"initargs[{i}]", value) for i, value in enumerate(initargs)]
             attempt = partial(dumps_call, others=spawning.reducers)
-            whole = "the initializer with its arguments", error
-            name, culprit = first_refused(parts, attempt) or whole
-            raise unpicklable(culprit, name) from culprit
+            whole = "the initializer with its arguments"
+            name, where, why = culprit(whole, error, parts, attempt)
+            raise unpicklable(why, name, hint=where) from why
         finally:
             set_spawning_popen(before)
         if len(self.payload) > MAX_INITIALIZER:

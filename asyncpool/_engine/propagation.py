@@ -11,8 +11,9 @@ from typing import Any
 
 from asyncpool._core import checks
 from asyncpool._wire import scripts
+from asyncpool._wire.buffers import dump, dumps_call
 from asyncpool._wire.messages import MAX_VARIABLES, with_parts
-from asyncpool._wire.pickling import pack_variables
+from asyncpool._wire.pickling import culprit, unpicklable
 from asyncpool.errors import JobNotPicklableError
 
 _UNSET = object()
@@ -45,7 +46,13 @@ class Propagation:
             JobNotPicklableError: If a value cannot be pickled, or all together are too large.
         """
         found = [(name, variable.get(_UNSET)) for name, variable in self._variables]
-        packed = pack_variables([pair for pair in found if pair[1] is not _UNSET])
+        values = [pair for pair in found if pair[1] is not _UNSET]
+        try:
+            packed = dumps_call(values) if values else b""
+        except Exception as error:  # noqa: BLE001 - a value's
+            name, where, why = culprit(values[0][0], error, values, dump)
+            what = f"context variable {name}"
+            raise unpicklable(why, what, name=name, hint=where) from why
         # Mostly nothing has changed since the last job.  Then all jobs share one object, too.
         before, variables, together = self._last
         if packed == variables and context == before:
@@ -72,14 +79,11 @@ def _resolve(given: ContextVar[Any] | str) -> tuple[str, ContextVar[Any]]:
     module, _, attribute = name.partition(":")
     script = scripts.script()
     if module == "__main__" and (script is None or attribute not in script.importable):
-        shown = given.name if isinstance(given, ContextVar) else attribute
         raise ValueError(
-            f"propagate: context variable {shown!r} lives in __main__, where workers cannot "
+            f"propagate: context variable {attribute!r} lives in __main__, where workers cannot "
             "find it: define it in a module that they can import, or give the script an "
             "`if __name__ == '__main__':` guard"
         )
-    if isinstance(given, ContextVar):
-        return name, given
     try:
         variable = getattr(importlib.import_module(module), attribute)
     except (ImportError, AttributeError) as error:

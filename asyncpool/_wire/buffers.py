@@ -188,7 +188,7 @@ def dump(
     taught, without = others and others(), b""
     from asyncpool._wire.by_value import GlobalsPickler  # noqa: PLC0415 - workers need none
 
-    return OutOfBandPickle(*GlobalsPickler(write).pack(value))
+    return OutOfBandPickle(*GlobalsPickler(write, limit, pause).pack(value))
 
 
 def dumps_call(value: object, others: Callable[[], Reducers] | None = None) -> bytes:

@@ -18,13 +18,15 @@ from __future__ import annotations
 
 import pickle
 import sys
+import warnings
 from functools import cache, partial
 from types import FunctionType, ModuleType
 from weakref import WeakKeyDictionary
 
 from asyncpool._wire import scripts
-from asyncpool._wire.buffers import StreamTooLongError
+from asyncpool._wire.buffers import HEAVY, StreamTooLongError
 from asyncpool._wire.scripts import GlobalError, Unit, namespace
+from asyncpool._wire.text import in_units
 
 TYPE_CHECKING = False  # see _wire/records.py
 if TYPE_CHECKING:
@@ -37,6 +39,12 @@ else:
 
 # How many bytes of a large buffer are hashed at once.
 _CHUNK = 262_144
+
+# A global of more bytes is warned of: it takes 10 ms for each call.
+_MUCH = 1 << 24
+
+# Those that were warned of.
+_warned: set[str] = set()
 
 # Types whose values many objects may share, since nobody changes them.
 _COMMON = (str, bytes, tuple, frozenset, type, FunctionType, ModuleType)
@@ -72,6 +80,8 @@ class GlobalsPickler:
 
     Args:
         write: Pickles an object with a pickler's class; returns the stream and its buffers.
+        limit: As :func:`dump` has it; no large buffer is hashed then, either.
+        pause: Called now and then while one is hashed.
     """
 
     def __init__(
@@ -79,8 +89,10 @@ class GlobalsPickler:
         write: Callable[
             [Callable[..., Any], object], tuple[list[bytes], list[memoryview]]
         ],
+        limit: int | None,
+        pause: Callable[[], None] | None,
     ) -> None:
-        self._write = write
+        self._write, self._limit, self._pause = write, limit, pause
         self._script = scripts.script()
         self._own = frozenset[str]() if self._script is None else self._script.own
         self._pieces: dict[str, _Piece] = {}
@@ -98,6 +110,10 @@ class GlobalsPickler:
         pieces = dict.fromkeys(self._pieces.values())
         in_order = sorted(pieces, key=lambda piece: bool(piece.refers))
         units = [self._unit(piece) for piece in in_order]
+        for piece in in_order:
+            size = sum(map(len, (*piece.stream, *piece.buffers)))
+            if size > _MUCH and not piece.names <= _warned:
+                self._warn(piece.names, in_units(size))
         missing, buffers = tuple(sorted(self._missing)), _wrap(call.buffers)
         what = [*map(tuple, units)], missing, call.stream, buffers
         return self._write(pickle.Pickler, _Made(scripts.unpack, what))
@@ -143,21 +159,34 @@ class GlobalsPickler:
     def _refusal(
         self, name: str, value: object, reader: str | None, error: Exception
     ) -> GlobalError:
+        which = f"the global {name!r}, a {type(value).__qualname__},"
+        which = f"{reader} needs {which} which" if reader else which
+        return GlobalError(f"{which} cannot be pickled ({error}): {self._way_out()}")
+
+    def _warn(self, names: frozenset[str], size: str) -> None:
+        """Warn of a large global, once."""
+        _warned.update(names)
+        name = min(names)
+        kind = type(namespace()[name]).__qualname__
+        warnings.warn(
+            f"the global {name!r}, a {kind} of {size}, is pickled anew for each call that needs it, "
+            f"to see whether it has changed: have an initializer make it, or {self._way_out()}",
+            RuntimeWarning,
+            stacklevel=1,
+        )
+
+    def _way_out(self) -> str:
         if scripts.is_abroad():
-            way_out = (
+            return (
                 "put it into a module that the workers, which belong to another program, "
                 "can import"
             )
-        elif self._script is None:
-            way_out = (
+        if self._script is None:
+            return (
                 "put it into a module, or give the script an "
                 "`if __name__ == '__main__':` guard"
             )
-        else:
-            way_out = "put it in front of the script's guard"
-        which = f"the global {name!r}, a {type(value).__qualname__},"
-        which = f"{reader} needs {which} which" if reader else which
-        return GlobalError(f"{which} cannot be pickled ({error}): {way_out}")
+        return "put it in front of the script's guard"
 
     def _join(self) -> None:
         """Join the pieces that hold the same object, or refer to each other."""
@@ -205,9 +234,21 @@ class GlobalsPickler:
             # If a global that it refers to has changed and is made anew, it must be made
             # anew, too.
             parts = [self._pieces[name] for name in sorted(self._reach(names[0]))]
-            digest = hash(tuple(_digests_of(parts)))
+            digest = hash(tuple(self._digests_of(parts)))
             piece.unit = Unit(names, digest, piece.stream, _wrap(piece.buffers))
         return piece.unit
+
+    def _digests_of(self, pieces: Iterable[_Piece]) -> Iterator[int]:
+        """Yield the digests of what is in *pieces*."""
+        for piece in pieces:
+            yield from map(hash, piece.stream)
+            for buffer in piece.buffers:
+                if self._limit is not None and len(buffer) > HEAVY:
+                    raise StreamTooLongError
+                for start in range(0, len(buffer), _CHUNK):
+                    yield hash(bytes(buffer[start : start + _CHUNK]))  # 0.1 ms
+                    if self._pause is not None:
+                        self._pause()
 
 
 # The functions that have been pickled: under which name of a global, and in which
@@ -238,15 +279,6 @@ def _constancy(function: object, own: frozenset[str]) -> tuple[Any, ...] | None:
     there = scripts.is_at(function.__qualname__, function)
     found = tuple(name in main for name in names)
     return function.__code__, label, function.__doc__, hints, parts, there, found, own
-
-
-def _digests_of(pieces: Iterable[_Piece]) -> Iterator[int]:
-    """Yield the digests of what is in *pieces*."""
-    for piece in pieces:
-        yield from map(hash, piece.stream)
-        for buffer in piece.buffers:
-            for start in range(0, len(buffer), _CHUNK):
-                yield hash(bytes(buffer[start : start + _CHUNK]))  # 0.1 ms
 
 
 class _Made:

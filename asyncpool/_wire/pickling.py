@@ -21,10 +21,12 @@ from __future__ import annotations
 
 import pickle
 import traceback
+from contextlib import suppress
 from functools import cache, partial
 from io import BytesIO
-from itertools import islice
+from itertools import chain, islice
 from sys import modules
+from types import BuiltinFunctionType, FunctionType, MethodType
 
 from asyncpool._wire.buffers import (
     ARRAYS,
@@ -37,7 +39,6 @@ from asyncpool._wire.buffers import (
     ReceivedPickle,
     StreamTooLongError,
     dump,
-    dumps_call,
     is_heavy,
     keep_large,
     loads,
@@ -56,7 +57,7 @@ from asyncpool.errors import (
 TYPE_CHECKING = False  # see _wire/records.py
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping
     from types import TracebackType
     from typing import Any, Literal
 
@@ -75,6 +76,13 @@ _ONLY_AT_A_START = (
     "'mmap.mmap' object",
 )
 _HINT = "; workers can have it from their start on, in the pool's initargs"
+
+# What is told if a worker misses a module that this program has.
+_ONLY_HERE = (
+    "This program has {!r}, which no folder of the worker's sys.path has: put its folder, or that "
+    "of its package, there before the pool starts (for pytest's --import-mode=importlib: by "
+    "`pythonpath` in its configuration)"
+)
 
 
 def dumps(value: object, buffers: list[memoryview] | None = None) -> bytes:
@@ -150,10 +158,10 @@ def pack_job(
         parts += [(f"args[{index}]", value) for index, value in enumerate(args)]
         parts += [(f"kwargs[{key!r}]", value) for key, value in kwargs.items()]
         attempt = partial(dump, pause=pause)
-        name, culprit = first_refused(parts, attempt) or ("the call", error)
-        why = describe(culprit)
-        hint = _HINT if any(text in why for text in _ONLY_AT_A_START) else ""
-        raise unpicklable(culprit, name, hint=hint) from culprit
+        name, where, why = culprit("the call", error, parts, attempt)
+        if any(text in describe(why) for text in _ONLY_AT_A_START):
+            where += _HINT
+        raise unpicklable(why, name, hint=where) from why
     return pickled.payload if pickled.is_light else pickled
 
 
@@ -197,7 +205,8 @@ def pack_value(value: object, limit: int | None = None) -> bytes | OutOfBandPick
         name = type(value).__qualname__
         hint = "; stream() yields what it yields" if name in _GENERATORS else ""
         what = f"the job's result, of type {name},"
-        raise unpicklable(error, what, "result", name, hint=hint) from error
+        _, where, why = culprit("", error, [("result", value)], dumps)
+        raise unpicklable(why, what, "result", name, hint=where + hint) from why
     if limit is not None and len(data) > limit:
         raise too_large(len(data), limit, "the job's result", "result", "")
     return data
@@ -206,12 +215,16 @@ def pack_value(value: object, limit: int | None = None) -> bytes | OutOfBandPick
 def load_value(
     payload: bytes | memoryview | ReceivedPickle,
     pause: Callable[[], None] | None = None,
+    what: str = "the job's result",
+    direction: Direction = "result",
 ) -> Any:
     """Read what came with a ``VALUE`` frame.
 
     Args:
         payload: The payload, with its buffers.
         pause: Called now and then while a large object is unpickled.
+        what: What errors call it.
+        direction: As the error has it.
 
     Raises:
         JobNotPicklableError: If the value cannot be unpickled here.
@@ -221,7 +234,7 @@ def load_value(
             return pickle.loads(payload)
         return loads(payload, pause=pause)
     except BaseException as error:  # what is unpickled may raise anything
-        raise unloadable(error) from error
+        raise unloadable(error, what, direction) from error
 
 
 def unloadable(
@@ -231,48 +244,6 @@ def unloadable(
 ) -> JobNotPicklableError:
     """Return the error for a result, or for *what* else, whose unpickling has raised *error*."""
     return unpicklable(error, what, direction, "", verb="unpickled here")
-
-
-def load_details(payload: bytes) -> Any:
-    """Read the details of a heartbeat.
-
-    Raises:
-        JobNotPicklableError: If they cannot be unpickled here.
-    """
-    try:
-        return pickle.loads(payload)
-    except BaseException as error:  # what is unpickled may raise anything
-        raise unloadable(error, "the details of a heartbeat", "details") from error
-
-
-# The context variables of the code that submits a job travel by name, ``"package.module:name"``, and
-# the worker looks them up where the job runs.
-
-
-def pack_variables(values: Sequence[tuple[str, object]]) -> bytes:
-    """Return the bytes for variables with these values; empty if there are none.
-
-    Raises:
-        JobNotPicklableError: If a value cannot be pickled.  The error names the
-            variable.
-    """
-    if not values:
-        return b""
-    try:
-        return dumps_call(values)
-    except Exception as error:
-        name, culprit = first_refused(values, dump) or (values[0][0], error)
-        what = f"context variable {name}"
-        raise unpicklable(culprit, what, name=name) from culprit
-
-
-def unpack_variables(payload: bytes) -> Sequence[tuple[str, Any]]:
-    """Return the names and values from *payload*, which must come from the pool.
-
-    Raises:
-        BaseException: Any that unpickling a value raises.
-    """
-    return pickle.loads(payload) if payload else ()
 
 
 def dumps_with(
@@ -304,16 +275,74 @@ def is_flat(values: Iterable[Any]) -> bool:
     return room >= 0
 
 
-def first_refused(
-    parts: Iterable[tuple[str, object]], attempt: Callable[[object], object]
-) -> tuple[str, Exception] | None:
-    """Return the name of the first part that *attempt* cannot pickle, and why."""
-    for name, value in parts:
-        try:
-            attempt(value)
-        except Exception as own:
-            return name, own
-    return None
+# How many parts are tried to find one that cannot be pickled.
+_MOST_TRIES = 300
+
+# What pickle meets in objects of these types.
+_CALLABLES = (FunctionType, MethodType, BuiltinFunctionType, partial)
+_PARTS = ("__defaults__", "__kwdefaults__", "__self__", "func", "args", "keywords")
+
+
+def culprit(
+    whole: str,
+    error: Exception,
+    parts: Iterable[tuple[str, object]],
+    attempt: Callable[[object], object],
+) -> tuple[str, str, Exception]:
+    """Find what makes it impossible to pickle something.
+
+    Args:
+        whole: What it is.
+        error: What pickling it has raised.
+        parts: Its parts, each with its name.
+        attempt: Pickles one.
+
+    Returns:
+        The name of the part that cannot be pickled, or *whole* if each can be; the end of the
+        error's text, which says where in this part the culprit is; and why.
+    """
+    name = path = ""
+    tried: dict[int, object] = {}
+    todo: Iterable[tuple[str, object]] | None = parts
+    while todo is not None:
+        parts, todo = todo, None
+        with suppress(Exception):  # of the objects' own methods
+            # They come as pickle meets them: none that is behind the culprit is pickled for this.
+            for step, part in parts:
+                if type(part) in _PLAIN or id(part) in tried:
+                    continue
+                tried[id(part)] = part
+                try:
+                    attempt(part)
+                except Exception as own:
+                    error, path = own, path + step
+                    name = name or path
+                    # The text of the former says all; the latter is no single object's.
+                    if not issubclass(type(own), GlobalError | RecursionError):
+                        todo = _parts_of(part)
+                    break
+                if len(tried) == _MOST_TRIES:
+                    break
+    return name or whole, "" if path == name else f" - at `{path}`", error
+
+
+def _parts_of(whole: Any) -> Iterator[tuple[str, object]]:
+    """Yield what pickle meets in *whole*, each with its path from there."""
+    if type(whole) is FunctionType:
+        names = whole.__code__.co_freevars
+        for name, cell in zip(names, whole.__closure__ or (), strict=True):
+            yield f".<closure>.{name}", cell.cell_contents
+    if isinstance(whole, _CALLABLES):
+        yield from ((f".{name}", getattr(whole, name, None)) for name in _PARTS)
+    elif isinstance(whole, list | tuple):
+        yield from ((f"[{at}]", it) for at, it in enumerate(whole))
+    elif isinstance(whole, dict):
+        yield from ((f"[{key!r}]", it) for key, it in whole.items())
+    # An object may leave out attributes, so they are what its class has pickled.
+    state = (*whole.__reduce_ex__(5), None)[2]
+    for fields in state if type(state) is tuple else (state,):
+        if type(fields) is dict:
+            yield from ((f".{name}", it) for name, it in fields.items())
 
 
 def unpicklable(
@@ -373,12 +402,12 @@ def text_of(error: BaseException) -> str:
 
 
 # Types whose values hold no other object, and are written at once or in pieces.
-_PLAIN: frozenset[type] = frozenset((float, bool, type(None), bytes))
+_PLAIN: frozenset[type] = _SCALARS | {str, bytes}
 
-# How to get at the items of a container, also of a derived class, whatever that has redefined.
+# How to get at the items of a container.
 _ITEMS: dict[type, Callable[[Any], Iterable[Any]]] = {
-    list: list[object].__iter__,
-    tuple: tuple[object, ...].__iter__,
+    list: iter,
+    tuple: iter,
     dict: dict[object, object].values,
 }
 
@@ -398,13 +427,11 @@ class SizeProbe:
         limit: How many bytes an object may have without being large.
     """
 
-    __slots__ = ("_limit", "_objects", "_ordinary")
+    __slots__ = ("_limit", "_objects")
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
         self._objects = _OBJECTS
-        # Classes whose objects have only attributes.
-        self._ordinary: set[type] = set()
 
     def search(self, values: Iterable[Any]) -> bool:
         """Check *values*, and the items of containers among them.
@@ -431,8 +458,6 @@ class SizeProbe:
                 found += islice(_ITEMS[cls](value), room)
             elif cls not in _PLAIN:
                 seen_all = False
-                if cls not in self._ordinary:
-                    self._check(value)
         return seen_all and len(found) < _LOOKS
 
     def watch(self, value: Any) -> None:
@@ -443,10 +468,8 @@ class SizeProbe:
                 there are too many.
         """
         self._objects -= 1
-        if self._objects < 0:
+        if self._objects < 0 or self._is_copied(value):
             raise StreamTooLongError
-        if type(value) not in self._ordinary and (items := self._check(value)):
-            self.search(items)
         try:
             attributes = value.__dict__
         except Exception:
@@ -454,48 +477,29 @@ class SizeProbe:
         if type(attributes) is dict and attributes:
             self.search(attributes.values())
 
-    def _check(self, value: Any) -> Iterable[Any]:
-        """Check an object that is of no built-in type, and return its items, if it is a container.
-
-        Raises:
-            StreamTooLongError: If it is large itself.
-        """
-        cls, large = type(value), False
-        if issubclass(cls, str):
-            large = str.__len__(value) > self._limit
-        elif issubclass(cls, int):
-            large = int.bit_length(value) > 8 * self._limit
-        elif (
-            hasattr(cls, "nbytes")
-            or hasattr(cls, "estimated_size")  # as tables of polars say it
-            or cls.__module__ == "array"
-        ):
-            large = _is_copied(value, self._limit)
-        elif kind := next((kind for kind in _ITEMS if issubclass(cls, kind)), None):
-            return _ITEMS[kind](value)
-        else:
-            self._ordinary.add(cls)
-        if large:
-            raise StreamTooLongError
-        return ()
-
-
-def _is_copied(value: Any, limit: int) -> bool:
-    """Tell whether a pickler copies more than *limit* bytes of *value*, which has a buffer, at once."""
-    try:
-        if type(value).__module__ == "array":
-            return bool(len(value) * value.itemsize > limit)
-        size = value.nbytes if hasattr(value, "nbytes") else value.estimated_size()
-        return bool(size > limit and not stays_apart(value))
-    except Exception:
-        return True
+    def _is_copied(self, value: Any) -> bool:
+        """Tell whether a pickler copies a large buffer of *value* at once."""
+        cls, limit, size = type(value), self._limit, 0
+        try:
+            if cls.__module__ == "array":
+                return bool(len(value) * value.itemsize > limit)
+            if hasattr(cls, "nbytes"):
+                size = value.nbytes
+            elif hasattr(cls, "estimated_size"):  # as tables of polars say it
+                size = value.estimated_size()
+            return bool(size > limit and not stays_apart(value))
+        except Exception:
+            return True
 
 
 def pack_error(error: BaseException) -> bytes:
     """Return the payload of an ``ERROR`` frame, whatever *error* is that the job raised."""
     texts = traceback_of(error), type_name(error), text_of(error)
     remote, name, text = map(printable_lines, texts)
-    for attempt in (dumps, _dumps_rebuilt):
+    attempts: list[Callable[[BaseException], bytes]] = [dumps, _dumps_rebuilt]
+    if any(vars(cls).get("__slots__") for cls in type(error).__mro__):
+        attempts.reverse()  # the class's own way leaves out what is in slots, as a rule
+    for attempt in attempts:
         try:
             data = attempt(error)
             copy = pickle.loads(
@@ -528,9 +532,13 @@ def load_error(
     """
     remote = name = text = ""
     try:
-        data, *texts = _check_outcome(loads(payload, pause=pause))
+        data, *texts = loads(payload, pause=pause)
         remote, name, text = map(printable_lines, texts)
         error = _check_error(loads(data, pause=pause))
+        if type(error) is ModuleNotFoundError and (
+            here := modules.get(error.name or "")
+        ):
+            error.add_note(_ONLY_HERE.format(here))
     except BaseException as broken:  # what is unpickled may raise anything
         what = f"{name}: {text}" if name else printable_lines(describe(broken))
         error = JobNotPicklableError(
@@ -553,14 +561,6 @@ def raisable(error: BaseException) -> BaseException:
     return JobRaisedError(error)
 
 
-def _check_outcome(outcome: object) -> tuple[bytes, str, str, str]:
-    match outcome:
-        case (bytes(data), str(remote), str(name), str(text)):
-            return data, remote, name, text
-        case _:
-            raise TypeError("the outcome is malformed")
-
-
 def _check_error(error: object) -> BaseException:
     if not isinstance(error, BaseException):
         raise TypeError("the outcome is no exception")
@@ -574,20 +574,13 @@ def _is_faithful(copy: BaseException, error: BaseException) -> bool:
     return (
         text_of(copy) == text_of(error)
         and copy.__dict__.keys() == error.__dict__.keys()
-        and _has_value(copy) is _has_value(error)
+        # What SystemExit and StopIteration take from their arguments, a reducer of copyreg may
+        # forget, as that of tblib does, which Dask imports.
+        and all(
+            (getattr(copy, it, None) is None) is (getattr(error, it, None) is None)
+            for it in ("code", "value")
+        )
     )
-
-
-def _has_value(error: BaseException) -> bool:
-    """Tell whether it has the field that a ``SystemExit`` or a ``StopIteration`` fills from its arguments.
-
-    A reducer of ``copyreg`` may forget it, as that of tblib does, which Dask imports.
-    """
-    match error:
-        case SystemExit(code=value) | StopIteration(value=value):
-            return value is not None
-        case _:
-            return False
 
 
 def _dumps_rebuilt(error: BaseException) -> bytes:
@@ -610,7 +603,9 @@ def _rebuilding(base: Any) -> Any:
                 cls = type(obj)
                 # What the built-in class needs to rebuild it, and its attributes.
                 reduced: Any = _builtin_base(cls).__reduce__(obj)
-                return _rebuild, (cls, *reduced[1:])
+                state: Any = object.__getstate__(obj)
+                slots = state[1:] if type(state) is tuple else ()
+                return _rebuild, (cls, *reduced[1:], *slots)
             if base is pickle.Pickler:  # it has no such method
                 return NotImplemented
             return base.reducer_override(self, obj)
@@ -621,14 +616,14 @@ def _rebuilding(base: Any) -> Any:
 def _rebuild(
     cls: type[BaseException],
     args: tuple[Any, ...],
-    state: dict[str, Any] | None = None,
+    *states: dict[str, Any],
 ) -> BaseException:
     error = cls.__new__(cls, *args)
     # It does not call cls.__init__, whose parameters nobody knows.  It calls that of
     # the built-in base class, which fills the fields of an OSError or a
     # UnicodeDecodeError.
     _builtin_base(cls).__init__(error, *args)
-    for name, value in (state or {}).items():
+    for name, value in chain.from_iterable(state.items() for state in states):
         object.__setattr__(error, name, value)
     return error
 
@@ -707,7 +702,9 @@ class Serializer:
     load_value: Callable[..., Any] = staticmethod(load_value)
     load_item: Callable[..., Any] = staticmethod(load_value)
     load_error: Callable[..., BaseException] = staticmethod(load_error)
-    load_details: Callable[..., Any] = staticmethod(load_details)
+    load_details: Callable[..., Any] = staticmethod(
+        partial(load_value, what="the details of a heartbeat", direction="details")
+    )
     is_heavy: Callable[..., bool] = staticmethod(is_heavy)
 
 

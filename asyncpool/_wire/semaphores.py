@@ -53,25 +53,14 @@ _descriptors: weakref.WeakKeyDictionary[SemLock, int] = weakref.WeakKeyDictionar
 
 
 class Mappings:
-    """Which processes have mapped which semaphores.
+    """Which other processes have mapped which semaphores.
 
-    It looks at this process, and at those that run the same program: only these may share a
-    semaphore by a fork.  To look takes milliseconds, so one look serves for all semaphores
-    that are moved together.
+    Only those that run the same program may share a semaphore by a fork.  To look takes
+    milliseconds, so one look serves for all semaphores that are moved together.
     """
 
     def __init__(self) -> None:
-        self._here: dict[str, str] = {}
         self._there: dict[int, str] | None = None
-
-    def file_at(self, handle: int) -> str | None:
-        """Return the file of the semaphore at *handle*, as mappings show it."""
-        begin = f"{handle:x}-"
-        if begin not in self._here:
-            for line in _mappings("self"):
-                area, _, _, device, inode, *_ = line.split()
-                self._here[area[: area.index("-") + 1]] = f" {device} {inode} "
-        return self._here.get(begin)
 
     def sharing(self, file: str) -> int | None:
         """Return another process that has mapped *file*, if there is one."""
@@ -132,7 +121,7 @@ def _move(handle: int, mappings: Mappings) -> int:
     """Move the semaphore at *handle* into new memory; return the descriptor of that."""
     known = sys.platform == "linux" and ctypes.sizeof(_address) == 2 * _WAITERS
     known = known and sys.byteorder == "little" and hasattr(os, "memfd_create")
-    file = mappings.file_at(handle) if known else None
+    file = _file_at(handle) if known else None
     if file is None:
         raise RuntimeError(
             f"a lock or semaphore of the context 'fork' cannot be sent from here: {_CURE}"
@@ -176,6 +165,15 @@ def _mappings(process: str) -> list[str]:
     """Return the lines that tell of semaphores."""
     with open(f"/proc/{process}/maps", errors="replace") as lines:  # noqa: PTH123 - workers import this
         return [line for line in lines if _PLACE in line]
+
+
+def _file_at(handle: int) -> str | None:
+    """Return the file of the semaphore at *handle*, as mappings show it."""
+    for line in _mappings("self"):
+        area, _, _, device, inode, *_ = line.split()
+        if area.startswith(f"{handle:x}-"):
+            return f" {device} {inode} "
+    return None
 
 
 def _mappings_elsewhere() -> Iterator[tuple[int, str]]:

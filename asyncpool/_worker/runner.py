@@ -47,7 +47,6 @@ from asyncpool._wire.pickling import (
     PICKLE_WORKER,
     text_of,
     too_large,
-    unpack_variables,
     users_traceback,
 )
 from asyncpool._wire.records import import_named
@@ -493,7 +492,7 @@ class JobRunner:
         self._interrupts.begin(lane.sequence)
         if began and context.variables:
             # They have the values that they had for the caller of submit().
-            for name, value in unpack_variables(context.variables):
+            for name, value in pickle.loads(context.variables):
                 import_named(name).set(value)
         if began and context.trace:
             _attach(context.trace)

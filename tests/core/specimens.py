@@ -141,24 +141,6 @@ class FailsWhenLoaded:
         return int, ("not a number",)
 
 
-class FailsWhenSaved:
-    def __reduce__(self) -> NoReturn:
-        raise RuntimeError("not to be saved")
-
-
-class FailsTwice:
-    """Its first two picklings fail: those of the call as a whole."""
-
-    def __init__(self) -> None:
-        self.left = 2
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        self.left -= 1
-        if self.left >= 0:
-            raise RuntimeError("not yet")
-        return FailsTwice, ()
-
-
 class Counter:
     def __init__(self, start: int) -> None:
         self.start = start

@@ -341,7 +341,9 @@ async def test_what_fails_late_to_pickle_is_named(where: str) -> None:
         other = pool.submit(jobs.take, bad[:-1])
         with pytest.raises(JobNotPicklableError) as caught:
             await job
-        assert str(caught.value) == f"{name} cannot be pickled: TypeError: not for sale"
+        where = f"at `{name}[{len(bad) - 1}]`"
+        why = f"{name} cannot be pickled: TypeError: not for sale - {where}"
+        assert str(caught.value) == why
         assert (caught.value.direction, caught.value.name) == ("arguments", name)
         assert (caught.value.job_id, caught.value.attempt) == (job.id, 0)
         assert await other == 1

@@ -181,7 +181,7 @@ class TestInitargs:
             "initargs[1] cannot be pickled: RuntimeError: a lock or semaphore of the "
             f"context 'fork' is shared with process {child} by a fork, and cannot be "
             "shared with workers as well: make the object that has it with "
-            "multiprocessing.get_context('forkserver')"
+            "multiprocessing.get_context('forkserver') - at `initargs[1]._cond`"
         )
         assert caught.value.name == "initargs[1]"
 

@@ -90,6 +90,10 @@ async def test_awkward_exceptions_arrive_too(pool: Pool) -> None:
     with pytest.raises(values.NeedsKeywordError) as keyword:
         await pool.submit(values.raise_needs_keyword)
     assert keyword.value.code == 7
+    with pytest.raises(values.SlottedError, match="failed") as slotted:
+        await pool.submit(values.raise_slotted)
+    assert (slotted.value.code, slotted.value.__notes__) == (7, ["noted"])
+    assert not hasattr(slotted.value, "unset")
     with pytest.raises(ExceptionGroup) as group:
         await pool.submit(values.raise_group)
     assert [str(error) for error in group.value.exceptions] == ["one", "two"]
@@ -112,6 +116,7 @@ KEPT = values.Unpicklable()
         ((jobs.take, 1, KEPT), "arguments", "args[1]", "not for sale"),
         ((jobs.take, 1, [{"deep": KEPT}]), "arguments", "args[1]", "not for sale"),
         ((functools.partial(jobs.take, KEPT),), "arguments", "fn", "not for sale"),
+        ((jobs.take, values.FailsTwice()), "arguments", "the call", "not yet"),
         ((values.make_lock,), "result", "lock", "cannot pickle"),
         ((values.make_only_there,), "result", "", "not here"),
         ((values.raise_holds_lock,), "exception", "HoldsLockError", "the lock is mine"),

@@ -352,6 +352,36 @@ def test_by_value_a_global_is_set_again_when_it_has_changed(tmp_path: Path) -> N
     ]
 
 
+LARGE = """
+import asyncio, warnings, asyncpool
+
+warnings.simplefilter("default")
+table = bytearray(20 << 20)
+
+def look(_=0):
+    return table[0]
+
+async def main():
+    async with asyncpool.Pool(1) as pool:
+        for table[0] in (0, 1, 0, 1):
+            print(await pool.submit(look), await pool.submit(look))
+        print(await pool.submit(look), await pool.map(look, range(2)))
+
+asyncio.run(main())
+"""
+
+
+def test_a_large_global_is_warned_of_once(tmp_path: Path) -> None:
+    out, err = finish(start_script(tmp_path, "", command=("-c", LARGE)))
+    assert out.splitlines() == ["0 0", "1 1", "0 0", "1 1", "1 [1, 1]"]
+    assert err.count("RuntimeWarning") == 1
+    assert (
+        "RuntimeWarning: the global 'table', a bytearray of 20.0 MiB, is pickled anew for each "
+        "call that needs it, to see whether it has changed: have an initializer make it, or put "
+        "it into a module, or give the script an `if __name__ == '__main__':` guard\n"
+    ) in err
+
+
 def test_what_comes_back_does_not_change_its_class(tmp_path: Path) -> None:
     source = """
         import asyncio, asyncpool

@@ -46,6 +46,14 @@ class NeedsKeywordError(Exception):
         self.code = code
 
 
+class SlottedError(Exception):
+    __slots__ = ("code", "unset")
+
+    def __init__(self, text: str, code: int = 0) -> None:
+        super().__init__(text)
+        self.code = code
+
+
 class HoldsLockError(Exception):
     """Cannot be pickled at all."""
 
@@ -104,6 +112,18 @@ def make_lock() -> Any:
 class Unpicklable:
     def __reduce__(self) -> NoReturn:
         raise TypeError("not for sale")
+
+
+class FailsTwice:
+    """Its first two picklings fail: those of the call as a whole."""
+
+    left = 2
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        self.left -= 1
+        if self.left >= 0:
+            raise RuntimeError("not yet")
+        return FailsTwice, ()
 
 
 class ExplodesHere:
@@ -183,6 +203,12 @@ def explode(error: BaseException) -> NoReturn:
 
 def raise_needs_two() -> NoReturn:
     raise NeedsTwoError("salt", "pepper")
+
+
+def raise_slotted() -> None:
+    error = SlottedError("failed", 7)
+    error.add_note("noted")
+    raise error
 
 
 def raise_needs_keyword() -> NoReturn:
