@@ -16,7 +16,6 @@ import concurrent.futures
 import contextlib
 import inspect
 import itertools
-import logging
 import operator
 import os
 import threading
@@ -43,6 +42,7 @@ from asyncpool._core.endings import Finish
 from asyncpool._core.functions import BUDGET
 from asyncpool._core.options import JobOptions, RestartPolicy, WorkerLimits
 from asyncpool._engine.job import Job
+from asyncpool._engine.life_log import LOGGER
 from asyncpool._engine.machine import DEFAULT_LAUNCHER, not_picklable, usable_cpus
 from asyncpool._engine.options import OutputMode
 from asyncpool._wire.pickling import unpicklable
@@ -113,7 +113,7 @@ def _settle(call: Call, value: Any, error: BaseException | None) -> None:
         ends = isinstance(failure, SystemExit | KeyboardInterrupt)
         if ends and threading.current_thread() is threading.main_thread():
             raise
-        say.CALLBACK_FAILED.log(_LOGGER, {}, error=failure, call=call)
+        say.CALLBACK_FAILED.log(LOGGER, {}, error=failure, call=call)
 
 
 def _as_documented(error: BaseException) -> BaseException:
@@ -128,8 +128,6 @@ def _as_documented(error: BaseException) -> BaseException:
         case _:
             return error
 
-
-_LOGGER = logging.getLogger("asyncpool")
 
 # How much work the pool may have queued for each worker, in the unit of ``BUDGET``: as much as
 # a worker may have in flight, and as much again, so that no worker runs out of calls meanwhile.
@@ -251,7 +249,7 @@ class _Engine:
         try:
             asyncio.run(self._live())
         except BaseException as error:  # noqa: BLE001 - whatever it is, callers wait
-            say.EXECUTOR_FAILED.log(_LOGGER, {"pool": self._pool.name}, error=error)
+            say.EXECUTOR_FAILED.log(LOGGER, {"pool": self._pool.name}, error=error)
             self._break(partial(PoolClosedError, f"the executor failed: {error!r}"))
         finally:
             self._on_end(self)

@@ -20,7 +20,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import logging
 import math
 import os
 import pickle
@@ -42,6 +41,7 @@ from asyncpool._engine.interpreter import (
     main_script,
     worker_command,
 )
+from asyncpool._engine.life_log import LOGGER
 from asyncpool._engine.loop import Alarm, fail_quietly, shielded
 from asyncpool._wire import scripts
 from asyncpool._wire.frames import Frame, FrameDecoder, FrameKind, header
@@ -84,8 +84,6 @@ _FAULTS = {signal.SIGSEGV, signal.SIGABRT, signal.SIGILL, signal.SIGBUS, signal.
 
 # More requests than this at once would fill the launcher's socket.
 _MOST_REQUESTS = 16
-
-_LOGGER = logging.getLogger("asyncpool")
 
 
 # What workers do not share is said once.
@@ -554,7 +552,7 @@ class LauncherHandle:
                 "modules": ", ".join(origins),
                 "threads": ", ".join(thread.name for thread in lost),
             }
-            say.NOT_SHARED.log(_LOGGER, extra, text=text)
+            say.NOT_SHARED.log(LOGGER, extra, text=text)
         if not sandboxed:
             self._leave_to_workers(origins)
         return sandboxed
@@ -618,7 +616,7 @@ class LauncherHandle:
             # Nobody knows the status that another library has taken; it looks like 0.
             reason = (self._popen.poll() and ended) or "its process has ended"
             extra = {"pid": self._popen.pid, "reason": reason}
-            say.LAUNCHER_LOST.log(_LOGGER, extra)
+            say.LAUNCHER_LOST.log(LOGGER, extra)
         self._fail(LaunchError("the launcher's process ended"))
         for process in self._processes.values():
             process.launcher_gone()
@@ -715,7 +713,7 @@ class Process:
             pass  # the process has just ended
         except OSError as error:
             extra = {"pid": self.pid, "signal": int(number)}
-            say.SIGNAL_NOT_SENT.log(_LOGGER, extra, why=error)
+            say.SIGNAL_NOT_SENT.log(LOGGER, extra, why=error)
 
     def close(self) -> None:
         """Close the pidfd."""

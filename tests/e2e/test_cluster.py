@@ -83,7 +83,7 @@ async def test_a_locked_folder_does_not_hold_up_the_loop(
             else:
                 kinds = (PoolClosedError, asyncio.CancelledError)
                 assert all(isinstance(error, kinds) for error in errors)
-                assert not [r for r in caplog.records if r.name == "asyncpool"]
+                assert not [r for r in caplog.records if r.name == "asyncpool.pool"]
             await cluster.close()
         assert not path.exists()
 

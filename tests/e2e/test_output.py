@@ -427,3 +427,15 @@ async def test_who_configures_logging_in_a_worker_has_both_until_it_is_switched_
     # As anywhere, basicConfig() changes nothing if there is a handler: logging.info() calls it, too.
     found = [f"there: {message}" in text for message in ("twice", "not here")]
     assert found == [how != "basicConfig"] * 2
+
+
+@pytest.mark.parametrize("quiet", ["asyncpool.pool", "asyncpool.worker"])
+async def test_the_records_of_the_pool_and_those_of_jobs_have_a_level_each(
+    quiet: str,
+) -> None:
+    kept, none = Kept(), logging.NullHandler()
+    with handled_by(kept, "asyncpool"), handled_by(none, quiet, logging.WARNING):
+        async with patience(), Pool(1) as pool:
+            await pool.submit(jobs.call, print, "here I am")
+    names = {record.name for record in kept.records}
+    assert names == {"asyncpool.pool", "asyncpool.worker"} - {quiet}

@@ -183,7 +183,7 @@ class Running:
 
 def told(caplog: pytest.LogCaptureFixture) -> list[str]:
     """Return what asyncpool has logged; asyncio does, too, if a step takes long."""
-    return [r.getMessage() for r in caplog.records if r.name == "asyncpool"]
+    return [r.getMessage() for r in caplog.records if r.name == "asyncpool.pool"]
 
 
 @asynccontextmanager
