@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.text import Text
 
 from asyncpool._engine.life_log import LOGGER
-from asyncpool._wire.text import printable_lines
+from asyncpool._wire.text import printable_block
 
 
 class WorkerLines(logging.Handler):
@@ -24,7 +24,7 @@ class WorkerLines(logging.Handler):
         """Print one record."""
         with suppress(OSError):  # nobody may read it
             self._console.print(
-                Text(printable_lines(self.format(record))),
+                Text(printable_block(self.format(record))),
                 soft_wrap=True,
                 highlight=False,
             )

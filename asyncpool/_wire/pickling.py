@@ -44,7 +44,7 @@ from asyncpool._wire.buffers import (
     teach,
 )
 from asyncpool._wire.scripts import GlobalError, pickler_of_results
-from asyncpool._wire.text import function_name, printable_lines
+from asyncpool._wire.text import function_name, printable_block, printable_text
 from asyncpool.errors import (
     HookError,
     JobNotPicklableError,
@@ -476,8 +476,8 @@ def _is_copied(value: Any, limit: int) -> bool:
 
 def pack_error(error: BaseException) -> bytes:
     """Return the payload of an ``ERROR`` frame, whatever *error* is that the job raised."""
-    texts = traceback_of(error), type_name(error), text_of(error)
-    remote, name, text = map(printable_lines, texts)
+    remote = traceback_of(error)
+    name, text = map(printable_text, (type_name(error), text_of(error)))
     for attempt in (dumps, _dumps_rebuilt):
         try:
             data = attempt(error)
@@ -511,11 +511,11 @@ def load_error(
     """
     remote = name = text = ""
     try:
-        data, *texts = _check_outcome(loads(payload, pause=pause))
-        remote, name, text = map(printable_lines, texts)
+        data, remote, *texts = _check_outcome(loads(payload, pause=pause))
+        name, text = map(printable_text, texts)
         error = _check_error(loads(data, pause=pause))
     except BaseException as broken:  # what is unpickled may raise anything
-        what = f"{name}: {text}" if name else printable_lines(describe(broken))
+        what = f"{name}: {text}" if name else printable_text(describe(broken))
         error = JobNotPicklableError(
             f"the job's exception cannot be unpickled here: {what}",
             direction="exception",
@@ -525,7 +525,7 @@ def load_error(
     # The cause of a hook's failure is what the hook has raised.
     first = error.exception if isinstance(error, HookError) else error
     # Neither this nor _rebuild() calls the __setattr__ of a frozen dataclass.
-    object.__setattr__(first, "__cause__", RemoteTraceback(remote))
+    object.__setattr__(first, "__cause__", RemoteTraceback(printable_block(remote)))
     return raisable(error)
 
 

@@ -248,7 +248,7 @@ async def test_a_crash_is_told_with_all_that_is_known(
     assert data["exit_code"] is None
     assert (data["attempt"], data["next_step"]) == (1, "restart")
     assert data["function"] == "tests.helpers.faults.commit"
-    assert str(record.stack_info).startswith(fatal)
+    assert str(record.stack_info).startswith(f"    {fatal}\n")
     assert "was killed by SIGSEGV" in str(error)
     assert fatal in str(error)
     copy = pickle.loads(pickle.dumps(error))

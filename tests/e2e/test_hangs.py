@@ -13,6 +13,7 @@ import os
 import signal
 from collections.abc import Callable
 from pathlib import Path
+from textwrap import dedent
 from typing import Any, Literal, TypeAlias
 
 import pytest
