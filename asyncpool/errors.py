@@ -128,7 +128,8 @@ class RemoteTraceback(Exception):  # noqa: N818 - a traceback, not an error
         return self.text
 
     def __str__(self) -> str:
-        return f"\n\n{self.text.rstrip()}\n"
+        # In a log no line of it looks like a record.
+        return f"\n{_indented(self.text.rstrip().splitlines())}\n"
 
 
 class UnsupportedPlatformError(AsyncPoolError):

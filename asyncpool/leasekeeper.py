@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import functools
-import logging
 import math
 from collections.abc import Awaitable, Callable, Hashable
 from dataclasses import dataclass
@@ -15,6 +14,7 @@ from asyncpool._core import checks, log_messages as say
 from asyncpool._core.leases import GIVE_UP, LeaseLedger, longest_gap
 from asyncpool._engine.hub import EventHub, EventStream
 from asyncpool._engine.job import Holder
+from asyncpool._engine.life_log import LOGGER
 from asyncpool._engine.loop import Alarm, check_loop, outlast
 from asyncpool.events import (
     LeaseEvent,
@@ -27,8 +27,6 @@ from asyncpool.events import (
 
 __all__ = ["LeaseKeeper"]
 
-
-_LOGGER = logging.getLogger("asyncpool")
 
 _KEEPER = "a lease keeper"
 
@@ -278,7 +276,7 @@ class LeaseKeeper(Generic[L]):
             hold.job is not None and not hold.over() for hold in self._holds.values()
         )
         if open_jobs:
-            say.KEEPER_ENDS_EARLY.log(_LOGGER, {"jobs": open_jobs})
+            say.KEEPER_ENDS_EARLY.log(LOGGER, {"jobs": open_jobs})
         for lease in list(self._holds):
             self.remove(lease)
         assert self._alarm is not None
@@ -310,7 +308,7 @@ class LeaseKeeper(Generic[L]):
                 too_many = isinstance(news, LeaseSaturated)
                 message = say.LEASES_SATURATED if too_many else say.LEASES_RELIEVED
                 extra = {"leases": news.leases, "capacity": news.capacity}
-                message.log(_LOGGER, extra, news=news)
+                message.log(LOGGER, extra, news=news)
             while (lease := self._ledger.begin_renewal(now)) is not None:
                 task = asyncio.create_task(
                     self._renewal(lease), name="asyncpool lease renewal"
@@ -367,7 +365,7 @@ class LeaseKeeper(Generic[L]):
         why = f": {missed.error!r}" if missed.error is not None else ""
         others = f"; so were {self._unsaid} others before" if self._unsaid else ""
         extra = {"lease": _named(missed.lease), "seconds": missed.gap}
-        say.LEASE_MISSED.log(_LOGGER, extra, of=missed.lease, why=why, others=others)
+        say.LEASE_MISSED.log(LOGGER, extra, of=missed.lease, why=why, others=others)
         self._quiet_until, self._unsaid = now + _QUIET, 0
 
     def _give_up(self, lease: L, event: LeaseLapsed | LeaseLost, why: str) -> None:
@@ -379,13 +377,13 @@ class LeaseKeeper(Generic[L]):
         extra, text = dict[str, object](), f"its lease {why}"
         try:
             text, extra["lease"] = f"lease {lease!r} {why}", _named(lease)
-            say.LEASE_GIVEN_UP.log(_LOGGER, extra, of=lease, why=why)
+            say.LEASE_GIVEN_UP.log(LOGGER, extra, of=lease, why=why)
             if hold.on_lost is not None:
                 hold.on_lost(lease)
         except (SystemExit, KeyboardInterrupt):
             raise
         except BaseException as error:  # noqa: BLE001 - it is the user's code
-            say.ON_LOST_FAILED.log(_LOGGER, extra, error=error)
+            say.ON_LOST_FAILED.log(LOGGER, extra, error=error)
         finally:
             if hold.job is not None:
                 hold.job.cancel(text)

@@ -421,4 +421,7 @@ def test_the_traceback_of_a_start_is_quoted_once(
 
 
 def test_a_remote_traceback_prints_as_a_block() -> None:
-    assert str(RemoteTraceback("Traceback\n  line\n\n")) == "\n\nTraceback\n  line\n"
+    assert (
+        str(RemoteTraceback("Traceback\n  line\n\n"))
+        == "\n\n    Traceback\n      line\n"
+    )

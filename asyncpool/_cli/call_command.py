@@ -31,7 +31,7 @@ from asyncpool._cli.parameters import (
 )
 from asyncpool._cli.targets import FunctionRaisedError, Work, call_once, trouble
 from asyncpool._cli.worker_lines import WorkerLines
-from asyncpool._wire.text import function_name, printable_lines
+from asyncpool._wire.text import function_name, printable_block
 from asyncpool.errors import (
     AsyncPoolError,
     JobTimeoutError,
@@ -161,7 +161,7 @@ def _show_result(result: str, *, as_json: bool, seconds: float) -> None:
         return
     value = json.loads(result)
     if isinstance(value, str):
-        click.echo(printable_lines(value) if sys.stdout.isatty() else value)
+        click.echo(printable_block(value) if sys.stdout.isatty() else value)
     elif value is not None:
         click.echo(result)
 

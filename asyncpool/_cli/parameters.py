@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 import click
 
 from asyncpool._engine.machine import check_loop_kind, working_folder
-from asyncpool._wire.text import printable_lines
+from asyncpool._wire.text import printable_block
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -171,7 +171,7 @@ def error_console() -> Console:
 
 def say(text: str) -> None:
     """Print a line where errors go."""
-    click.echo(printable_lines(text), err=True)
+    click.echo(printable_block(text), err=True)
 
 
 def add_current_folder() -> None:

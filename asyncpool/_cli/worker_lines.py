@@ -9,7 +9,8 @@ from contextlib import contextmanager, suppress
 from rich.console import Console
 from rich.text import Text
 
-from asyncpool._wire.text import JOB_LOGGER, printable_lines
+from asyncpool._engine.life_log import LOGGER
+from asyncpool._wire.text import printable_block
 
 
 class WorkerLines(logging.Handler):
@@ -23,7 +24,7 @@ class WorkerLines(logging.Handler):
         """Print one record."""
         with suppress(OSError):  # nobody may read it
             self._console.print(
-                Text(printable_lines(self.format(record))),
+                Text(printable_block(self.format(record))),
                 soft_wrap=True,
                 highlight=False,
             )
@@ -33,24 +34,16 @@ class WorkerLines(logging.Handler):
     def on(cls, console: Console) -> Generator[None]:
         """Print them while the context lasts."""
         handler = cls(console)
-        root = logging.getLogger()
-        # The deaths of workers are in the files, and in the errors.
-        pools = logging.getLogger("asyncpool")
-        lines = logging.getLogger("asyncpool.worker")
-        jobs = logging.getLogger(JOB_LOGGER)
-        before = pools.propagate, lines.level
+        root, lines = logging.getLogger(), logging.getLogger("asyncpool.worker")
+        before = LOGGER.disabled, lines.level
         root.addHandler(handler)
-        lines.addHandler(handler)
-        jobs.addHandler(handler)
-        pools.propagate = False
-        pools.addHandler(nothing := logging.NullHandler())
+        LOGGER.disabled = (
+            True  # the deaths of workers are in the files, and in the errors
+        )
         lines.setLevel(logging.DEBUG)
         try:
             yield
         finally:
             root.removeHandler(handler)
-            lines.removeHandler(handler)
-            jobs.removeHandler(handler)
-            pools.removeHandler(nothing)
-            pools.propagate, level = before
+            LOGGER.disabled, level = before
             lines.setLevel(level)

@@ -24,7 +24,7 @@ SERVER_ENDED = info(
     "off, %(killed)d workers killed"
 )
 ORDER_FAILED = error("an order to %(title)s has failed")
-WORKER_STACKS = warning("stacks of worker %(slot)d:\n%(stacks)s")
+WORKER_STACKS = warning("stacks of worker %(slot)d:")
 TOO_FEW_DESCRIPTORS = error(
     "%(title)s accepts no connections, since there are too few descriptors: %(why)s"
 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import weakref
 from collections import deque
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from typing import Any, Generic, NamedTuple, Protocol, Self, TypeVar
 
 from asyncpool._core import log_messages as say
@@ -171,12 +171,6 @@ class Attempt(NamedTuple):
     run: float | None
 
 
-def waited_since(job: Any, attempt: Attempt | None) -> float:
-    """Return since when a job has waited for *attempt*, or waits if that has not begun."""
-    since: float = job.queued_at if attempt is None else attempt.queued
-    return since
-
-
 class JobTracer(Protocol):
     """Something that follows some of the jobs.
 
@@ -224,7 +218,6 @@ class PoolHub:
         add_job_listener: Has a listener called with these.
         add_end_listener: Has a listener called with the end of each job, and with nothing else.
         publish_job: Hands an event of a job that has not ended to everybody who listens to jobs.
-        publish_end: Hands the end of a job to them, and to those who listen to ends.
         ends_heard: Whether anybody may listen to jobs.  Nothing is done for their events while
             nobody does.
         steps_heard: Whether to more than their ends.
@@ -232,10 +225,12 @@ class PoolHub:
         traced: The numbers of the open jobs that tracers follow.
         telling_steps: Whether there are jobs of which each step is told, and not only a failure: all
             if somebody listens, else the traced ones.
-        on_new: What hears of each new job, if anything does.
+        on_queued: Called with each job that waits for its first attempt, if steps are heard.
+        on_unwatched: Called when nobody listens to jobs any more.
+        news_heard: Whether :meth:`queued` is to be called for each new job.
         companions: Close what lives beside the pool, before anybody hears of its end.
         ends: Called at the end of the pool.
-        on_look: Called when *on_new* may have changed.
+        on_look: Called when *news_heard* may have changed.
     """
 
     def __init__(self) -> None:
@@ -247,17 +242,16 @@ class PoolHub:
         self.listen_to_jobs = self._jobs.listen
         self.add_job_listener = self._jobs.add_listener
         self.add_end_listener = self._job_ends.add_listener
-        # No methods: a call that forwards takes 60 ns, for each event of each job.
+        # No method: a call that forwards takes 60 ns, for each event of each job.
         self.publish_job = self._jobs.publish
-        self.publish_end: Callable[[JobEnded], object] = _nothing
         self.telling_steps = False
         self.ends_heard = self.steps_heard = False
-        self.on_new: Callable[[Any], object] | None = None
+        self.news_heard = False
         self.on_look: Callable[[], object] = _nothing
         self.tracers: tuple[JobTracer, ...] = ()
         self.traced: set[int] = set()
-        self._on_queued: Callable[[Any], object] = _nothing
-        self._on_unwatched: Callable[[], object] = _nothing
+        self.on_queued: Callable[[Any], object] = _nothing
+        self.on_unwatched: Callable[[], object] = _nothing
         self.ends: list[Callable[[], object]] = []
         self.companions: list[Callable[[], Awaitable[object]]] = []
 
@@ -284,15 +278,12 @@ class PoolHub:
             except Exception as error:  # noqa: BLE001 - nobody else's concern
                 say.READER_FAILED.log(LOGGER, {}, error=error, reader=close)
 
-    def set_watch(
-        self, queued: Callable[[Any], object], unwatched: Callable[[], object]
-    ) -> None:
-        """Have *queued* called with each new job while somebody listens to more than ends.
-
-        And *unwatched* when nobody listens to jobs any more.
-        """
-        self._on_queued, self._on_unwatched = queued, unwatched
-        self._update()
+    def queued(self, job: Any) -> None:
+        """Tell of a new job."""
+        for tracer in self.tracers:
+            tracer.queued(job)
+        if self.steps_heard:
+            self.on_queued(job)
 
     def add_tracer(self, tracer: JobTracer) -> None:
         """Have *tracer* told of the jobs that come from now on."""
@@ -323,6 +314,11 @@ class PoolHub:
         self._events.publish(event)
         self._jobs.publish(event)
 
+    def publish_end(self, event: JobEnded) -> None:
+        """Hand the end of a job to everybody who listens to jobs, or to their ends alone."""
+        self._jobs.publish(event)
+        self._job_ends.publish(event)
+
     def end(self) -> None:
         """End all streams, tell that to whoever asked for it, and call nobody any more."""
         for hub in self._hubs:
@@ -341,24 +337,7 @@ class PoolHub:
         if not self.tracers:
             self.traced.clear()
         self.telling_steps = self.ends_heard or bool(self.traced)
-        hubs = self._jobs, self._job_ends
-        self.publish_end = _in_turn([hub.publish for hub in hubs if hub.is_heard])
-        new: list[Callable[[Any], object]] = [each.queued for each in self.tracers]
-        if self.steps_heard:
-            new.append(self._on_queued)
-        self.on_new = _in_turn(new) if new else None
+        self.news_heard = self.steps_heard or bool(self.tracers)
         if before and not self.ends_heard:
-            self._on_unwatched()
+            self.on_unwatched()
         self.on_look()
-
-
-def _in_turn(functions: Sequence[Callable[[Any], object]]) -> Callable[[Any], object]:
-    """Return what calls each of *functions*."""
-    if len(functions) == 1:
-        return functions[0]
-
-    def call(argument: Any) -> None:
-        for function in functions:
-            function(argument)
-
-    return call

@@ -26,7 +26,7 @@ from asyncpool._wire import scripts
 from asyncpool._wire.messages import LauncherConfig, cannot_succeed
 from asyncpool._wire.posix import MARK, REFUSAL, command_line, frozen, greeting
 from asyncpool._wire.scripts import Script
-from asyncpool._wire.text import printable_lines
+from asyncpool._wire.text import printable, printable_block, printable_text
 
 # The new process needs the asyncpool of this process, even if another one is installed.  So its
 # directory comes first while asyncpool is imported, and last before anything else is imported.
@@ -70,8 +70,8 @@ class LaunchError(Exception):
         status: int | None = None,
         final: bool = False,
     ) -> None:
-        super().__init__(text)
-        self.trace, self.status, self.final = printable_lines(trace), status, final
+        super().__init__(printable_text(text))
+        self.trace, self.status, self.final = printable_block(trace), status, final
 
 
 class NewLauncher:
@@ -154,8 +154,8 @@ class NewLauncher:
         if line == REFUSAL.strip():
             what = "it runs the program again, which has started a pool in turn"
         else:
-            theirs, own = (it.decode(errors="replace") for it in (line, greeting()))
-            what = f"it is {theirs[:500]}, and this process is {own.strip()}"
+            own = printable(greeting().strip())
+            what = f"it is {printable(line, 500)}, and this process is {own}"
         raise self.fault(what, final=True)
 
     def fault(self, what: str, *, final: bool | None = None) -> LaunchError:
@@ -177,7 +177,7 @@ class NewLauncher:
             else "name a Python of this version by multiprocessing.set_executable()"
         )
         text = f"{self._shown} does not become the launcher of workers: {what}"
-        return LaunchError(printable_lines(f"{text}; {way_out}"), final=final)
+        return LaunchError(f"{text}; {way_out}", final=final)
 
 
 def worker_command() -> tuple[str, ...]:
@@ -215,7 +215,7 @@ def program() -> tuple[str, bool]:
 
 def _kind(line: bytes) -> list[str]:
     """Return what has to be the same: the version, and the folder of the standard library."""
-    return line.decode(errors="replace").rstrip().split(" ", 3)[::3]
+    return printable(line.rstrip()).split(" ", 3)[::3]
 
 
 def _is_passed_on(fd: int) -> bool:

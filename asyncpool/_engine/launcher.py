@@ -20,7 +20,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import logging
 import math
 import os
 import pickle
@@ -42,6 +41,7 @@ from asyncpool._engine.interpreter import (
     main_script,
     worker_command,
 )
+from asyncpool._engine.life_log import LOGGER
 from asyncpool._engine.loop import Alarm, fail_quietly, shielded
 from asyncpool._wire import scripts
 from asyncpool._wire.frames import Frame, FrameDecoder, FrameKind, header
@@ -57,7 +57,7 @@ from asyncpool._wire.messages import (
     tidy,
 )
 from asyncpool._wire.posix import STACKS, receive_fds, signal_name, socket_pair
-from asyncpool._wire.text import printable_lines
+from asyncpool._wire.text import printable, printable_block
 from asyncpool.errors import ProtocolError
 
 if TYPE_CHECKING:  # few pools have a sandbox
@@ -84,8 +84,6 @@ _FAULTS = {signal.SIGSEGV, signal.SIGABRT, signal.SIGILL, signal.SIGBUS, signal.
 
 # More requests than this at once would fill the launcher's socket.
 _MOST_REQUESTS = 16
-
-_LOGGER = logging.getLogger("asyncpool")
 
 
 # What workers do not share is said once.
@@ -417,7 +415,7 @@ class LauncherHandle:
                     break
             return LaunchError(
                 "the launcher did not import within start_timeout what workers share",
-                trace=tidy(stacks.decode(errors="replace")),
+                trace=tidy(printable_block(stacks)),
             )
         finally:
             self.abort()
@@ -468,7 +466,7 @@ class LauncherHandle:
         match frame.kind:
             case FrameKind.HELLO if not self.ready.done():
                 lost, shared = json.loads(frame.payload)
-                self.shared = printable_lines(shared)
+                self.shared = printable(shared)
                 if not lost or self._share([Thread(*row) for row in lost]):
                     self.ready.set_result(True)
             case FrameKind.SWEPT if self._asked:
@@ -489,8 +487,8 @@ class LauncherHandle:
                 if failure.stage == "script" and not self.ready.done():
                     self._leave_to_workers([SCRIPT])  # and they say why it fails
                     return
-                text = printable_lines(failure.summary)
-                error = LaunchError(text, trace=failure.text, final=failure.final)
+                text, trace = failure.summary, failure.text
+                error = LaunchError(text, trace=trace, final=failure.final)
                 if failure.stage != "fork" or not self._asked:
                     raise error
                 fail_quietly(self._asked.popleft(), error)
@@ -522,10 +520,10 @@ class LauncherHandle:
             LaunchError: If none can be forked from any.
         """
         sandboxed = self.config.namespaces is not None
-        names = ", ".join(dict.fromkeys(thread.name for thread in lost))
+        names = printable(", ".join(dict.fromkeys(thread.name for thread in lost)))
         origins = {thread.origin: thread.seconds for thread in lost}
         modules = ", ".join(
-            "the script" if it == SCRIPT else it for it in origins if it
+            "the script" if it == SCRIPT else printable(it) for it in origins if it
         )
         needed = [it for it in lost if it.origin != BEFORE_IMPORTS and not it.native]
         if sandboxed and needed:
@@ -551,10 +549,10 @@ class LauncherHandle:
         if told not in _told and (modules or not sandboxed):
             _told.add(told)
             extra = {
-                "modules": ", ".join(origins),
-                "threads": ", ".join(thread.name for thread in lost),
+                "modules": printable(", ".join(origins)),
+                "threads": printable(", ".join(thread.name for thread in lost)),
             }
-            say.NOT_SHARED.log(_LOGGER, extra, text=text)
+            say.NOT_SHARED.log(LOGGER, extra, text=text)
         if not sandboxed:
             self._leave_to_workers(origins)
         return sandboxed
@@ -568,7 +566,7 @@ class LauncherHandle:
     def _death(self, ended: str) -> LaunchError:
         """Return the error of a process that imported what workers share, and has *ended* so."""
         module, written = self._written()
-        _, fatal, stacks = written.decode(errors="replace").partition("Fatal Python")
+        _, fatal, stacks = printable_block(written).partition("Fatal Python")
         what = "the script" if module == SCRIPT else module
         step = f" while it imported {what}" if module else ""
         # Python also lists the extension modules.
@@ -577,7 +575,7 @@ class LauncherHandle:
         status = self._popen.poll() or None
         again = status is not None and (status > 0 or -status in _FAULTS)
         return LaunchError(
-            printable_lines(f"the launcher died{step}: {ended}"),
+            f"the launcher died{step}: {ended}",
             trace=f"{fatal}{heading}\n{tidy(stacks)}" if fatal else "",
             status=status,
             final=bool(module) and again,
@@ -587,7 +585,7 @@ class LauncherHandle:
         """Return which module it imports, if any, and what it has written beside such notes."""
         written = os.pread(self._report.fileno(), _MAX_REPORT, self._report_start)
         *_, module = [b"", *re.findall(rb"\0(.*)\n", written)]
-        return module.decode(errors="replace"), re.sub(rb"\0.*\n", b"", written)
+        return printable(module), re.sub(rb"\0.*\n", b"", written)
 
     def _lose(self) -> None:
         """Ask the process for nothing more."""
@@ -618,7 +616,7 @@ class LauncherHandle:
             # Nobody knows the status that another library has taken; it looks like 0.
             reason = (self._popen.poll() and ended) or "its process has ended"
             extra = {"pid": self._popen.pid, "reason": reason}
-            say.LAUNCHER_LOST.log(_LOGGER, extra)
+            say.LAUNCHER_LOST.log(LOGGER, extra)
         self._fail(LaunchError("the launcher's process ended"))
         for process in self._processes.values():
             process.launcher_gone()
@@ -715,7 +713,7 @@ class Process:
             pass  # the process has just ended
         except OSError as error:
             extra = {"pid": self.pid, "signal": int(number)}
-            say.SIGNAL_NOT_SENT.log(_LOGGER, extra, why=error)
+            say.SIGNAL_NOT_SENT.log(LOGGER, extra, why=error)
 
     def close(self) -> None:
         """Close the pidfd."""

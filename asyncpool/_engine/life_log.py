@@ -25,7 +25,8 @@ if TYPE_CHECKING:
     from asyncpool._wire.log_records import LogMessage
 
 
-LOGGER = logging.getLogger("asyncpool")
+# The logger of all that the service says itself: not above that of the lines which workers print.
+LOGGER = logging.getLogger("asyncpool.pool")
 
 Extra = Mapping[str, object]
 _NOTHING: Extra = {}
@@ -115,22 +116,18 @@ class LifeLog(NamedLog):
         """Log that the pool has the size that was asked for, or cannot have it yet."""
         size = f"{least} to {most} workers" if least < most else count_workers(most)
         extra = {"least": least, "most": most}
-        if crash is None:
-            self.soon(say.RESIZED, extra, size=size)
-        else:
-            extra["slot"] = crash.slot
-            self.soon(say.RESIZE_FAILED, extra, size=size, trouble=crash)
+        where = {} if crash is None else {"slot": crash.slot}
+        message = say.RESIZED if crash is None else say.RESIZE_FAILED
+        self.soon(message, {**extra, **where}, size=size, trouble=crash)
 
     def rolled(self, result: RollResult, seconds: float) -> None:
         """Log how a roll has ended."""
         took = round(seconds, 3)
+        why = {} if result.ok else {"reason": result.reason}
         extra = {"replaced": result.replaced, "filled": result.filled, "seconds": took}
         outcome = describe_roll(result, "reload" if self._serves else "roll")
-        if result.ok:
-            self.soon(say.ROLLED, extra, outcome=outcome)
-        else:
-            failed = {**extra, "reason": result.reason}
-            self.soon(say.ROLL_FAILED, failed, outcome=outcome)
+        message = say.ROLLED if result.ok else say.ROLL_FAILED
+        self.soon(message, {**extra, **why}, outcome=outcome)
 
     def worker_retiring(self, handle: WorkerHandle, reason: str) -> None:
         """Log that a worker takes no more jobs, and why."""

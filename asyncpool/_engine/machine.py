@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import importlib.util
-import logging
 import math
 import os
 import resource
@@ -18,9 +17,8 @@ from typing import Any, Literal, TypeVar
 from asyncpool._core import checks, log_messages as say
 from asyncpool._core.options import MAX_WORKERS, WorkerLimits
 from asyncpool._engine.interpreter import program
+from asyncpool._engine.life_log import LOGGER
 from asyncpool.errors import UnsupportedPlatformError
-
-_LOGGER = logging.getLogger("asyncpool")
 
 # System calls that exist but are refused, as in sandboxes; the pool does without them.
 #
@@ -44,7 +42,7 @@ def tell_once(call: str, error: OSError, instead: str) -> None:
     if call in _told:
         return
     _told.add(call)
-    say.CALL_REFUSED.log(_LOGGER, {"call": call}, why=error, instead=instead)
+    say.CALL_REFUSED.log(LOGGER, {"call": call}, why=error, instead=instead)
 
 
 # What arguments there may be.

@@ -15,15 +15,14 @@ import os
 import select
 import sys
 from collections import Counter, deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import PurePath
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, TextIO
 
 from asyncpool._core import log_messages as say
 from asyncpool._engine.life_log import LOGGER
-from asyncpool._wire import log_records
-from asyncpool._wire.text import JOB_LOGGER, printable, printable_lines, printable_name
+from asyncpool._wire import log_records, text
 from asyncpool.errors import ProtocolError
 
 if TYPE_CHECKING:
@@ -31,6 +30,7 @@ if TYPE_CHECKING:
     from asyncpool._engine.options import OutputMode
     from asyncpool._engine.worker import WorkerHandle
 
+_ALL = logging.getLogger("asyncpool")
 _LINES = logging.getLogger("asyncpool.worker")
 
 # What the pool keeps of a worker's stderr for the report of its death.
@@ -97,12 +97,7 @@ class StderrTail:
                 found.append(b"(%d lines are left out here)" % (number - following))
             found.append(line)
             following = number + 1
-        return tuple(printable(text(line)[:_WIDTH]) for line in found)
-
-
-def text(line: bytes) -> str:
-    """Return a line without its end, whatever bytes it has."""
-    return line.decode(errors="replace").rstrip("\r")
+        return tuple(text.printable(line, _WIDTH) for line in found)
 
 
 # A longer line is cut into several.  A turn of the loop reads no more than this either, so a
@@ -125,8 +120,8 @@ class Output:
         loop: The loop that watches the pipe.
         fd: The reading end; this object owns it and closes it.
         mode: Where lines go.  In mode ``"log"`` they go to the logger
-            ``asyncpool.worker``.  If nobody has configured logging, they go straight to
-            this process's own streams, so that nothing that a job prints is lost.
+            ``asyncpool.worker``.  If that would drop them, they go straight to this
+            process's own streams, so that nothing that a job prints is lost.
         err: Whether the stream is the worker's stderr.
     """
 
@@ -137,6 +132,7 @@ class Output:
         self._fd = fd
         self._mode = mode
         self._err = err
+        self._message = say.ERROR_LINE if err else say.LINE
         self._rest = b""
         self._lines: deque[bytes] = deque()
         self._tail = StderrTail()
@@ -167,10 +163,9 @@ class Output:
         """
         report = ""
         if crashed and self._is_held():
-            report = "\n".join(printable(text(line)) for line in self._lines)
+            report = "\n".join(map(text.printable, self._lines))
             self._lines.clear()
-        self._may_hold = False
-        self._emit_some(len(self._lines))
+        self._end_hold()
         return report
 
     def close(self) -> None:
@@ -192,6 +187,7 @@ class Output:
             self._detach()
             return False
         *lines, rest = (self._rest + data).split(b"\n")
+        rest = _seen(rest)
         if len(rest) > _CHUNK:
             lines.append(rest)
             rest = b""
@@ -203,6 +199,7 @@ class Output:
         return True
 
     def _take(self, lines: list[bytes]) -> None:
+        lines = [_seen(line).rstrip(b"\r") for line in lines]
         if self._err:
             self._tail.extend(lines)
         self._lines.extend(lines)
@@ -220,12 +217,12 @@ class Output:
             # A process that prints so much more, or goes on, has only printed these words.
             self._may_hold = held = len(self._lines) <= _REPORT_LINES
         if held and self._expiry is None:
-            self._expiry = self._loop.call_later(_REPORT_TIME, self._expire)
+            self._expiry = self._loop.call_later(_REPORT_TIME, self._end_hold)
         return held
 
-    def _expire(self) -> None:
-        if self._fd >= 0:
-            self.end_report(crashed=False)
+    def _end_hold(self) -> None:
+        self._may_hold = False
+        self._emit_some(len(self._lines))
 
     def _go_on_later(self) -> None:
         if self._can_emit():
@@ -253,7 +250,13 @@ class Output:
         return self._to_log() or _is_writable(self._stream())
 
     def _to_log(self) -> bool:
-        return self._mode == "log" and _LINES.hasHandlers()
+        """Tell whether the logger has a handler for the line, or somebody has turned it off.
+
+        The level of the root logger is not meant for what jobs print: that of ``basicConfig()``
+        and of pytest is WARNING.
+        """
+        is_on = _LINES.isEnabledFor(self._message.level) or _LINES.level or _ALL.level
+        return self._mode == "log" and _LINES.hasHandlers() and bool(is_on)
 
     def _stream(self) -> TextIO | None:
         return sys.stderr if self._err else sys.stdout
@@ -273,17 +276,23 @@ class Output:
         self._emit_some(len(self._lines))
 
     def _emit(self, line: bytes) -> None:
-        shown = text(line)
         if self._to_log():
-            message = say.ERROR_LINE if self._err else say.LINE
-            message.log(_LINES, self._extra, line=printable(shown), **self._words)
+            shown = text.printable(line)
+            self._message.log(_LINES, self._extra, line=shown, **self._words)
             return
+        as_it_is = self._mode == "inherit" or self._words["trusted"]
+        shown = line.decode(errors="replace") if as_it_is else text.printable(line)
         stream = self._stream()
         # The pool must survive if its service's own stdout is closed or full.
         with contextlib.suppress(OSError, ValueError, AttributeError):
             if stream is not None:
                 stream.write(f"{shown}\n")
                 stream.flush()
+
+
+def _seen(line: bytes) -> bytes:
+    """Return what a terminal shows of a line, as a progress bar writes each state over the last."""
+    return line[line.rstrip(b"\r").rfind(b"\r") + 1 :]
 
 
 def _is_writable(stream: TextIO | None) -> bool:
@@ -389,7 +398,7 @@ class WorkerLogs:
         if f"{found['name']}.".startswith(_OURS):
             # What is under this name was said by the service.  A pool in a worker says it too,
             # and so may a worker that lies.
-            found["name"] = JOB_LOGGER
+            found["name"] = text.JOB_LOGGER
         found |= {
             "pool": self._pool,
             "slot": author.slot,
@@ -428,13 +437,17 @@ def _handle(found: dict[str, Any], fields: dict[str, Any]) -> None:
     (logger.handle if is_its_own else logger.callHandlers)(_record_of(found, fields))
 
 
+def _block(lines: str) -> str:
+    return lines and text.indent(text.printable_block(lines))
+
+
 # How texts are shown that are not a part of one line: nothing in a record controls a terminal, begins
-# a line in a name, or hides in its own.
-_SHOWN = {
-    "name": printable_name,
-    "msg": printable_lines,
-    "exc_text": printable_lines,
-    "stack_info": printable_lines,
+# a line of the log, or hides in a name.
+_SHOWN: dict[str, Callable[[str], str]] = {
+    "name": text.printable_name,
+    "msg": text.printable_text,
+    "exc_text": _block,
+    "stack_info": _block,
 }
 # Filters and alerts take an id for the service's word, unless only workers say this.
 _IDS = {None, *log_records.IDS}
@@ -445,15 +458,15 @@ def _record_of(found: dict[str, Any], fields: dict[str, Any]) -> logging.LogReco
     since = found["created"] - record.created
     found["relativeCreated"] = record.relativeCreated + since * 1000
     attributes = vars(record)
-    attributes.update(fields)
-    for name in found.keys() & fields.keys():
+    for name, value in fields.items():
         # A job's own logger may have set the same field.
-        if fields[name] != found[name]:
-            attributes[f"extra_{name}"] = fields[name]
+        free = name if found.get(name, value) == value else f"extra_{name}"
+        shown = text.printable_text(value) if isinstance(value, str) else value
+        attributes[text.printable(free)] = shown
     if fields.get("message_id") not in _IDS:
         attributes["extra_message_id"] = attributes.pop("message_id")
     for name in log_records.TEXTS:
-        found[name] = _SHOWN.get(name, printable)(found[name])
+        found[name] = _SHOWN.get(name, text.printable)(found[name])
     for name in ("taskName", "exc_text", "stack_info"):
         found[name] = found[name] or None
     path = PurePath(found["pathname"])

@@ -30,7 +30,7 @@ from asyncpool._wire.page import (
     read_beats,
     read_log,
 )
-from asyncpool._wire.text import printable_lines
+from asyncpool._wire.text import printable_block
 
 # The memory under a page, which its worker may try to take away.
 #
@@ -230,7 +230,7 @@ class WorkerPage:
         if BEGUN.unpack_from(text) != (job, attempt):
             return ""
         text, _, _ = text[BEGUN.size :].partition(b"\0")
-        return printable_lines(text.decode(errors="replace").strip())
+        return printable_block(text.strip())
 
     @_or_else(dict)
     def outcomes(self) -> dict[tuple[int, int], Frame]:
@@ -263,7 +263,7 @@ class WorkerPage:
         text = self._stacks().strip(b"\0")
         if self._memory is not None:
             self._memory[self._layout.stacks : self._layout.size] = bytes(STACKS_SIZE)
-        return printable_lines(tidy(text.decode(errors="replace")))
+        return tidy(printable_block(text))
 
     @_or_else(bytes)
     def _stacks(self) -> bytes:

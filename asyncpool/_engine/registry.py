@@ -120,7 +120,7 @@ class JobEvents:
         self.hub = hub
         self._attempts: dict[int, Attempt] = {}
         # Of jobs that end while nobody listens, nobody would forget them.
-        hub.set_watch(self._queued, self._attempts.clear)
+        hub.on_queued, hub.on_unwatched = self._queued, self._attempts.clear
 
     def attempt_failed(self, job: PoolJob[Any], error: BaseException) -> None:
         """Tell that an attempt has failed with *error*, and that the job waits for the next."""
@@ -387,9 +387,8 @@ class JobRegistry:
             self.timed += 1
         if (lease := job.options.lease) is not None:
             self.leases.enter(job, lease)
-        on_new = self._hub.on_new
-        if on_new is not None:
-            on_new(job)
+        if self._hub.news_heard:
+            self._hub.queued(job)
 
     def refuse(self, job: PoolJob[Any], error: BaseException) -> PoolJob[Any]:
         """End a job whose call cannot be sent, and which was never entered; return it.

@@ -22,7 +22,7 @@ from asyncpool._engine.machine import is_stopped
 from asyncpool._engine.worker import WorkerHandle
 from asyncpool._wire.frames import Frame, FrameKind
 from asyncpool._wire.messages import are_whole
-from asyncpool._wire.text import printable_lines
+from asyncpool._wire.text import printable_block
 from asyncpool.errors import NoWorkerError, ProfileInProgressError, ProtocolError
 
 if TYPE_CHECKING:
@@ -73,7 +73,7 @@ class Stacks:
         answer = self._asked.get(handle, {}).pop(job, None)
         if answer is None:
             return  # to look at 64 KiB of text takes 3 ms, and a worker may send it often
-        answer.set_result(printable_lines(bytes(payload).decode(errors="replace")))
+        answer.set_result(printable_block(payload))
 
     async def of_workers(self, slot: int | None = None) -> dict[int, str]:
         """Return the stacks of all workers, or of that in *slot*, by slot.

@@ -90,7 +90,7 @@ class Traffic:
         """Note what the pool does for each call: it closes, is broken, or has new listeners."""
         core, hub = self._engine.core, self._engine.hub
         takes_all = core.closing.finish is None and core.broken is None
-        self.plain = takes_all and hub.on_new is None and not self._special
+        self.plain = takes_all and not hub.news_heard and not self._special
 
     # The way of a job to its worker.
 

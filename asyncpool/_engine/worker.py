@@ -41,7 +41,7 @@ from asyncpool._wire.messages import (
     unpack_numbers,
 )
 from asyncpool._wire.posix import STACKS, socket_pair
-from asyncpool._wire.text import printable, printable_lines
+from asyncpool._wire.text import printable, printable_block, printable_text
 from asyncpool.errors import ProtocolError
 
 if TYPE_CHECKING:
@@ -558,10 +558,9 @@ class WorkerHandle:
             case FrameKind.STACKS:
                 pool.stacks.written(self, frame.job or None)
             case FrameKind.RETIRE:
-                reason = bytes(frame.payload[:MAX_REASON]).decode(errors="replace")
                 asked = pool.replacement
                 leave = asked.replace if frame.number else asked.retire_now
-                leave(self, printable(reason))
+                leave(self, printable(frame.payload[:MAX_REASON]))
             case FrameKind.PONG:
                 pool.on_pong(self)
             case FrameKind.SAMPLES:
@@ -584,8 +583,8 @@ class WorkerHandle:
         if self.detail:
             return  # only the first reason counts
         failure = Failure.unpack(frame.payload)
-        self.detail = printable_lines(f"{failure.stage} failed: {failure.summary}")
-        self.traceback = printable_lines(failure.text)
+        self.detail = printable_text(f"{failure.stage} failed: {failure.summary}")
+        self.traceback = printable_block(failure.text)
         self.final = failure.final
         if failure.stage == "thread" or (failure.stage == "serve" and self.said_hello):
             self._pool.on_fault(self)

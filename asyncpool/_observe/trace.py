@@ -17,7 +17,7 @@ from typing import Any
 
 from asyncpool._core import log_messages as say
 from asyncpool._core.deadlines import RateLimit
-from asyncpool._engine.hub import Attempt, PoolHub, waited_since
+from asyncpool._engine.hub import Attempt, PoolHub
 from asyncpool._engine.job import PoolJob
 from asyncpool._engine.life_log import NamedLog
 from asyncpool._engine.registry import job_ended, job_queued, job_started
@@ -264,7 +264,8 @@ class TracedJobs:
         """Show what there was of a job up to now."""
         if job.id not in self._open:
             self._follow(job.id)
-            self._book.queued(job_queued(job, waited_since(job, attempt)))
+            queued = job.queued_at if attempt is None else attempt.queued
+            self._book.queued(job_queued(job, queued))
         if attempt is not None:
             self._book.started(job_started(job, attempt.slot, attempt.began))
 

@@ -27,7 +27,7 @@ from asyncpool._wire.plain_data import (
     size_of,
     write,
 )
-from asyncpool._wire.text import printable_lines
+from asyncpool._wire.text import printable_text
 from asyncpool.errors import JobNotPicklableError, ProtocolError
 
 TYPE_CHECKING = False  # see _wire/records.py
@@ -334,9 +334,9 @@ def reason_of(why: Exception, path: str = "$") -> str:
     if isinstance(why, RecursionError):
         return "it is nested too deeply, or holds itself"
     if isinstance(why, MismatchError):
-        return printable_lines(_path_from(str(why), path))
+        return printable_text(_path_from(str(why), path))
     own = isinstance(why, NotDataError | MalformedError | MissingPackageError)
-    return printable_lines(str(why) if own else describe(why))
+    return printable_text(str(why) if own else describe(why))
 
 
 class _Exactly(Kind):

@@ -18,6 +18,7 @@ import sys
 from contextlib import suppress
 from functools import partial
 
+from asyncpool._wire.text import indent
 from asyncpool.errors import ProtocolError
 
 TYPE_CHECKING = False  # see _wire/records.py
@@ -83,9 +84,9 @@ class LogMessage:
                 seen,
                 caller.f_code.co_name,
                 {"message_id": self.id, **extra},
-                stack or None,
+                indent(stack) or None,
             )
-            record.exc_text = trace or None
+            record.exc_text = indent(trace) or None
             logger.handle(record)
         except Exception:  # noqa: BLE001, S110 - there is no other place to tell of it
             pass

@@ -46,7 +46,7 @@ from asyncpool._wire.buffers import (
     teach,
 )
 from asyncpool._wire.scripts import GlobalError, pickler_of_results
-from asyncpool._wire.text import function_name, printable_lines
+from asyncpool._wire.text import function_name, printable_block, printable_text
 from asyncpool.errors import (
     HookError,
     JobNotPicklableError,
@@ -494,8 +494,8 @@ class SizeProbe:
 
 def pack_error(error: BaseException) -> bytes:
     """Return the payload of an ``ERROR`` frame, whatever *error* is that the job raised."""
-    texts = traceback_of(error), type_name(error), text_of(error)
-    remote, name, text = map(printable_lines, texts)
+    remote = traceback_of(error)
+    name, text = map(printable_text, (type_name(error), text_of(error)))
     attempts: list[Callable[[BaseException], bytes]] = [dumps, _dumps_rebuilt]
     if any(vars(cls).get("__slots__") for cls in type(error).__mro__):
         attempts.reverse()  # the class's own way leaves out what is in slots, as a rule
@@ -532,15 +532,15 @@ def load_error(
     """
     remote = name = text = ""
     try:
-        data, *texts = loads(payload, pause=pause)
-        remote, name, text = map(printable_lines, texts)
+        data, told, *texts = loads(payload, pause=pause)
+        remote, (name, text) = printable_block(told), map(printable_text, texts)
         error = _check_error(loads(data, pause=pause))
         if type(error) is ModuleNotFoundError and (
             here := modules.get(error.name or "")
         ):
             error.add_note(_ONLY_HERE.format(here))
     except BaseException as broken:  # what is unpickled may raise anything
-        what = f"{name}: {text}" if name else printable_lines(describe(broken))
+        what = f"{name}: {text}" if name else printable_text(describe(broken))
         error = JobNotPicklableError(
             f"the job's exception cannot be unpickled here: {what}",
             direction="exception",

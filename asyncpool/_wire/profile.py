@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 
 from asyncpool._wire.records import Record
-from asyncpool._wire.text import MAX_NAME, printable
+from asyncpool._wire.text import MAX_NAME, printable, short_name
 from asyncpool.errors import ProtocolError
 
 TYPE_CHECKING = False  # see _wire/records.py
@@ -222,13 +222,12 @@ class SampleChunk(Record):
             stack = (function, tuple(frames))
             stacks[stack] = stacks.get(stack, 0) + _checked(samples, MAX_COUNT)
         counted = SampleFigures(*(_checked(each, MAX_COUNT) for each in figures))
-        return cls(stacks, counted, printable(str(error)[:_MAX_ERROR]))
+        return cls(stacks, counted, printable(str(error), _MAX_ERROR))
 
 
 def as_name(text: str) -> str:
     """Return *text* as it may be in a chunk: printable, and not too long."""
-    text = printable(text.encode(errors="replace").decode())
-    return text if len(text) <= MAX_NAME else f"{text[: MAX_NAME - 3]}..."
+    return short_name(printable(text))
 
 
 def _size_of(calls: tuple[str, ...], known: dict[str, int]) -> int:

@@ -22,7 +22,7 @@ from asyncpool._wire.pickling import (
 )
 from asyncpool._wire.plain_data import HEAD, PIECE, in_one_piece, read, weigh, write
 from asyncpool._wire.records import import_named
-from asyncpool._wire.text import function_name, printable_lines
+from asyncpool._wire.text import function_name, indent, printable_block, printable_text
 from asyncpool.errors import (
     HookError,
     JobCancelled,
@@ -427,25 +427,20 @@ def _error_of(found: Any, errors: Errors) -> BaseException:
         raise ProtocolError("it sent an exception whose notes are no texts")
     if args is not None and type(args) is not list:
         raise ProtocolError("it sent an exception whose arguments are no list")
-    shown = {name: _shown(fields[name]) for name in _TEXTS}
-    fields = {**fields, **shown, "notes": [*map(_shown, notes[:_MOST_NOTES])]}
+    kind, text = (printable_text(fields[it], _LONGEST) for it in ("type", "text"))
+    trace = printable_block(fields["traceback"], _LONGEST)
+    # Python shows each note on a line of its own.
+    notes = [indent(printable_block(it, _LONGEST)) for it in notes[:_MOST_NOTES]]
+    fields = {**fields, "type": kind, "text": text, "traceback": trace, "notes": notes}
     error = _own(fields, errors) or _rebuilt(fields, errors)
     if error is None:
-        error = RemoteError(
-            fields["type"],
-            fields["text"],
-            traceback=fields["traceback"],
-            args=None if args is None else tuple(args),
-        )
+        sent = None if args is None else tuple(args)
+        error = RemoteError(kind, text, traceback=trace, args=sent)
     for note in fields["notes"]:
         error.add_note(note)
     if not isinstance(error, HookError):
-        error.__cause__ = RemoteTraceback(fields["traceback"])
+        error.__cause__ = RemoteTraceback(trace)
     return error
-
-
-def _shown(text: str) -> str:
-    return printable_lines(text[:_LONGEST])
 
 
 def _rebuilt(fields: dict[str, Any], errors: Errors) -> BaseException | None:
@@ -456,7 +451,7 @@ def _rebuilt(fields: dict[str, Any], errors: Errors) -> BaseException | None:
         error = cls(*args)
     except Exception as why:  # it is the user's constructor
         note = f"{cls.__qualname__} cannot be rebuilt: {describe(why)}"
-        fields["notes"].append(_shown(note))
+        fields["notes"].append(printable_text(note))
         return None
     return error if type(error) is cls else None
 
@@ -477,11 +472,12 @@ def _own(fields: dict[str, Any], errors: Errors) -> BaseException | None:
             return JobNotPicklableError(
                 fields["text"],
                 direction=direction,
-                name=_shown(name),
-                text=_shown(text),
+                name=printable_text(name, _LONGEST),
+                text=printable_text(text, _LONGEST),
             )
         case {"hook": [str(hook), "enter" | "exit" as stage, dict(inner)]}:
             cause = _error_of({**inner, "hook": None}, errors)
-            return HookError(_shown(hook), stage=stage, exception=cause)
+            shown = printable_text(hook, _LONGEST)
+            return HookError(shown, stage=stage, exception=cause)
         case _:
             return None

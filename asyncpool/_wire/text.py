@@ -2,8 +2,8 @@
 
 Control characters move the cursor, clear the screen, or set its title.  Line separators
 begin what looks like a line of the log.  Characters that turn the direction of writing
-make one text look like another.  All of them are written as Python escapes; nothing
-else changes.
+make one text look like another.  All of them are written as Python escapes.  Nothing else
+changes, except that a message of several lines is indented from its second line on.
 
 The amounts of memory are for people.  Programs find the same amounts as integers.
 Errors, reports and logs name jobs by their functions.
@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
+    Text = str | bytes | memoryview
+
 _CONTROLS = (*range(0x20), *range(0x7F, 0xA0))
 _SEPARATORS = (0x2028, 0x2029)
 _DIRECTIONS = (0x061C, 0x200E, 0x200F, *range(0x202A, 0x202F), *range(0x2066, 0x206A))
@@ -32,7 +34,6 @@ _LINES = {
 }
 _LINE = _LINES | {ord("\n"): "\\n"}
 
-
 # Letters and marks that nobody sees, beside those that are not printable to Python.
 _UNSEEN = (
     *(0x034F, 0x115F, 0x1160, 0x17B4, 0x17B5, *range(0x180B, 0x1810), 0x3164, 0xFFA0),
@@ -44,14 +45,43 @@ _NAME = frozenset(map(chr, _UNSEEN))
 _PIECE = 16_384
 
 
-def printable(text: str) -> str:
-    """Return *text* as a part of one line."""
-    return text if text.isprintable() else _translated(text, _LINE)
+# All text of workers, clients and other processes comes through one of the next four, which differ in
+# what becomes of line feeds; bytes that are not UTF-8 are replaced, and *most* characters are kept.
 
 
-def printable_lines(text: str) -> str:
-    """Return *text*, which may have several lines, with the other control characters escaped."""
-    return text if text.isprintable() else _translated(text, _LINES)
+def printable(data: Text, most: int | None = None) -> str:
+    """Return *data* as a part of one line."""
+    return _escaped(data, most, _LINE)
+
+
+def printable_text(data: Text, most: int | None = None) -> str:
+    """Return *data* as a message: its lines after the first are indented, as in :func:`indent`."""
+    first, line_feed, others = printable_block(data, most).partition("\n")
+    return first + line_feed + indent(others) if line_feed else first
+
+
+def printable_block(data: Text, most: int | None = None) -> str:
+    """Return *data*, such as a traceback, with its lines as they are; a log has them indented."""
+    return _escaped(data, most, _LINES)
+
+
+def indent(text: str) -> str:
+    """Return *text* with all of its lines indented: none of them looks like a record of a log."""
+    lines = text.split("\n")
+    if all(line[:1] in {"", " ", "\t"} for line in lines):
+        return text
+    return "\n".join(line and f"    {line}" for line in lines)
+
+
+def _escaped(data: Text, most: int | None, table: dict[int, str]) -> str:
+    text = data if isinstance(data, str) else str(data, "utf-8", "replace")
+    text = text[:most]
+    if text.isprintable():
+        return text
+    # Halves of surrogate pairs, which JSON can bring, could not be written to any file.
+    text = text.encode(errors="backslashreplace").decode()
+    starts = range(0, len(text), _PIECE)
+    return "".join(text[at : at + _PIECE].translate(table) for at in starts)
 
 
 def printable_name(text: str) -> str:
@@ -62,14 +92,8 @@ def printable_name(text: str) -> str:
 
 
 def _seen(character: str) -> str:
-    if character.isprintable() and character not in _NAME:
-        return character
-    return character.encode("unicode_escape").decode()
-
-
-def _translated(text: str, table: dict[int, str]) -> str:
-    starts = range(0, len(text), _PIECE)
-    return "".join(text[at : at + _PIECE].translate(table) for at in starts)
+    is_seen = character.isprintable() and character not in _NAME
+    return character if is_seen else character.encode("unicode_escape").decode()
 
 
 _STEP = 1024
@@ -160,7 +184,11 @@ def function_name(function: Callable[..., Any]) -> str:
     if module == "__mp_main__":  # what workers call the script
         module = "__main__"
     text = f"{module}.{name}" if module else name
-    text = printable_name(text)
+    return short_name(printable_name(text))
+
+
+def short_name(text: str) -> str:
+    """Return *text*, cut if it is too long for a name."""
     return text if len(text) <= MAX_NAME else f"{text[: MAX_NAME - 3]}..."
 
 

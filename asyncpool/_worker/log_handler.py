@@ -20,14 +20,24 @@ if TYPE_CHECKING:
 
     from asyncpool._wire.messages import WorkerConfig
 
-_FORMATTER = logging.Formatter()
-
 # Attributes of every record, which are no extras.  A formatter sets the last two.
 _USUAL = {*vars(logging.makeLogRecord({})), "message", "asctime", "taskName"}
 
 
+class _Root(logging.RootLogger):
+    """The root logger of a worker: it hands its records to its parent, whatever configures it.
+
+    ``propagate`` of the root logger has no meaning elsewhere, so many configurations turn it off.
+    """
+
+    propagate: Any = property(lambda _: True, lambda _, __: None)
+
+
 class RecordHandler(logging.Handler):
-    """The handler of the root logger, which sends records to the service.
+    """Sends records to the service.
+
+    It is the handler of a logger above the root logger, so that whoever configures logging in
+    a worker, and takes all handlers away before, neither finds nor loses it.
 
     Args:
         send: Sends the payload of a ``RECORD`` frame.
@@ -50,14 +60,19 @@ class RecordHandler(logging.Handler):
         for name, level in config.levels:
             logging.getLogger(name).setLevel(level)
         logging.disable(config.disabled)
-        logging.getLogger().addHandler(self)
+        root = logging.getLogger()
+        # Else each logging.info() would call basicConfig(), as do many scripts: a handler on stderr.
+        root.addHandler(logging.NullHandler())
+        root.__class__ = _Root
+        root.parent = logging.RootLogger(logging.NOTSET)
+        root.parent.addHandler(self)
         if process_name:
             make = logging.getLogRecordFactory()
             logging.setLogRecordFactory(partial(_named, make, process_name))
 
     def leave(self) -> None:
         """Leave all loggers alone, in a process that is not the worker."""
-        logging.getLogger().removeHandler(self)
+        logging.getLogger().parent = None
 
     def createLock(self) -> None:  # noqa: N802 - logging's name
         """Use no lock: an interrupted job might never release it."""
@@ -78,7 +93,7 @@ class RecordHandler(logging.Handler):
 
     def _pack(self, record: logging.LogRecord) -> bytes:
         if record.exc_info and not record.exc_text:
-            record.exc_text = _FORMATTER.formatException(record.exc_info)
+            record.exc_text = logging.Formatter().formatException(record.exc_info)
         given = vars(record)
         fields = plain_fields(it for it in given.items() if it[0] not in _USUAL)
         job, attempt = self._job_of(record, fields) or (0, 0)

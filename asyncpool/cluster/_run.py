@@ -281,7 +281,7 @@ class Operation:
     async def _dump(self) -> None:
         """Tell where all workers are."""
         for worker, text in sorted((await self._cluster.stacks()).items()):
-            self.log.now(say.WORKER_STACKS, {"slot": worker}, stacks=text.rstrip())
+            self.log.now(say.WORKER_STACKS, {"slot": worker}, stack=text.rstrip())
 
     async def _beat(self) -> None:
         """Tell the service manager how it goes, and its watchdog that it goes at all."""

@@ -36,7 +36,7 @@ from opentelemetry.trace import (
 
 from asyncpool._core import log_messages as say
 from asyncpool._core.deadlines import RateLimit
-from asyncpool._engine.hub import Attempt, PoolHub, waited_since
+from asyncpool._engine.hub import Attempt, PoolHub
 from asyncpool._engine.job import PoolJob
 from asyncpool._engine.life_log import LOGGER
 from asyncpool._wire.messages import JobContext, with_parts
@@ -456,7 +456,7 @@ class JobSpans:
             self._end(trace, outcome, error, attempt)
         # A call that was refused has never been a job.
         elif error is not None and outcome is not JobOutcome.REFUSED:
-            queued = waited_since(job, attempt)
+            queued = job.queued_at if attempt is None else attempt.queued
             if queued >= self._since and self._failures.take(monotonic()):
                 self._tell_failure(job, outcome, error, attempt)
 
@@ -519,7 +519,7 @@ class JobSpans:
         context, links = self._contexts.caller_of(job)
         name, common = self._name(job)
         about: dict[str, Any] = {**common, JOB: job.id}
-        queued = moment(waited_since(job, attempt))
+        queued = moment(job.queued_at if attempt is None else attempt.queued)
         span = self._tracer.start_span(
             name, context, SpanKind.PRODUCER, about, links, queued
         )

@@ -304,7 +304,7 @@ def test_signals_reload_resize_and_show_where_workers_are(folder: Path) -> None:
         server.whole()
         assert server.get().startswith("one ")
         server.signal(signal.SIGRTMIN + 3)
-        server.says("WARNING asyncpool: cluster app: SIGRTMIN+3 means nothing here: ")
+        server.says("WARNING asyncpool.pool: cluster app: SIGRTMIN+3 means nothing")
         server.signal(signal.SIGUSR1)
         server.says("stacks of worker 0:").says("stacks of worker 1:")
         server.says("in run_forever", times=2)

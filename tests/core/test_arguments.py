@@ -21,7 +21,13 @@ from asyncpool._cluster.addresses import (
 )
 from asyncpool._core.options import MAX_BYTES, WorkerEnv
 from asyncpool._wire.messages import note_on_misplaced
-from asyncpool._wire.text import in_units, is_name, printable, printable_lines
+from asyncpool._wire.text import (
+    in_units,
+    is_name,
+    printable,
+    printable_block,
+    printable_text,
+)
 
 
 @pytest.mark.parametrize(
@@ -208,18 +214,21 @@ def test_only_an_option_that_was_refused_is_misplaced(
         ("a\u2028b\u2029c", r"a\u2028b\u2029c"),
         ("ab\u202ecd\u2066", r"ab\u202ecd\u2066"),
         ("a\tb", "a\tb"),
-        ("grüße 漢字 😀 \u00a0\ufeff\udcff", "grüße 漢字 😀 \u00a0\ufeff\udcff"),
+        ("grüße 漢字 😀 \u00a0\ufeff", "grüße 漢字 😀 \u00a0\ufeff"),
+        ("\udcff", r"\udcff"),
     ],
 )
 def test_what_moves_a_terminal_is_escaped_and_nothing_else(
     text: str, shown: str
 ) -> None:
-    assert printable(text) == printable_lines(text) == shown
+    assert printable(text) == printable_text(text) == printable_block(text) == shown
 
 
-def test_a_newline_stays_only_where_there_may_be_several_lines() -> None:
-    assert printable("a\n2026 CRITICAL b") == r"a\n2026 CRITICAL b"
-    assert printable_lines("a\nb\x1b") == "a\nb\\x1b"
+def test_a_line_feed_begins_no_line_that_looks_like_a_record() -> None:
+    assert printable(b"a\n2026 CRITICAL \xff") == "a\\n2026 CRITICAL \ufffd"
+    assert printable_block("a\nb\x1b") == "a\nb\\x1b"
+    shown = printable_text("a\nb\n\n  c", 6)
+    assert printable_text(shown) == shown == "a\n    b\n\n     "
 
 
 @given(st.text())

@@ -264,7 +264,7 @@ def test_what_cannot_be_unpickled_here_is_named_and_quoted(
     assert isinstance(twin, JobNotPicklableError)
     assert twin.direction == "exception"
     assert twin.name == f"{error.__module__}.{error.__qualname__}"
-    assert twin.text == "row 17\nrow 18: bad"
+    assert twin.text == "row 17\n    row 18: bad"
     assert "cannot be unpickled here" in str(twin)
     assert "row 18: bad" in text_of(twin)
 

@@ -7,44 +7,14 @@ import re
 from pathlib import Path
 
 import pytest
-from hypothesis import given, strategies as st
 
 import asyncpool
 from asyncpool._cluster import log_messages as cluster_messages
 from asyncpool._core import log_messages
 from asyncpool._engine.output import StderrTail
 from asyncpool._wire import log_records
-from asyncpool._wire.log_records import INFO, LogMessage, give_ids
+from asyncpool._wire.log_records import LogMessage
 from tests.helpers.log_table import ROWS
-
-ALL_SOLD = LogMessage(INFO, "%(pool)s has sold %(count)d %(what)s")
-give_ids(globals())
-LOGGER = logging.getLogger("tests.log_message")
-
-
-def test_text_and_data_are_of_the_same_values(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.INFO, LOGGER.name)
-    ALL_SOLD.log(LOGGER, {"pool": "shop", "count": 3}, what="cakes")
-    [record] = caplog.records
-    assert record.getMessage() == "shop has sold 3 cakes"
-    assert (record.levelno, record.funcName) == (
-        logging.INFO,
-        "test_text_and_data_are_of_the_same_values",
-    )
-    data = vars(record)
-    assert (data["message_id"], data["pool"], data["count"]) == ("all-sold", "shop", 3)
-    assert "what" not in data
-
-
-def test_what_it_shows_beside_the_text(caplog: pytest.LogCaptureFixture) -> None:
-    error = ArithmeticError("of a test")
-    for shown in ({"error": error}, {"trace": "a trace"}, {"stack": "a stack"}):
-        LogMessage(logging.ERROR, "bad").log(LOGGER, {}, **shown)
-    first, second, third = caplog.records
-    assert first.exc_info is not None
-    assert first.exc_info[1] is error
-    assert second.exc_text == "a trace"
-    assert third.stack_info == "a stack"
 
 
 def test_the_table_has_each_message_and_its_level() -> None:
@@ -97,10 +67,6 @@ def left_out(count: int) -> list[str]:
     return [f"({count} lines are left out here)"] if count > 0 else []
 
 
-def test_what_is_too_long_is_cut() -> None:
-    assert lines_of("\N{GRINNING FACE}" * 501) == ("\N{GRINNING FACE}" * 500,)
-
-
 @pytest.mark.parametrize("more", [0, 20, 29])
 def test_a_short_fatal_error_is_among_the_last_lines(more: int) -> None:
     found = lines_of(*numbered(50), ERROR, *numbered(more, "frame"))
@@ -127,19 +93,3 @@ def test_the_stack_of_the_thread_that_crashed_is_kept_wherever_it_stands(
 def test_only_the_first_thread_that_says_so_is_the_one_that_crashed() -> None:
     """A program that prints these words again and again does not fill the memory."""
     assert len(lines_of(ERROR, *[CURRENT] * 1000)) == 1 + 20 + 1 + 40
-
-
-@given(
-    st.lists(st.sampled_from([ERROR, CURRENT, "frame"]), max_size=150),
-    st.integers(0, 150),
-)
-def test_it_does_not_matter_in_which_pieces_lines_come(
-    lines: list[str], at: int
-) -> None:
-    numbers = [f"{line} {number}" for number, line in enumerate(lines)]
-    tail = StderrTail()
-    tail.extend(line.encode() for line in numbers[:at])
-    tail.extend(line.encode() for line in numbers[at:])
-    assert tail.lines == lines_of(*numbers)
-    assert len(tail.lines) <= 10 + 16 + 1 + 20 + 1 + 40 + 1
-    assert tail.lines[-40:] == tuple(numbers[-40:])

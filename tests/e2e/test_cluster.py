@@ -83,7 +83,7 @@ async def test_a_locked_folder_does_not_hold_up_the_loop(
             else:
                 kinds = (PoolClosedError, asyncio.CancelledError)
                 assert all(isinstance(error, kinds) for error in errors)
-                assert not [r for r in caplog.records if r.name == "asyncpool"]
+                assert not [r for r in caplog.records if r.name == "asyncpool.pool"]
             await cluster.close()
         assert not path.exists()
 
@@ -588,7 +588,7 @@ async def test_a_worker_whose_loop_is_blocked_is_replaced(
             assert (crash.slot, crash.pid, crash.kind) == (slot, pid, "hung")
             assert crash.detail == "no answer to pings for 1 s"
             assert "in block" in crash.stack
-            [record] = [it for it in caplog.records if it.stack_info == crash.stack]
+            [record] = [it for it in caplog.records if "in block" in str(it.stack_info)]
             assert record.getMessage().endswith(
                 "was killed by SIGKILL (hung): no answer to pings for 1 s; restarting at once"
             )

@@ -221,7 +221,7 @@ async def test_errors_come_as_data_and_registered_ones_as_themselves() -> None:
         with pytest.raises(StockError) as stock:
             await pool.submit(data_jobs.sell, "tea", 3)
         assert (stock.value.item, stock.value.left) == ("tea", 3)
-        assert stock.value.__notes__ == ["The shop is closed."]
+        assert stock.value.__notes__ == ["    The shop is closed."]
         assert isinstance(stock.value.__cause__, RemoteTraceback)
         with pytest.raises(RemoteError) as remote:
             await pool.submit(data_jobs.raise_value_error, "no")
@@ -241,7 +241,8 @@ async def test_the_texts_of_an_exception_control_no_terminal(codec: Any) -> None
             await pool.submit(data_jobs.raise_controls, registered=True)
     error = remote.value
     assert (error.text, error.args_sent) == (SHOWN, (CONTROLS,))
-    assert error.__notes__[0] == stock.value.__notes__[0] == SHOWN
+    # Python shows each note on lines of its own, and none of them looks like a record of a log.
+    assert error.__notes__[0] == stock.value.__notes__[0] == f"    {SHOWN}"
     for text in (str(error), error.traceback, str(error.__cause__)):
         assert SHOWN in text
         assert not CONTROL_CHARACTERS & set(text)

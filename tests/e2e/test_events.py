@@ -238,7 +238,7 @@ async def test_a_crash_is_told_with_all_that_is_known(
         await until(pool, lambda stats: stats.idle == 1)
     error = caught.value
     fatal = "Fatal Python error: Segmentation fault"
-    [record] = [r for r in caplog.records if r.name == "asyncpool"]
+    [record] = [r for r in caplog.records if r.name == "asyncpool.pool"]
     assert record.getMessage() == (
         f"pool noisy: worker {error.pid} in slot 0 was killed by SIGSEGV during "
         f"attempt 1 of job {job.id} (tests.helpers.faults.commit); restarting at once"
@@ -248,7 +248,7 @@ async def test_a_crash_is_told_with_all_that_is_known(
     assert data["exit_code"] is None
     assert (data["attempt"], data["next_step"]) == (1, "restart")
     assert data["function"] == "tests.helpers.faults.commit"
-    assert str(record.stack_info).startswith(fatal)
+    assert str(record.stack_info).startswith(f"    {fatal}\n")
     assert "was killed by SIGSEGV" in str(error)
     assert fatal in str(error)
     copy = pickle.loads(pickle.dumps(error))

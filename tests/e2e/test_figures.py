@@ -361,15 +361,17 @@ async def test_the_attempts_of_a_job_are_told(workers: int) -> None:
 
 
 async def test_a_listener_is_called_in_submit() -> None:
-    heard: list[Event | JobEvent] = []
+    heard, of_the_pool = list[Event | JobEvent](), list[Event]()
     async with patience(), Pool(1) as pool:
         pool.add_job_listener(heard.append)
+        pool.add_listener(of_the_pool.append)
         job = pool.submit(jobs.square, 2)
         queued = heard[0]
         assert isinstance(queued, JobQueued)
         assert queued.job_id == job.id
         await job
         assert [type(event) for event in heard] == [JobQueued, JobStarted, JobEnded]
+        assert of_the_pool == []
         assert pool.remove_listener(heard.append) == 1
         heard.clear()
         await pool.submit(jobs.square, 2)

@@ -13,6 +13,7 @@ import os
 import signal
 from collections.abc import Callable
 from pathlib import Path
+from textwrap import dedent
 from typing import Any, Literal, TypeAlias
 
 import pytest
@@ -114,8 +115,8 @@ async def test_while_idle(hang: Fault, caplog: pytest.LogCaptureFixture) -> None
         await assert_serves(pool)
     [crash] = crashes
     assert (crash.kind, crash.pid, crash.job_id) == ("hung", visitor.pid, None)
-    [record] = [it for it in caplog.records if it.name == "asyncpool"]
-    assert (record.stack_info or "") == crash.stack
+    [record] = [it for it in caplog.records if it.name == "asyncpool.pool"]
+    assert dedent(record.stack_info or "") == crash.stack
     assert crash.detail.startswith(f"no answer to pings for {SHORT:g} s")
     assert ("the process is stopped" in crash.detail) is (hang.name == "stopped")
 

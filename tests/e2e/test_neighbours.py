@@ -65,7 +65,9 @@ async def test_a_logging_filter_that_raises_harms_nobody() -> None:
         asked.append(record.name)
         raise ValueError("no logging today")
 
-    loggers = [logging.getLogger(name) for name in ("asyncpool", "asyncpool.worker")]
+    loggers = [
+        logging.getLogger(name) for name in ("asyncpool.pool", "asyncpool.worker")
+    ]
     for logger in loggers:
         logger.addFilter(refuse)
     try:
@@ -76,7 +78,7 @@ async def test_a_logging_filter_that_raises_harms_nobody() -> None:
     finally:
         for logger in loggers:
             logger.removeFilter(refuse)
-    assert set(asked) == {"asyncpool", "asyncpool.worker"}
+    assert set(asked) == {"asyncpool.pool", "asyncpool.worker"}
 
 
 async def test_more_workers_than_the_launcher_is_asked_for_at_once() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import logging
 import os
 from contextvars import ContextVar
@@ -12,7 +13,15 @@ from typing import Any, Literal, NoReturn
 
 import pytest
 
-from asyncpool import Crash, Job, Pool, WorkerCrashedError
+from asyncpool import (
+    Crash,
+    Job,
+    Pool,
+    PoolBrokenError,
+    RemoteError,
+    RestartPolicy,
+    WorkerCrashedError,
+)
 from tests.helpers import faults, jobs, logs
 from tests.helpers.faults import by_name
 from tests.helpers.gate import Gate
@@ -56,40 +65,41 @@ async def test_lines_are_logged_one_by_one(
     assert f"worker {pid} in slot 0: one" in lines.messages
 
 
-class Cells(logging.Handler):
-    """Notes in which cell of a notebook a line is printed."""
+_CELL: ContextVar[str] = ContextVar("cell", default="whichever it is")
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.seen: list[tuple[str, str]] = []
+
+class Cells(Kept):
+    """Keeps lines, and in which cells of a notebook they are printed."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        text = record.getMessage().rpartition(": ")[2]
-        self.seen.append((text, _CELL.get("whichever it is")))
+        super().emit(record)
+        vars(record)["cell"] = _CELL.get()
 
 
-_CELL: ContextVar[str] = ContextVar("cell")
-
-
-async def test_lines_are_of_no_context(lines: pytest.LogCaptureFixture) -> None:
+async def test_lines_are_of_no_context() -> None:
     """A notebook would show all of them below the cell that has started the pool."""
-    assert lines.records == []
-    logger, cells = logging.getLogger("asyncpool.worker"), Cells()
-    logger.addHandler(cells)
+    cells, crashed = Cells(), list[str]()
     _CELL.set("first")
-    crashed = list[str]()
-    pool = Pool(1, on_crash=lambda _: crashed.append(_CELL.get("whichever it is")))
-    try:
+    pool = Pool(1, on_crash=lambda _: crashed.append(_CELL.get()))
+    with handled_by(cells, "asyncpool.worker"):
         async with patience(), pool:
             _CELL.set("second")
             await pool.submit(jobs.say, "here\n")
             with pytest.raises(WorkerCrashedError):
                 await pool.submit(os._exit, 3)
             await pool.submit(jobs.say, "there\n")
-    finally:
-        logger.removeHandler(cells)
-    assert cells.seen == [("here", "whichever it is"), ("there", "whichever it is")]
+    assert [vars(it)["cell"] for it in cells.records] == ["whichever it is"] * 2
     assert crashed == ["whichever it is"]
+
+
+async def test_of_a_progress_bar_its_last_state_is_logged(
+    pool: Pool, lines: pytest.LogCaptureFixture
+) -> None:
+    states = [b"\r%3d%%|" % n + b"#" * 80 for n in range(500)]
+    await pool.submit(jobs.say_bytes, *states, b"\r\n", b"done\r", b"\n")
+    while len(said(lines)) < 2:  # noqa: ASYNC110 - logging tells nobody
+        await asyncio.sleep(0)
+    assert [text for _, text in said(lines)] == [f"499%|{'#' * 80}", "done"]
 
 
 async def test_nothing_is_lost_of_a_flood(
@@ -180,32 +190,40 @@ async def test_a_worker_that_does_not_log_imports_no_logging() -> None:
 
 
 UNSEEN = "\u200b\ufeff\u2060\u2066\u00ad\ufe0f\u3164"
+SHOWN = "\\u200b\\ufeff\\u2060\\u2066\\xad\\ufe0f\\u3164"
 
 
-def log_escapes() -> None:
-    logger = logging.getLogger(logs.LOGGER)
-    try:
-        int("\x1b[2J")
-    except ValueError:
-        logger.exception("\x1b]0;pwn\x07\rone\ntwo\u2028three")
-    for name in (f"asyncpool{UNSEEN}", "tests.größe"):
-        logging.getLogger(name).warning("it is I")
-
-
-async def test_a_record_controls_no_terminal_and_no_name_looks_like_another(
-    pool: Pool,
-) -> None:
+async def test_no_name_of_a_logger_looks_like_another(pool: Pool) -> None:
     kept = Kept()
     with handled_by(kept, ""):
-        await pool.submit(log_escapes)
+        for name in (f"asyncpool{UNSEEN}", "tests.größe"):
+            await pool.submit(logs.log, "it is I", level=30, name=name)
         await kept.until(lambda messages: messages.count("it is I") == 2)
-    record, *others = kept.records
-    assert record.getMessage() == "\\x1b]0;pwn\\x07\\x0done\ntwo\\u2028three"
-    first, *_, last = str(record.exc_text).splitlines()
-    assert first == "Traceback (most recent call last):"
-    assert last.endswith(" with base 10: '\\x1b[2J'")
-    shown = "\\u200b\\ufeff\\u2060\\u2066\\xad\\ufe0f\\u3164"
-    assert [it.name for it in others] == [f"asyncpool{shown}", "tests.größe"]
+    ours = [it.name for it in kept.records if it.getMessage() == "it is I"]
+    assert ours == [f"asyncpool{SHOWN}", "tests.größe"]
+
+
+async def test_no_text_of_a_worker_controls_a_terminal_or_forges_a_record() -> None:
+    handler, ours = logging.StreamHandler(io.StringIO()), logging.getLogger("tests")
+    form = "LOG %(message)s for %(tenant)s"
+    handler.setFormatter(logging.Formatter(form, defaults={"tenant": "nobody"}))
+    once = RestartPolicy(max_failed_starts=1)
+    async with patience(3):
+        with handled_by(handler, ""):
+            async with Pool(1) as pool:
+                with pytest.raises(WorkerCrashedError):
+                    await pool.options(max_attempts=1).submit(logs.forge_and_die)
+            async with Pool(1, codec="json") as pool:
+                with pytest.raises(RemoteError) as caught:
+                    await pool.submit(logs.forge_error)
+                ours.error("%s", caught.value, exc_info=caught.value)
+            with pytest.raises(PoolBrokenError):
+                await Pool(1, initializer=logs.forge_error, restart_policy=once).start()
+    lines = handler.stream.getvalue().splitlines()
+    assert [it for it in lines if it.startswith("2026") or "\x1b" in it] == []
+    # In the message, the extra and the traceback; in what is printed, the message of the crash, and
+    # its stack; in the two messages, the traceback and the notes of the error; and in a failed start.
+    assert sum("2026-01-01 CRITICAL" in line for line in lines) >= 14
 
 
 async def test_a_record_is_handled_as_if_it_came_from_here() -> None:
@@ -304,12 +322,11 @@ async def test_logging_that_is_preloaded_is_heard_too(
             initializer=logs.log_at_start,
         )
         async with patience(), pool:
-            assert await pool.submit(logs.handlers) == ["RecordHandler"]
             await pool.submit(logs.log, "in a job")
             await kept.until(lambda messages: len(messages) == 2)
     assert kept.messages == ["at the start", "in a job"]
     ids = [(vars(r)["job_id"], vars(r)["attempt"]) for r in kept.records]
-    assert ids == [(None, 0), (2, 1)]
+    assert ids == [(None, 0), (1, 1)]
 
 
 async def test_a_job_has_a_logger(pool: Pool) -> None:
@@ -409,18 +426,59 @@ async def test_a_copy_of_a_worker_is_silent(pool: Pool) -> None:
 
 
 @pytest.mark.parametrize("output", ["log", "inherit"])
-async def test_who_configures_logging_in_a_worker_has_both_or_none(
-    output: Literal["log", "inherit"], capfd: pytest.CaptureFixture[str]
+@pytest.mark.parametrize("how", ["basicConfig", "force", "dictConfig"])
+async def test_who_configures_logging_in_a_worker_has_both_until_it_is_switched_off(
+    how: str, output: Literal["log", "inherit"], capfd: pytest.CaptureFixture[str]
 ) -> None:
     kept, printed = Kept(), Kept()
-    options: dict[str, Any] = {"worker_output": output, "initializer": logs.configure}
     with handled_by(kept), handled_by(printed, "asyncpool.worker"):
-        async with patience(), Pool(1, **options) as pool:
-            await pool.submit(logs.log, "twice")
+        pool = Pool(
+            1, worker_output=output, initializer=logs.configure, initargs=(how,)
+        )
+        async with patience(), pool:
+            await pool.submit(logs.log, "twice", level=logging.WARNING)
             await kept.until(bool)
             await pool.submit(logs.switch_off)
-            await pool.submit(logs.log, "nobody hears this")
+            await pool.submit(logs.log, "not here")
     assert kept.messages == ["twice"]
-    text = "\n".join(printed.messages) + capfd.readouterr().err
-    assert "there: twice" in text
-    assert "nobody" not in text
+    text = "\n".join([*printed.messages, capfd.readouterr().err])
+    # As anywhere, basicConfig() changes nothing if there is a handler: logging.info() calls it, too.
+    found = [f"there: {message}" in text for message in ("twice", "not here")]
+    assert found == [how != "basicConfig"] * 2
+
+
+@pytest.mark.parametrize(
+    ("name", "level", "where"),
+    [
+        ("", logging.WARNING, "printed"),  # as under pytest, or after basicConfig()
+        ("", logging.INFO, "logged"),
+        ("asyncpool.worker", logging.INFO, "logged"),
+        ("asyncpool.worker", logging.WARNING, "nowhere"),
+        ("asyncpool", logging.WARNING, "nowhere"),
+    ],
+)
+async def test_a_print_vanishes_only_if_somebody_wants_it(
+    name: str,
+    level: int,
+    where: str,
+    caplog: pytest.LogCaptureFixture,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    caplog.set_level(level, name)
+    async with patience(), Pool(1) as pool:
+        await pool.submit(jobs.call, print, "here I am")
+    printed = capfd.readouterr().out == "here I am\n"
+    logged = [message for _, message in said(caplog)] == ["here I am"]
+    assert (printed, logged) == (where == "printed", where == "logged")
+
+
+@pytest.mark.parametrize("quiet", ["asyncpool.pool", "asyncpool.worker"])
+async def test_the_records_of_the_pool_and_those_of_jobs_have_a_level_each(
+    quiet: str,
+) -> None:
+    kept, none = Kept(), logging.NullHandler()
+    with handled_by(kept, "asyncpool"), handled_by(none, quiet, logging.WARNING):
+        async with patience(), Pool(1) as pool:
+            await pool.submit(jobs.call, print, "here I am")
+    names = {record.name for record in kept.records}
+    assert names == {"asyncpool.pool", "asyncpool.worker"} - {quiet}

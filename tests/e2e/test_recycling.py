@@ -14,6 +14,7 @@ from collections import Counter
 from contextlib import suppress
 from pathlib import Path
 from pickle import PickleBuffer
+from textwrap import dedent
 from typing import Any
 
 import pytest
@@ -451,7 +452,7 @@ async def test_who_does_not_leave_in_time_is_killed_and_its_job_handed_on(
     assert (crash.kind, crash.detail) == ("crash", text)
     assert crash.next_step_text == "not replaced: there are enough other workers"
     assert " in wait_in_every_attempt" in crash.stack
-    assert [record.stack_info for record in caplog.records] == [crash.stack]
+    assert [dedent(it.stack_info or "") for it in caplog.records] == [crash.stack]
 
 
 # Workers that somebody retires, or kills, one by one.

@@ -59,7 +59,7 @@ async def main():
 if __name__ == "__main__":
     warnings.simplefilter("default")
     logging.basicConfig(format="%(message)s", stream=sys.stdout)
-    logging.getLogger("asyncpool").addFilter(lambda it: getattr(it, "message_id", "") == "not-shared")
+    logging.getLogger("asyncpool.pool").addFilter(lambda it: getattr(it, "message_id", "") == "not-shared")
     asyncio.run(main())
     with asyncpool.ProcessPoolExecutor(1) as executor:
         print("executor", executor.submit(pow, 2, 5).result())

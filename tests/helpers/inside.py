@@ -20,7 +20,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from tests.helpers.patience import PATIENCE
@@ -783,21 +782,3 @@ def borrowed_by(pool: SharedPool) -> set[int]:
 def waiting_jobs(pool: SharedPool) -> int:
     """Return how many jobs of a client wait for its agent."""
     return pool._open().jobs.waiting
-
-
-class LogEntry(SimpleNamespace):
-    """A record as a worker sends it."""
-
-    def _replace(self, **changes: Any) -> LogEntry:
-        return LogEntry(**(vars(self) | changes))
-
-    def pack(self) -> bytes:
-        """Return the payload of its frame."""
-        from asyncpool._wire.log_records import pack_record
-
-        return pack_record(vars(self) | {"msg": self.message}, self.fields)
-
-
-log_entry = partial(
-    LogEntry, levelno=20, created=1000.5, process=1, job_id=3, attempt=1
-)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import logging.config
 import os
 import signal
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -184,34 +184,41 @@ def enabled(level: int) -> bool:
     return logging.getLogger(LOGGER).isEnabledFor(level)
 
 
-def handlers() -> list[str]:
-    return [type(handler).__name__ for handler in logging.getLogger().handlers]
-
-
-def configure() -> None:
-    """Have the worker log to its stderr as well."""
-    handler = logging.StreamHandler()
-    handler.setFormatter(logging.Formatter("there: %(message)s"))
-    logging.getLogger().addHandler(handler)
+def configure(how: str) -> None:
+    """Have the worker log to its stderr as well, in one of the ways of the standard library."""
+    form = "there: %(message)s"
+    if how == "dictConfig":
+        # Many configure the root logger like this, though nothing is above it.
+        root = {"handlers": ["h"], "propagate": False}
+        handler = {"class": "logging.StreamHandler", "formatter": "f"}
+        config = {"formatters": {"f": {"format": form}}, "handlers": {"h": handler}}
+        logging.config.dictConfig({"version": 1, **config, "loggers": {"": root}})
+    else:
+        logging.basicConfig(format=form, force=how == "force")
 
 
 def switch_off() -> None:
-    logging.getLogger().handlers.clear()
+    logging.getLogger().parent = None
 
 
-def loader() -> tuple[bool, bool, list[str]]:
-    """Return what the import of logging has left behind."""
-    spec = logging.__spec__
-    assert spec is not None
-    return (
-        logging.__loader__ is spec.loader,
-        type(spec.loader).__module__.startswith("asyncpool"),
-        [
-            type(finder).__name__
-            for finder in sys.meta_path
-            if type(finder).__module__.startswith("asyncpool")
-        ],
-    )
+FORGED = "one\x1b[2J\r\n2026-01-01 CRITICAL \x1b[31mforged"
+
+
+def forge_and_die() -> NoReturn:
+    """Say what looks like another record, in all ways that there are, and die."""
+    try:
+        forge_error()
+    except ValueError:
+        logger = logging.getLogger(LOGGER)
+        logger.exception(FORGED, extra={"tenant": FORGED})
+    jobs.say(f"{FORGED}\n", f"Fatal Python error: {FORGED}\n")
+    os._exit(3)
+
+
+def forge_error() -> NoReturn:
+    error = ValueError(FORGED)
+    error.add_note(FORGED.partition("\n")[2])
+    raise error
 
 
 def log_at_start() -> None:

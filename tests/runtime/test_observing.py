@@ -60,25 +60,6 @@ async def test_a_cancelled_wait_loses_no_event() -> None:
         assert await anext(stream) == SOME
 
 
-async def test_jobs_are_only_for_those_who_ask_for_them() -> None:
-    hub, heard, heard_jobs = PoolHub(), list[Event](), list[Event | JobEvent]()
-    stream, job_stream = hub.listen(10), hub.listen_to_jobs(10)
-    short = hub.listen_to_jobs(1)
-    hub.add_listener(heard.append)
-    hub.add_job_listener(heard_jobs.append)
-    hub.publish(SOME)
-    hub.publish_job(OF_A_JOB)
-    hub.end()
-    assert heard == [event async for event in stream] == [SOME]
-    assert heard_jobs == [event async for event in job_stream] == [SOME, OF_A_JOB]
-    assert [event async for event in short] == [OF_A_JOB], "the oldest is dropped"
-    assert (short.dropped, hub.dropped) == (1, 1)
-    # Behind the end there is nothing.
-    hub.publish(SOME)
-    assert heard == [SOME]
-    assert [event async for event in hub.listen_to_jobs(10)] == []
-
-
 async def test_jobs_are_watched_as_long_as_somebody_listens() -> None:
     hub = PoolHub()
     watched = [hub.ends_heard]
@@ -122,7 +103,7 @@ async def test_a_listener_may_fail_or_remove_itself(
 async def test_who_listens_to_ends_hears_of_nothing_else() -> None:
     hub, ends, all_of_it = PoolHub(), list[JobEnded](), list[Event | JobEvent]()
     unwatched = list[None]()
-    hub.set_watch(repr, lambda: unwatched.append(None))
+    hub.on_unwatched = lambda: unwatched.append(None)
     hub.add_end_listener(ends.append)
     assert (hub.ends_heard, hub.steps_heard) == (True, False)
     hub.publish(SOME)
@@ -178,8 +159,8 @@ def end_job(hub: PoolHub, job: Any, microseconds: int, now: float) -> None:
 def run_jobs(hub: PoolHub, first: int, count: int) -> None:
     for number in range(first, first + count):
         job: Any = QuickJob(number)
-        if hub.on_new is not None:
-            hub.on_new(job)
+        if hub.news_heard:
+            hub.queued(job)
         if hub.ends_heard or hub.tracers:
             end_job(hub, job, 500_000, 2.5)
 
@@ -192,8 +173,8 @@ async def test_what_runs_for_long_is_shown_although_there_are_too_many_jobs(
     trace = trace_of(path, hub, lambda: replace(figures(), slots=tuple(slots)), 1)
     trace.jobs.limit.next_at = math.inf
     job: Any = QuickJob(815, title="shop.resize")
-    assert hub.on_new is not None
-    hub.on_new(job)
+    assert hub.news_heard
+    hub.queued(job)
     trace._look()
     trace._look()
     slots.clear()

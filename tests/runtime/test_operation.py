@@ -183,7 +183,7 @@ class Running:
 
 def told(caplog: pytest.LogCaptureFixture) -> list[str]:
     """Return what asyncpool has logged; asyncio does, too, if a step takes long."""
-    return [r.getMessage() for r in caplog.records if r.name == "asyncpool"]
+    return [r.getMessage() for r in caplog.records if r.name == "asyncpool.pool"]
 
 
 @asynccontextmanager
@@ -271,13 +271,15 @@ async def test_who_asks_for_what_is_logged(caplog: pytest.LogCaptureFixture) -> 
             "cluster app: SIGUSR2 means nothing here: SIGHUP reloads, SIGTERM ends after a "
             "drain, SIGQUIT at once"
         ),
-        "stacks of worker 0:\nzero",
-        "stacks of worker 1:\none",
+        "stacks of worker 0:",
+        "stacks of worker 1:",
         (
             "cluster app: asked to end by SIGTERM: workers finish their connections; when "
             "asked again, it ends at once"
         ),
     ]
+    shown = [r.stack_info for r in caplog.records if r.stack_info]
+    assert shown == ["    zero", "    one"]
 
 
 @pytest.mark.logs("order-failed")

@@ -16,7 +16,7 @@ import pytest
 
 from asyncpool._engine.options import OutputMode
 from asyncpool._engine.output import _TURN, Output, WorkerLogs
-from tests.helpers.inside import log_entry
+from asyncpool._wire.log_records import pack_record
 from tests.helpers.logs import Kept, handled_by
 from tests.helpers.loops import BOTH_LOOPS
 from tests.helpers.patience import patience
@@ -63,14 +63,14 @@ async def test_lines_cannot_control_whoever_reads_the_log_nor_the_error(
     how: str, log: pytest.LogCaptureFixture
 ) -> None:
     with pipe(err=True) as (output, writing):
-        os.write(writing, b"\x1b[2Jred\r2026 CRITICAL forged\r\nlast words\x07")
+        os.write(writing, b"\x1b[2Jred\x0b2026 CRITICAL forged\r\nlast words\x07")
         if how == "the worker does":
             null = os.open(os.devnull, os.O_WRONLY)
             os.dup2(null, writing, inheritable=False)
             os.close(null)
             await logged(log, 2)
     # An end without a newline is not lost.
-    shown = [r"\x1b[2Jred\x0d2026 CRITICAL forged", r"last words\x07"]
+    shown = [r"\x1b[2Jred\x0b2026 CRITICAL forged", r"last words\x07"]
     assert await logged(log, 2) == shown
     assert output.tail == tuple(shown)
     assert {record.levelno for record in log.records} == {logging.WARNING}
@@ -192,10 +192,12 @@ class Worker:
         self.logs.add(self.as_both, self.as_both, payload)
 
     def say(self, message: str, **changes: Any) -> None:
-        self.send(ENTRY._replace(message=message, **changes).pack())
+        fields = changes.pop("fields", {})
+        self.send(pack_record(ENTRY | {"msg": message} | changes, fields))
 
 
-ENTRY = log_entry(name="tests.worker_logs", fields={})
+ENTRY = {"name": "tests.worker_logs", "levelno": 20, "created": 1000.5, "process": 1}
+ENTRY |= {"job_id": 3, "attempt": 1}
 
 
 class Slow(Kept):
@@ -327,5 +329,5 @@ async def test_a_worker_does_not_speak_for_the_service(name: str) -> None:
         worker.say("a worker died", name=name)
         await finish(logs)
     assert [(it.name, it.msg, vars(it)["pid"]) for it in kept.records] == [
-        ("asyncpool.job", "a worker died", ENTRY.process)
+        ("asyncpool.job", "a worker died", 1)
     ]

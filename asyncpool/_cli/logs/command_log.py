@@ -27,7 +27,7 @@ from asyncpool._core.log_messages import (
     REPEATED,
 )
 from asyncpool._wire.log_records import LogMessage, plain_fields
-from asyncpool._wire.text import printable_lines
+from asyncpool._wire.text import printable_block, printable_text
 from asyncpool.enums import CrashKind
 from asyncpool.events import Crash
 
@@ -186,8 +186,7 @@ class TextFormat(logging.Formatter):
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - logging's name
         """Return the lines of the message, indented: else they could pass for other records."""
-        text = printable_lines(super().formatMessage(record))
-        return text.replace("\n", "\n    ")
+        return printable_text(super().formatMessage(record))
 
 
 class JsonFormat(logging.Formatter):
@@ -296,7 +295,7 @@ class CommandLog(logging.StreamHandler[TextIO]):
             super().emit(record)
         else:
             with contextlib.suppress(OSError):  # nobody may read it any more
-                text = printable_lines(f"asyncpool: {record.getMessage()}")
+                text = printable_block(f"asyncpool: {record.getMessage()}")
                 self.stream.write(f"{text}\n")
 
     def start_over(self) -> None:

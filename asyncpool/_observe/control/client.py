@@ -13,7 +13,7 @@ from typing import Any, Self
 from asyncpool._observe.control.paths import peer_pid, peer_uid
 from asyncpool._observe.control.protocol import MAX_REPLY, Request, unpack_reply
 from asyncpool._observe.control.socket_files import closed_on_error
-from asyncpool._wire.text import printable_lines
+from asyncpool._wire.text import printable, printable_block
 from asyncpool.errors import ProtocolError
 
 _TIMEVAL = struct.Struct("ll")  # seconds, microseconds
@@ -122,9 +122,9 @@ class ControlClient:
 def _harmless(value: Any) -> Any:
     """Return what the other side says without characters that control a terminal."""
     if isinstance(value, str):
-        return printable_lines(value)
+        return printable_block(value)
     if isinstance(value, list):
         return [_harmless(each) for each in value]
     if isinstance(value, dict):
-        return {printable_lines(name): _harmless(each) for name, each in value.items()}
+        return {printable(name): _harmless(each) for name, each in value.items()}
     return value
