@@ -10,6 +10,8 @@ from __future__ import annotations
 import asyncio
 import itertools
 import math
+import resource
+import sys
 import time
 from collections import deque
 from collections.abc import (
@@ -537,9 +539,25 @@ def _is_of_all(error: BaseException) -> bool:
 # How many items of a plain iterator the loop draws between two looks at the clock.
 _AT_ONCE = 64
 
-# If a step of the iterator takes more seconds than that, a thread draws the other items.  It hands
-# over what it has as often.
+# If a step of the iterator takes more seconds than that, and waits, a thread draws the other items.
+# It hands over what it has as often.  A step that only computes, or that is slow since other
+# programs have the cores, leaves the iterator where it is.
 _LONG = 0.01
+_WHOSE = getattr(resource, "RUSAGE_THREAD", resource.RUSAGE_SELF)
+
+
+def _waits() -> int:
+    """Return how often this thread has gone to sleep."""
+    return resource.getrusage(_WHOSE).ru_nvcsw
+
+
+def _is_bound(items: object) -> bool:
+    """Tell whether an iterator uses a connection of sqlite3, which works in one thread only."""
+    frame, sqlite = getattr(items, "gi_frame", None), sys.modules.get("sqlite3")
+    used = [items, *(frame.f_locals.values() if frame is not None else ())]
+    return sqlite is not None and any(
+        isinstance(it, (sqlite.Connection, sqlite.Cursor)) for it in used
+    )
 
 
 class SyncSource:
@@ -596,13 +614,17 @@ class SyncSource:
         until = now + seconds
         try:
             while not self._ended:
+                waits = _waits()
                 goal = min(count, len(found) + (1 if self._thread else _AT_ONCE))
                 # What it has found before an error stays there.
                 found.extend(itertools.islice(self._items, goal - len(found)))
                 self._ended = len(found) < goal
                 before, now = now, time.monotonic()
                 # The first step may only open what the others read.
-                if self._begun and self._thread is None and now - before > _LONG:
+                slow = (
+                    now - before > _LONG and _waits() > waits and self._thread is None
+                )
+                if slow and self._begun and not _is_bound(self._items):
                     loop = asyncio.get_running_loop()
                     self._thread = ThreadPool(loop, "draw", most=1, apart=0.0)
                 self._begun = True

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import itertools
 import operator
 import os
 import resource
+import sqlite3
 import threading
 import warnings
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -239,6 +241,15 @@ async def test_a_slow_input_does_not_hold_up_the_loop(pair: Pool) -> None:
     assert found == [0, 1, 4, 9]
     [note] = caught.value.__notes__
     assert note.endswith("make the input an async generator.")
+
+
+async def test_a_slow_input_of_sqlite_stays_in_its_thread(pair: Pool) -> None:
+    def rows() -> Iterator[int]:
+        with contextlib.closing(sqlite3.connect(":memory:")) as database:
+            for n in reluctant(4):
+                yield database.execute("SELECT ?", (n,)).fetchone()[0]
+
+    assert await pair.map(jobs.square, rows()) == [0, 1, 4, 9]
 
 
 async def test_leaving_a_map_does_not_wait_for_a_slow_input(pool: Pool) -> None:
