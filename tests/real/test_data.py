@@ -32,8 +32,7 @@ async def assert_comes_back(
 async def test_polars() -> None:
     polars = pytest.importorskip("polars")
     pytest.importorskip("pyarrow")
-    from polars.testing import assert_frame_equal, assert_series_equal
-
+    testing = pytest.importorskip("polars.testing")
     numbers = range(20_000)
     text = polars.Series([f"longer than twelve letters {n % 5}" for n in numbers])
     columns = {
@@ -46,14 +45,14 @@ async def test_polars() -> None:
         "enum": text.cast(polars.Enum(text.unique().sort())),
     }
     frame = polars.DataFrame(columns)
-    await assert_comes_back(frame, assert_frame_equal)
-    await assert_comes_back(frame["struct"], assert_series_equal)
+    await assert_comes_back(frame, testing.assert_frame_equal)
+    await assert_comes_back(frame["struct"], testing.assert_series_equal)
     # A part travels without the memory of the whole, which has 640 kB.
     part = frame.select("text").slice(5, 5_000)
-    await assert_comes_back(part, assert_frame_equal, most=400_000)
+    await assert_comes_back(part, testing.assert_frame_equal, most=400_000)
     # Arrow cannot have this type.
     wide = frame.select(polars.col("number").cast(polars.Int128))
-    await assert_comes_back(wide, assert_frame_equal, apart=False)
+    await assert_comes_back(wide, testing.assert_frame_equal, apart=False)
 
 
 async def test_torch() -> None:
