@@ -412,12 +412,12 @@ def test_each_failed_start_of_a_server_is_one_record(
     log_format: str, folder: Path
 ) -> None:
     own = f"""\
-Traceback (most recent call last):
-  File "{folder}/app.py", line 1, in <module>
-    import bad
-  File "{folder}/bad.py", line 1, in <module>
-    raise RuntimeError('not today')
-RuntimeError: not today"""
+    Traceback (most recent call last):
+      File "{folder}/app.py", line 1, in <module>
+        import bad
+      File "{folder}/bad.py", line 1, in <module>
+        raise RuntimeError('not today')
+    RuntimeError: not today"""
     with Server(folder, "app:app", *ONE, "--log-format", log_format) as server:
         server.says("serves after ")
         begun = len(server.log)
