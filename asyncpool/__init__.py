@@ -12,7 +12,7 @@ TYPE_CHECKING = False  # see _wire/records.py
 if TYPE_CHECKING:
     # Tools that freeze programs look for imports, and other processes begin with this one.
     import asyncpool._worker.process  # noqa: F401 # pyright: ignore[reportUnusedImport]
-    from asyncpool import to_process
+    from asyncpool import errors, to_process
     from asyncpool._core.options import RestartPolicy, WorkerLimits
     from asyncpool._engine.hub import EventStream
     from asyncpool._engine.job import Job
@@ -26,8 +26,7 @@ if TYPE_CHECKING:
         worker_state,
     )
     from asyncpool.cluster import Cluster
-    from asyncpool.errors import *
-    from asyncpool.events import CloseSummary, Crash, LeaseStats, RollResult
+    from asyncpool.events import CloseSummary, Crash, RollResult
     from asyncpool.executor import ProcessPoolExecutor
     from asyncpool.leasekeeper import LeaseKeeper
     from asyncpool.mapping import Map, Outcome
@@ -41,7 +40,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _HOMES = {
-    "asyncpool": ("to_process",),  # a module
+    "asyncpool": ("errors", "to_process"),  # modules
     "asyncpool._wire.formats": ("Codec",),
     "asyncpool._core.options": ("RestartPolicy", "WorkerLimits"),
     "asyncpool._engine.hub": ("EventStream",),
@@ -55,8 +54,7 @@ _HOMES = {
         "worker_state",
     ),
     "asyncpool.cluster": ("Cluster",),
-    "asyncpool.errors": ("JobCancelled", "RemoteTraceback"),  # and what ends with Error
-    "asyncpool.events": ("CloseSummary", "Crash", "LeaseStats", "RollResult"),
+    "asyncpool.events": ("CloseSummary", "Crash", "RollResult"),
     "asyncpool.executor": ("ProcessPoolExecutor",),
     "asyncpool.leasekeeper": ("LeaseKeeper",),
     "asyncpool.mapping": ("Map", "Outcome"),
@@ -69,59 +67,32 @@ _HOMES = {
 }
 
 __all__ = [
-    "AsyncPoolError",
     "BoundPool",
-    "BroadcastError",
     "CloseSummary",
     "Cluster",
     "Codec",
     "Crash",
     "CurrentJob",
     "EventStream",
-    "HookError",
     "Job",
-    "JobCancelled",
-    "JobError",
-    "JobNotPicklableError",
-    "JobRaisedError",
-    "JobTimeoutError",
     "LeaseKeeper",
-    "LeaseLostError",
-    "LeaseStats",
     "Map",
-    "NoWorkerError",
-    "NodeLostError",
     "Outcome",
     "Pool",
-    "PoolBrokenError",
-    "PoolClosedError",
-    "PoolFullError",
     "PoolServer",
     "PoolStats",
     "ProcessPoolExecutor",
-    "ProfileInProgressError",
-    "ProtocolError",
-    "RemoteError",
-    "RemoteTraceback",
-    "ResizeError",
     "RestartPolicy",
-    "RollInProgressError",
     "RollResult",
     "Sandbox",
     "SharedPool",
     "SlotStats",
     "Stream",
-    "ThrottledError",
-    "UnsupportedPlatformError",
-    "WorkerCrashedError",
-    "WorkerGoneError",
-    "WorkerHungError",
     "WorkerLimits",
-    "WorkerOutOfMemoryError",
     "WorkerSession",
-    "WorkerStartError",
     "connect",
     "current_job",
+    "errors",
     "heartbeat",
     "in_worker",
     "retire_worker",
@@ -131,10 +102,7 @@ __all__ = [
 ]
 
 
-_HOME = {
-    **{name: "asyncpool.errors" for name in __all__ if name.endswith("Error")},
-    **{name: home for home, names in _HOMES.items() for name in names},
-}
+_HOME = {name: home for home, names in _HOMES.items() for name in names}
 
 
 if not TYPE_CHECKING:  # or every name would seem to be there

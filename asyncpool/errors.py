@@ -1,4 +1,4 @@
-"""Every exception that asyncpool raises on purpose.
+"""Every exception that asyncpool raises on purpose: ``asyncpool.errors.PoolFullError`` and so on.
 
 The tree is shallow, and each branch answers one question of the caller's:
 

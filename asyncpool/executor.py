@@ -421,7 +421,7 @@ class ProcessPoolExecutor(Executor):
     interpreter, or when the executor is garbage-collected; pending calls are finished first.
 
     If a worker dies, only the call that it was running fails, and the pool replaces the worker.
-    The error is a :exc:`asyncpool.WorkerCrashedError` and a
+    The error is a :exc:`asyncpool.errors.WorkerCrashedError` and a
     :exc:`concurrent.futures.process.BrokenProcessPool`.
 
     Args:

@@ -1231,7 +1231,7 @@ class Pool(Submitter, Supervised, JobEventSource):
         """Close the pool: finish all jobs, or none if an exception leaves the context.
 
         The jobs have the pool's *close_timeout*.  If an exception or a cancellation leaves, all
-        jobs fail with :exc:`asyncpool.PoolClosedError`.  Running jobs end as if they were
+        jobs fail with :exc:`asyncpool.errors.PoolClosedError`.  Running jobs end as if they were
         cancelled: they may clean up for their *cancel_grace*.
 
         Raises:

@@ -16,7 +16,8 @@ import os
 import statistics
 from collections.abc import Iterator
 
-from asyncpool import Pool, Sandbox, WorkerCrashedError
+from asyncpool import Pool, Sandbox
+from asyncpool.errors import WorkerCrashedError
 from asyncpool.events import Ready
 
 _ENV = "LAUNCHER"  # pools whose workers inherit the same would share one

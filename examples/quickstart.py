@@ -25,7 +25,7 @@ async def main() -> None:
         print("squares:", *await asyncio.gather(*squares, *more))
         try:
             await broken
-        except asyncpool.WorkerCrashedError as error:
+        except asyncpool.errors.WorkerCrashedError as error:
             print(f"the job that crashed: {error.signal}, attempt {error.attempt}")
         print("and the pool goes on:", await pool.submit(square, 12))
 

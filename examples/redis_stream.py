@@ -228,9 +228,11 @@ class Consumer:
                 keys=[options.stream], args=[options.group, options.consumer, entry]
             )
         except BusyLoadingError as error:
-            raise asyncpool.ThrottledError(str(error)) from error
+            raise asyncpool.errors.ThrottledError(str(error)) from error
         if not mine:
-            raise asyncpool.LeaseLostError(f"{entry} belongs to another consumer")
+            raise asyncpool.errors.LeaseLostError(
+                f"{entry} belongs to another consumer"
+            )
 
     async def finish(self, entry: str, error: str = "") -> bool:
         """Acknowledge an entry; put it on the stream of the dead if it has failed."""

@@ -37,7 +37,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         complain("interrupted")
         return INTERRUPTED
-    except asyncpool.AsyncPoolError as error:
+    except asyncpool.errors.AsyncPoolError as error:
         complain(f"the pool failed: {error}")
         return 1
     except OSError as error:

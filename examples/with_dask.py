@@ -27,7 +27,7 @@ if __name__ == "__main__":
         print(dask.delayed(sum)([square(n) for n in range(10)]).compute())
         try:
             crash().compute()
-        except asyncpool.WorkerCrashedError as error:
+        except asyncpool.errors.WorkerCrashedError as error:
             print("exit code", error.exit_code)
         print(square(12).compute())
 

@@ -26,7 +26,7 @@ if __name__ == "__main__":
         print(sum(parallel(joblib.delayed(square)(n) for n in range(100))))
         try:
             parallel([joblib.delayed(os._exit)(3)])
-        except asyncpool.WorkerCrashedError as error:
+        except asyncpool.errors.WorkerCrashedError as error:
             print("exit code", error.exit_code)
         print("the next sum:", sum(parallel([joblib.delayed(square)(12)])))
         try:

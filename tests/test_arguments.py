@@ -14,7 +14,6 @@ import pytest
 import asyncpool.ray
 from asyncpool import (
     Cluster,
-    JobNotPicklableError,
     LeaseKeeper,
     Pool,
     ProcessPoolExecutor,
@@ -22,6 +21,7 @@ from asyncpool import (
     to_process,
 )
 from asyncpool.cluster import Worker, asgi, protocol, streams
+from asyncpool.errors import JobNotPicklableError
 
 Wrong = dict[str, Any]
 LOCK = threading.Lock()

@@ -47,15 +47,9 @@ def test_type_checkers_see_the_names_that_there_are() -> None:
         for node in checked.body
         if isinstance(node, ast.ImportFrom) and node.module != "typing"
         for alias in node.names
-        if alias.name != "*"
     }
-    seen |= {("asyncpool.errors", name) for name in errors.__all__}
     assert seen == {(home, name) for name, home in asyncpool._HOME.items()}
     assert {name for _, name in seen} == set(asyncpool.__all__)
-
-
-def test_every_error_is_public() -> None:
-    assert set(errors.__all__) <= set(asyncpool.__all__)
 
 
 @pytest.mark.parametrize("event", typing.get_args(events.Event))

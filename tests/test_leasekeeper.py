@@ -10,7 +10,8 @@ from contextvars import ContextVar
 import anyio
 import pytest
 
-from asyncpool import LeaseKeeper, LeaseLostError
+from asyncpool import LeaseKeeper
+from asyncpool.errors import LeaseLostError
 from asyncpool.events import (
     LeaseLapsed,
     LeaseLost,

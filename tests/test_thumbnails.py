@@ -199,7 +199,10 @@ class TestHealth:
             health = await client.get("/health")
             assert (health.status_code, health.json()["state"]) == (200, "running")
             for _ in range(2):
-                with suppress(asyncpool.WorkerCrashedError, asyncpool.PoolBrokenError):
+                with suppress(
+                    asyncpool.errors.WorkerCrashedError,
+                    asyncpool.errors.PoolBrokenError,
+                ):
                     await pool.submit(os._exit, 1)
             health = await client.get("/health")
             assert (health.status_code, health.json()["state"]) == (503, "broken")

@@ -94,7 +94,7 @@ class WorkerLimits:
     ``max_memory``.  It starts another worker first.  When that is ready, the old worker
     gets no more jobs, finishes what it has, and ends.  Until then it works on, unless it
     has had ``max_jobs``.  The pool kills a worker that reaches ``kill_memory``, and its
-    job fails with :exc:`asyncpool.WorkerOutOfMemoryError`.
+    job fails with :exc:`asyncpool.errors.WorkerOutOfMemoryError`.
 
     The memory of a worker is what it has to itself.  What it shares with other
     processes, such as libraries, the large arrays of its arguments, and what ``preload``
@@ -322,7 +322,7 @@ class RestartPolicy:
         max_failed_starts: After how many failed starts in a row a pool without any
             worker is broken.  One is enough if the next ones would fail in the same
             way, as an import that raises does.  Its queued jobs then fail with
-            :exc:`asyncpool.PoolBrokenError`, and it refuses new ones.  It works again
+            :exc:`asyncpool.errors.PoolBrokenError`, and it refuses new ones.  It works again
             as soon as a start succeeds.  ``None``: jobs wait instead.
         max_restarts: How many workers may die within *period*, whatever the cause,
             before the pool gives up for good; ``None`` for any number.
@@ -710,7 +710,7 @@ class JobOptions:
             heartbeat.
         deadline: The time, on the loop's clock, by which the job must be done.
         on_cancel: What happens to a running job that the caller cancels.
-            ``"interrupt"``: the pool raises :exc:`asyncpool.JobCancelled` in the job,
+            ``"interrupt"``: the pool raises :exc:`asyncpool.errors.JobCancelled` in the job,
             and kills the worker if that does not end the job.  ``"kill"``: the pool
             kills the worker at once.  ``"wait"``: the job runs to its end, and nobody
             receives its outcome.  The same happens to a job that exceeds a time limit,

@@ -243,7 +243,7 @@ class Job(asyncio.Future[R], Generic[R]):
 
     Await it, gather it, give it callbacks, cancel it.  It is settled by the pool,
     exactly once: with the result, with the exception that the job raised, or with
-    an :exc:`asyncpool.AsyncPoolError`.
+    an :exc:`asyncpool.errors.AsyncPoolError`.
 
     Attributes:
         id: Its number in the pool, as shown in events, errors and logs.
@@ -317,7 +317,7 @@ class Job(asyncio.Future[R], Generic[R]):
     def cancel(self, msg: Any | None = None) -> bool:
         """Give the job up, and return whether there was still something to give up.
 
-        A queued job leaves the queue.  In one that runs, :exc:`asyncpool.JobCancelled`
+        A queued job leaves the queue.  In one that runs, :exc:`asyncpool.errors.JobCancelled`
         is raised; if it has not ended after its ``cancel_grace``, its worker is killed
         with all that it has started, and replaced at once (see ``on_cancel`` of
         :meth:`asyncpool.Pool.options`).  Cancelling the task that awaits the job does

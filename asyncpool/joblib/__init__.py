@@ -33,7 +33,7 @@ def register() -> None:
     *initializer*, *initargs*, *max_tasks_per_child*, *mp_context*, *worker_output* and, as a
     mapping, *worker_env*.
 
-    If a worker dies, ``Parallel`` raises a :exc:`asyncpool.WorkerCrashedError`.  When a call
+    If a worker dies, ``Parallel`` raises a :exc:`asyncpool.errors.WorkerCrashedError`.  When a call
     raises, when *timeout* is over, and after Ctrl-C, the calls that are running are ended by
     SIGKILL.
 

@@ -179,7 +179,7 @@ class Pool(NodeOrders, RemotePool):
             ``{"CPU": 4, "GPU": 1}``.  By default a CPU for each worker.
         start_timeout: Seconds until the first agent must be ready.
         node_timeout: Seconds without a sign of life after which an agent is lost, and with it
-            the jobs that it has begun (:exc:`asyncpool.NodeLostError`).  An agent gives the
+            the jobs that it has begun (:exc:`asyncpool.errors.NodeLostError`).  An agent gives the
             jobs of a client up that it has not heard for two thirds of that.
 
     Args: Jobs

@@ -159,12 +159,12 @@ async def answer(session: Session, source: str) -> str:
         # It comes from a process that may have been taken over: it is data, but of any shape.
         pictures = [b64encode(one).decode() for one in result["pictures"]]
         return json.dumps({**result, "pictures": pictures})
-    except asyncpool.JobTimeoutError:
+    except asyncpool.errors.JobTimeoutError:
         error = f"the cell was not done within {TIMEOUT:g} s"
     except (
-        asyncpool.JobRaisedError,
-        asyncpool.JobNotPicklableError,
-        asyncpool.RemoteError,
+        asyncpool.errors.JobRaisedError,
+        asyncpool.errors.JobNotPicklableError,
+        asyncpool.errors.RemoteError,
     ) as failure:
         error = f"the cell has no result that can be sent: {failure}"
     except (LookupError, TypeError, ValueError, RecursionError) as failure:
@@ -208,9 +208,9 @@ PROBLEMS: dict[type[Exception], tuple[int, str]] = {
     BusyError: (429, "too many requests of this session are open"),
     TimeoutError: (504, "this was not done in time"),
     UnicodeDecodeError: (400, "a cell is text in UTF-8"),
-    asyncpool.RemoteError: (422, ""),
-    asyncpool.PoolClosedError: (503, "the service is being stopped"),
-    asyncpool.PoolBrokenError: (503, "no worker can be kept alive"),
+    asyncpool.errors.RemoteError: (422, ""),
+    asyncpool.errors.PoolClosedError: (503, "the service is being stopped"),
+    asyncpool.errors.PoolBrokenError: (503, "no worker can be kept alive"),
 }
 
 app = Starlette(

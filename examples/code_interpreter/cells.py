@@ -13,7 +13,7 @@ import traceback
 from pathlib import Path
 from typing import Any
 
-from asyncpool import JobCancelled
+from asyncpool.errors import JobCancelled
 
 # Characters of output, rows of a table, pictures of a cell, and bytes of a file.
 MAX_OUTPUT = 64 * 1024

@@ -82,10 +82,10 @@ class Session:
         try:
             worker = (await self.worker).options(timeout=seconds, cancel_grace=0.5)
             return await worker.submit(function, *args)
-        except asyncpool.WorkerCrashedError as error:
+        except asyncpool.errors.WorkerCrashedError as error:
             self.over.set()
             raise GoneError(f"the session has ended: {error.kind}") from error
-        except asyncpool.WorkerGoneError as error:
+        except asyncpool.errors.WorkerGoneError as error:
             self.over.set()
             raise GoneError("the session has ended") from error
 
@@ -145,7 +145,7 @@ class Sessions:
             async with self._pool.worker(timeout=_START) as worker:
                 session.worker.set_result(worker)
                 await self._until_over(session)
-        except (TimeoutError, asyncpool.AsyncPoolError) as error:
+        except (TimeoutError, asyncpool.errors.AsyncPoolError) as error:
             if not session.worker.done():
                 session.worker.set_exception(error)
         finally:

@@ -42,12 +42,15 @@ SIZES = {"small": 64, "medium": 256, "large": 1024}
 # What may become of an image besides a thumbnail; anything else is a bug, and a plain 500.
 PROBLEMS: dict[type[Exception], tuple[int, str]] = {
     BadImageError: (422, ""),  # it says itself what is wrong
-    asyncpool.JobTimeoutError: (504, "this image was not done in time"),
-    asyncpool.WorkerOutOfMemoryError: (500, "this image needs too much memory"),
-    asyncpool.WorkerCrashedError: (500, "each worker that tried this image died"),
-    asyncpool.PoolFullError: (503, "too many images are waiting"),
-    asyncpool.PoolBrokenError: (503, "no worker can be kept alive"),
-    asyncpool.PoolClosedError: (503, "the service is being stopped"),
+    asyncpool.errors.JobTimeoutError: (504, "this image was not done in time"),
+    asyncpool.errors.WorkerOutOfMemoryError: (500, "this image needs too much memory"),
+    asyncpool.errors.WorkerCrashedError: (
+        500,
+        "each worker that tried this image died",
+    ),
+    asyncpool.errors.PoolFullError: (503, "too many images are waiting"),
+    asyncpool.errors.PoolBrokenError: (503, "no worker can be kept alive"),
+    asyncpool.errors.PoolClosedError: (503, "the service is being stopped"),
     ClientDisconnect: (499, "the client has left"),  # so nobody reads this
 }
 

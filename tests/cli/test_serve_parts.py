@@ -21,7 +21,7 @@ import pytest
 import pytest_asyncio
 import uvicorn
 
-from asyncpool import Cluster, PoolBrokenError, WorkerLimits
+from asyncpool import Cluster, WorkerLimits
 from asyncpool._cli.logs.command_log import (
     CommandLog,
     LogStream,
@@ -37,6 +37,7 @@ from asyncpool._cli.serve.serving import Serving, ServingPlan
 from asyncpool._cluster.log_messages import CHANGE_AWAITED, NOT_LOADED
 from asyncpool._core.log_messages import ERROR_LINE, WORKER_CRASHED
 from asyncpool.enums import CrashKind, NextStep
+from asyncpool.errors import PoolBrokenError
 from asyncpool.events import Crash
 from tests.helpers import serves
 from tests.helpers.gate import short_folder

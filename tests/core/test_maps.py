@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 from hypothesis import given, strategies as st
 
-from asyncpool import JobNotPicklableError
 from asyncpool._engine.batches import Pace
 from asyncpool._wire.page import (
     CHUNK_SIZE,
@@ -26,6 +25,7 @@ from asyncpool._wire.page import (
     read_log,
 )
 from asyncpool._wire.pickling import pack_error
+from asyncpool.errors import JobNotPicklableError
 
 
 def test_short_items_go_together_as_far_as_a_millisecond_goes() -> None:

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 from hypothesis import given, strategies as st
 
-from asyncpool import ProtocolError
 from asyncpool._core.profile_book import ProfileBook
 from asyncpool._wire.profile import (
     MAX_CHUNK,
@@ -24,6 +23,7 @@ from asyncpool._wire.profile import (
     as_name,
 )
 from asyncpool._wire.text import MAX_NAME
+from asyncpool.errors import ProtocolError
 from asyncpool.profile import Rectangle, collapse, count_frames, lay_out
 
 NAMES = st.text(max_size=30).map(as_name)

@@ -14,14 +14,12 @@ from typing import Any, Literal
 import pytest
 
 import asyncpool
-from asyncpool import (
-    BoundPool,
+from asyncpool import BoundPool, Pool, events
+from asyncpool.errors import (
     JobTimeoutError,
-    Pool,
     PoolClosedError,
     PoolFullError,
     WorkerCrashedError,
-    events,
 )
 from asyncpool.events import Resized
 from tests.helpers import jobs, streams

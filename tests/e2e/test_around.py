@@ -8,15 +8,13 @@ from typing import Any
 
 import pytest
 
-from asyncpool import (
+from asyncpool import Job, Pool, RestartPolicy
+from asyncpool.errors import (
     HookError,
-    Job,
     JobRaisedError,
     JobTimeoutError,
-    Pool,
     PoolBrokenError,
     RemoteTraceback,
-    RestartPolicy,
 )
 from tests.helpers import around, jobs
 from tests.helpers.gate import Gate

@@ -13,17 +13,14 @@ from typing import Any, Literal
 import pytest
 
 import asyncpool
-from asyncpool import (
+from asyncpool import Job, Pool, RestartPolicy, WorkerLimits
+from asyncpool.errors import (
     BroadcastError,
-    Job,
     JobNotPicklableError,
     JobTimeoutError,
-    Pool,
     PoolBrokenError,
     PoolClosedError,
-    RestartPolicy,
     WorkerCrashedError,
-    WorkerLimits,
 )
 from asyncpool.events import Crashed, Retiring
 from tests.helpers import beats, jobs, values

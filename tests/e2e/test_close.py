@@ -14,15 +14,8 @@ from typing import Any, Literal
 import anyio
 import pytest
 
-from asyncpool import (
-    CloseSummary,
-    Crash,
-    Job,
-    Pool,
-    PoolClosedError,
-    RollResult,
-    WorkerLimits,
-)
+from asyncpool import CloseSummary, Crash, Job, Pool, RollResult, WorkerLimits
+from asyncpool.errors import PoolClosedError
 from tests.helpers import faults, jobs
 from tests.helpers.gate import Gate
 from tests.helpers.inside import (

@@ -16,15 +16,9 @@ from typing import Any
 
 import pytest
 
-from asyncpool import (
-    Cluster,
-    Crash,
-    PoolBrokenError,
-    PoolClosedError,
-    RestartPolicy,
-    WorkerLimits,
-)
+from asyncpool import Cluster, Crash, RestartPolicy, WorkerLimits
 from asyncpool.cluster import ClusterStats
+from asyncpool.errors import PoolBrokenError, PoolClosedError
 from asyncpool.events import Broken, Crashed, Exited, Ready, Retiring, Spawned
 from tests.helpers import serves
 from tests.helpers.clusters import (

@@ -16,7 +16,8 @@ from typing import Any
 
 import pytest
 
-from asyncpool import Cluster, NoWorkerError, PoolClosedError
+from asyncpool import Cluster
+from asyncpool.errors import NoWorkerError, PoolClosedError
 from asyncpool.events import Crashed, Retiring
 from tests.helpers import serves
 from tests.helpers.clusters import (

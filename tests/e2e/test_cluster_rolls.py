@@ -17,15 +17,9 @@ from typing import Any
 
 import pytest
 
-from asyncpool import (
-    Cluster,
-    Crash,
-    PoolClosedError,
-    RestartPolicy,
-    RollInProgressError,
-    WorkerLimits,
-)
+from asyncpool import Cluster, Crash, RestartPolicy, WorkerLimits
 from asyncpool.cluster import ClusterStats
+from asyncpool.errors import PoolClosedError, RollInProgressError
 from asyncpool.events import (
     Crashed,
     Exited,

@@ -10,15 +10,12 @@ from typing import Any
 
 import pytest
 
-from asyncpool import (
-    Crash,
-    Job,
+from asyncpool import Crash, Job, Pool, WorkerLimits
+from asyncpool.errors import (
     JobTimeoutError,
-    Pool,
     PoolClosedError,
     WorkerCrashedError,
     WorkerHungError,
-    WorkerLimits,
 )
 from tests.helpers import jobs, several, streams
 from tests.helpers.gate import Gate

@@ -18,14 +18,8 @@ from typing import Any, Literal
 
 import pytest
 
-from asyncpool import (
-    Job,
-    JobTimeoutError,
-    Pool,
-    Sandbox,
-    WorkerCrashedError,
-    heartbeat,
-)
+from asyncpool import Job, Pool, Sandbox, heartbeat
+from asyncpool.errors import JobTimeoutError, WorkerCrashedError
 from tests.helpers.inside import give_workers_cgroups
 from tests.helpers.loops import BOTH_LOOPS
 from tests.helpers.patience import look_again, patience

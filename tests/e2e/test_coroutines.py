@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from asyncpool import Job, JobRaisedError, JobTimeoutError, Pool, PoolBrokenError
+from asyncpool import Job, Pool
+from asyncpool.errors import JobRaisedError, JobTimeoutError, PoolBrokenError
 from tests.helpers import jobs, streams
 from tests.helpers.gate import Gate
 from tests.helpers.inside import run_out

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from asyncpool import WorkerCrashedError
 from asyncpool.dask import pool_plugin
+from asyncpool.errors import WorkerCrashedError
 from tests.helpers import jobs
 from tests.helpers.dask_names import (
     Client,
@@ -151,7 +151,7 @@ def test_under_a_nanny_a_dask_worker_survives_its_task_and_all_ends(
                 print(*client.run(is_daemonic).values())
                 with dask.annotate(executor="asyncpool"):
                     crash = client.submit(os._exit, 3).exception()
-                    print(isinstance(crash, asyncpool.WorkerCrashedError), crash.exit_code)
+                    print(isinstance(crash, asyncpool.errors.WorkerCrashedError), crash.exit_code)
                     print(client.submit(pow, 2, 5).result())
                     print(client.run(os.getpid) == before)
                     running = client.submit(begin)

@@ -19,16 +19,14 @@ import cloudpickle
 import numpy as np
 import pytest
 
-from asyncpool import (
-    Crash,
-    Job,
+from asyncpool import Crash, Job, Pool
+from asyncpool.enums import CrashKind
+from asyncpool.errors import (
     JobNotPicklableError,
-    Pool,
     RemoteError,
     RemoteTraceback,
     WorkerCrashedError,
 )
-from asyncpool.enums import CrashKind
 from tests.helpers import data_jobs
 from tests.helpers.data_jobs import (
     ARRAY,

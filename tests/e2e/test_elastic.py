@@ -10,14 +10,8 @@ from typing import Any
 
 import pytest
 
-from asyncpool import (
-    Job,
-    Pool,
-    PoolBrokenError,
-    PoolClosedError,
-    ResizeError,
-    RestartPolicy,
-)
+from asyncpool import Job, Pool, RestartPolicy
+from asyncpool.errors import PoolBrokenError, PoolClosedError, ResizeError
 from asyncpool.events import Parked, Resized, Retiring
 from tests.helpers import jobs
 from tests.helpers.gate import Gate

@@ -11,14 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from asyncpool import (
-    Crash,
-    JobTimeoutError,
-    Pool,
-    PoolBrokenError,
-    RestartPolicy,
-    WorkerCrashedError,
-)
+from asyncpool import Crash, Pool, RestartPolicy
+from asyncpool.errors import JobTimeoutError, PoolBrokenError, WorkerCrashedError
 from asyncpool.events import Broken, Crashed, Exited, Ready, Restarting, Spawned
 from tests.helpers import faults, jobs
 from tests.helpers.faults import by_name

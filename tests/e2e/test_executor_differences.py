@@ -51,7 +51,7 @@ class TestDifferences:
                     executor.submit(jobs.square, 3)
                 return
             error = caught.value
-            assert isinstance(error, asyncpool.WorkerCrashedError)
+            assert isinstance(error, asyncpool.errors.WorkerCrashedError)
             assert (error.exit_code, error.delivery) == (3, "started")
             assert executor.submit(jobs.square, 3).result() == 9
         again = pickle.loads(pickle.dumps(error))
@@ -89,12 +89,12 @@ class TestDifferences:
         error = executor.submit(id, threading.Lock()).exception()
         cause = error
         if make is not process_pool:
-            assert isinstance(error, asyncpool.JobNotPicklableError)
+            assert isinstance(error, asyncpool.errors.JobNotPicklableError)
             assert error.name == "args[0]"
             cause = error.__cause__
         assert type(cause) is TypeError
         result = executor.submit(threading.Lock).exception()
-        refused = isinstance(result, asyncpool.JobNotPicklableError)
+        refused = isinstance(result, asyncpool.errors.JobNotPicklableError)
         assert refused == (make is not process_pool)
         assert "cannot pickle '_thread.lock' object" in str(result)
         assert executor.submit(jobs.square, 3).result() == 9
@@ -139,7 +139,7 @@ class TestDifferences:
         if make is process_pool:
             assert type(error) is StopIteration
         else:
-            assert isinstance(error, asyncpool.JobRaisedError)
+            assert isinstance(error, asyncpool.errors.JobRaisedError)
             assert type(error.exception) is StopIteration
 
     @pytest.mark.parametrize("chunksize", [1, 2])

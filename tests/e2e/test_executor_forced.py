@@ -128,7 +128,7 @@ def test_the_error_says_what_has_become_of_the_call(
     end(executor, how)
     executor.shutdown()
     error = running.exception()
-    assert isinstance(error, asyncpool.PoolClosedError)
+    assert isinstance(error, asyncpool.errors.PoolClosedError)
     assert error.delivery == "started"
     again = pickle.loads(pickle.dumps(error))
     assert (type(again), str(again)) == (type(error), str(error))

@@ -142,10 +142,10 @@ def test_what_breaks_the_executor_is_told_to_all(
         futures = [executor.submit(jobs.pid) for _ in range(3)]
         for future in futures:
             error = future.exception()
-            assert isinstance(error, asyncpool.PoolBrokenError)
+            assert isinstance(error, asyncpool.errors.PoolBrokenError)
             assert "OSError: no licence" in str(error)
             assert error.retry_after is None
-        with pytest.raises(asyncpool.PoolBrokenError, match="no licence"):
+        with pytest.raises(asyncpool.errors.PoolBrokenError, match="no licence"):
             executor.submit(jobs.pid)
 
 

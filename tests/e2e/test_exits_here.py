@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from asyncpool import JobNotPicklableError, Pool, ProcessPoolExecutor
+from asyncpool import Pool, ProcessPoolExecutor
+from asyncpool.errors import JobNotPicklableError
 from tests.helpers import jobs, values
 from tests.helpers.logs import Kept, handled_by
 from tests.helpers.one_pool import ONE_LOOP

@@ -18,17 +18,9 @@ from typing import Any
 
 import pytest
 
-from asyncpool import (
-    Crash,
-    Job,
-    Pool,
-    PoolBrokenError,
-    PoolClosedError,
-    PoolStats,
-    RestartPolicy,
-    WorkerOutOfMemoryError,
-)
+from asyncpool import Crash, Job, Pool, PoolStats, RestartPolicy
 from asyncpool.enums import CrashKind
+from asyncpool.errors import PoolBrokenError, PoolClosedError, WorkerOutOfMemoryError
 from tests.helpers import faults, jobs
 from tests.helpers.faults import DEATHS, FAULTS, Fault, by_name
 from tests.helpers.gate import Gate

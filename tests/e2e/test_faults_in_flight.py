@@ -15,16 +15,9 @@ from typing import Any
 
 import pytest
 
-from asyncpool import (
-    CloseSummary,
-    Crash,
-    Job,
-    JobNotPicklableError,
-    Pool,
-    WorkerLimits,
-    WorkerOutOfMemoryError,
-)
+from asyncpool import CloseSummary, Crash, Job, Pool, WorkerLimits
 from asyncpool._core.endings import Endings
+from asyncpool.errors import JobNotPicklableError, WorkerOutOfMemoryError
 from tests.helpers import faults
 from tests.helpers.faults import DEATHS, FAULTS, HANGS, Fault
 from tests.helpers.inside import crashes_of, in_hand, traits_of

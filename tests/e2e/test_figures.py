@@ -13,18 +13,17 @@ from collections import defaultdict
 
 import pytest
 
-from asyncpool import (
-    EventStream,
+from asyncpool import EventStream, Pool
+from asyncpool.enums import JobOutcome
+from asyncpool.errors import (
     JobCancelled,
     JobNotPicklableError,
     JobRaisedError,
     JobTimeoutError,
-    Pool,
     PoolClosedError,
     PoolFullError,
     WorkerCrashedError,
 )
-from asyncpool.enums import JobOutcome
 from asyncpool.events import Event, JobEnded, JobEvent, JobQueued, JobStarted, TakenOver
 from asyncpool.stats import FunctionStats, PoolStats
 from tests.helpers import jobs

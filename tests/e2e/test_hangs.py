@@ -23,13 +23,11 @@ from asyncpool import (
     Crash,
     Job,
     Pool,
-    PoolBrokenError,
-    PoolClosedError,
     RestartPolicy,
     RollResult,
-    WorkerHungError,
     WorkerLimits,
 )
+from asyncpool.errors import PoolBrokenError, PoolClosedError, WorkerHungError
 from asyncpool.events import Retiring
 from tests.helpers import faults, jobs
 from tests.helpers.faults import HANGS, Fault

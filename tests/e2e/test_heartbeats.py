@@ -12,12 +12,10 @@ from typing import Any
 
 import pytest
 
-from asyncpool import (
-    Crash,
-    Job,
+from asyncpool import Crash, Job, Pool
+from asyncpool.errors import (
     JobNotPicklableError,
     JobTimeoutError,
-    Pool,
     WorkerCrashedError,
     WorkerHungError,
 )

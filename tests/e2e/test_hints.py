@@ -15,7 +15,8 @@ from typing import Any
 
 import pytest
 
-from asyncpool import JobNotPicklableError, Pool, ProcessPoolExecutor
+from asyncpool import Pool, ProcessPoolExecutor
+from asyncpool.errors import JobNotPicklableError
 from tests.helpers import jobs
 from tests.helpers.one_pool import ONE_LOOP
 from tests.helpers.patience import PATIENCE, patience

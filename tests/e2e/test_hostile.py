@@ -10,15 +10,9 @@ from typing import Any
 
 import pytest
 
-from asyncpool import (
-    Crash,
-    JobNotPicklableError,
-    Pool,
-    RemoteError,
-    Sandbox,
-    WorkerCrashedError,
-)
+from asyncpool import Crash, Pool, Sandbox
 from asyncpool.enums import CrashKind
+from asyncpool.errors import JobNotPicklableError, RemoteError, WorkerCrashedError
 from tests.helpers import data_jobs, hostile, jobs
 from tests.helpers.gate import Gate
 from tests.helpers.guards import open_fds

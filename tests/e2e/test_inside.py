@@ -11,7 +11,8 @@ from typing import Any, Literal
 
 import pytest
 
-from asyncpool import JobNotPicklableError, Pool, WorkerCrashedError
+from asyncpool import Pool
+from asyncpool.errors import JobNotPicklableError, WorkerCrashedError
 from tests.helpers import jobs, tracing
 from tests.helpers.gate import Gate
 from tests.helpers.one_pool import ONE_LOOP

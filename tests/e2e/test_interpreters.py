@@ -15,7 +15,8 @@ from tests.helpers.scripts import ROOT, finish, start_script
 
 STARTS = """
     import asyncio, multiprocessing, os, sys
-    from asyncpool import Pool, PoolBrokenError, RestartPolicy, UnsupportedPlatformError
+    from asyncpool import Pool, RestartPolicy
+    from asyncpool.errors import PoolBrokenError, UnsupportedPlatformError
 
     async def main(launcher, timeout):
         policy = RestartPolicy(max_failed_starts=1)

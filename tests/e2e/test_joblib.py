@@ -19,7 +19,7 @@ from joblib import Parallel, cpu_count, delayed, parallel_config
 from joblib.parallel import get_active_backend
 
 import asyncpool.joblib
-from asyncpool import WorkerCrashedError
+from asyncpool.errors import WorkerCrashedError
 from tests.helpers import jobs
 from tests.helpers.scripts import ROOT, finish, start_script
 

@@ -10,14 +10,8 @@ from typing import Any
 
 import pytest
 
-from asyncpool import (
-    CloseSummary,
-    Job,
-    JobNotPicklableError,
-    Pool,
-    PoolClosedError,
-    PoolFullError,
-)
+from asyncpool import CloseSummary, Job, Pool
+from asyncpool.errors import JobNotPicklableError, PoolClosedError, PoolFullError
 from tests.helpers import jobs, large, values
 from tests.helpers.gate import Gate
 from tests.helpers.inside import (

@@ -16,20 +16,15 @@ from typing import Any
 
 import pytest
 
-from asyncpool import (
-    CloseSummary,
-    Crash,
-    Job,
-    JobError,
-    LeaseKeeper,
-    Pool,
-    PoolBrokenError,
-    PoolClosedError,
-    RestartPolicy,
-    WorkerCrashedError,
-)
+from asyncpool import CloseSummary, Crash, Job, LeaseKeeper, Pool, RestartPolicy
 from asyncpool._core.functions import LEAST
 from asyncpool._wire import memory as _memory
+from asyncpool.errors import (
+    JobError,
+    PoolBrokenError,
+    PoolClosedError,
+    WorkerCrashedError,
+)
 from asyncpool.events import TakenOver
 from tests.helpers import forks, jobs, large
 from tests.helpers.faults import Fault

@@ -19,7 +19,8 @@ import psutil
 import pytest
 
 import asyncpool
-from asyncpool import Crash, Pool, PoolBrokenError, RestartPolicy, WorkerCrashedError
+from asyncpool import Crash, Pool, RestartPolicy
+from asyncpool.errors import PoolBrokenError, WorkerCrashedError
 from tests.helpers import faults, jobs
 from tests.helpers.faults import Fault, by_name
 from tests.helpers.gate import Gate

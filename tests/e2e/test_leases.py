@@ -14,18 +14,13 @@ from typing import Any
 
 import pytest
 
-from asyncpool import (
-    Crash,
-    EventStream,
-    Job,
+from asyncpool import Crash, EventStream, Job, LeaseKeeper, Pool, RestartPolicy
+from asyncpool.errors import (
     JobNotPicklableError,
-    LeaseKeeper,
     LeaseLostError,
-    Pool,
     PoolBrokenError,
     PoolClosedError,
     PoolFullError,
-    RestartPolicy,
     WorkerCrashedError,
 )
 from asyncpool.events import LeaseEvent, LeaseLapsed

@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from asyncpool import Job, NoWorkerError, Pool, PoolClosedError, WorkerCrashedError
+from asyncpool import Job, Pool
+from asyncpool.errors import NoWorkerError, PoolClosedError, WorkerCrashedError
 from tests.helpers import jobs, several
 from tests.helpers.gate import Gate
 from tests.helpers.inside import shorten_where

@@ -13,17 +13,14 @@ from typing import Any, cast
 
 import pytest
 
-from asyncpool import (
+from asyncpool import Pool, ProcessPoolExecutor, RestartPolicy, WorkerLimits
+from asyncpool.cluster._servers.transports import connect
+from asyncpool.errors import (
     JobTimeoutError,
-    Pool,
     PoolBrokenError,
     PoolClosedError,
-    ProcessPoolExecutor,
-    RestartPolicy,
     WorkerCrashedError,
-    WorkerLimits,
 )
-from asyncpool.cluster._servers.transports import connect
 from asyncpool.events import Crash, Exited, Recovered
 from tests.helpers import jobs, serves
 from tests.helpers.clusters import Client, all_ready, cluster_of

@@ -21,12 +21,10 @@ from typing import Any
 import pytest
 from tqdm.asyncio import tqdm
 
-from asyncpool import (
-    Crash,
+from asyncpool import Crash, Outcome, Pool
+from asyncpool.errors import (
     JobNotPicklableError,
     JobTimeoutError,
-    Outcome,
-    Pool,
     PoolClosedError,
     PoolFullError,
     WorkerCrashedError,

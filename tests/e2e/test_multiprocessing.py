@@ -18,13 +18,8 @@ from typing import Any, Literal
 
 import pytest
 
-from asyncpool import (
-    JobNotPicklableError,
-    Pool,
-    ProcessPoolExecutor,
-    WorkerCrashedError,
-    to_process,
-)
+from asyncpool import Pool, ProcessPoolExecutor, to_process
+from asyncpool.errors import JobNotPicklableError, WorkerCrashedError
 from tests.helpers import sharing
 from tests.helpers.executors import FORKS
 from tests.helpers.gate import Gate
@@ -346,7 +341,7 @@ SHARES = """
             for ends in "by itself", "with its worker":
                 try:
                     print(await pool.submit(make, ends))
-                except asyncpool.WorkerCrashedError:
+                except asyncpool.errors.WorkerCrashedError:
                     print(Path("name").read_text())
             mine, theirs = SharedMemory(create=True, size=5), await pool.submit(make, "")
             mine.buf[:] = b"hello"

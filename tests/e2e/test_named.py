@@ -12,14 +12,8 @@ from typing import Any
 import psutil
 import pytest
 
-from asyncpool import (
-    AsyncPoolError,
-    Job,
-    Pool,
-    ProcessPoolExecutor,
-    WorkerCrashedError,
-    WorkerHungError,
-)
+from asyncpool import Job, Pool, ProcessPoolExecutor
+from asyncpool.errors import AsyncPoolError, WorkerCrashedError, WorkerHungError
 from tests.helpers import faults, jobs, streams, values
 from tests.helpers.clusters import Client, all_ready, cluster_of
 from tests.helpers.gate import Gate

@@ -35,7 +35,7 @@ async def main():
             print(type(error.__cause__).__name__)
         try:
             await pool.submit(os.abort)
-        except asyncpool.WorkerCrashedError as error:
+        except asyncpool.errors.WorkerCrashedError as error:
             print(error.signal)
 
 asyncio.run(main())
@@ -68,7 +68,7 @@ async def main():
     async with asyncpool.Pool(1) as pool:
         try:
             await pool.submit(crash, 30)
-        except asyncpool.WorkerCrashedError as error:
+        except asyncpool.errors.WorkerCrashedError as error:
             print(error)
             print("=", error.stderr_tail[0])
 
@@ -114,7 +114,7 @@ async def main():
     async with asyncpool.Pool(1) as pool:
         try:
             await pool.submit(use)
-        except asyncpool.JobNotPicklableError as error:
+        except asyncpool.errors.JobNotPicklableError as error:
             print(error)
 
 asyncio.run(main())

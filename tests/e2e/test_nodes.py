@@ -14,12 +14,12 @@ from pathlib import Path
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
-from asyncpool import Job, Pool, WorkerCrashedError
+from asyncpool import Job, Pool
 from asyncpool._core.options import JobOptions
 from asyncpool._engine.hub import PoolHub
 from asyncpool._remote.client import Client
 from asyncpool.enums import Delivery
-from asyncpool.errors import NodeLostError
+from asyncpool.errors import NodeLostError, WorkerCrashedError
 from asyncpool.events import Crashed, JobEnded, JobStarted, Ready
 from asyncpool.prometheus import register, unregister
 from tests.helpers import jobs

@@ -31,15 +31,14 @@ from opentelemetry.sdk.trace.sampling import (
 from opentelemetry.trace import SpanKind
 
 import asyncpool
-from asyncpool import (
+from asyncpool import Pool, RestartPolicy
+from asyncpool.errors import (
     JobTimeoutError,
-    Pool,
+    NodeLostError,
     PoolBrokenError,
     PoolClosedError,
-    RestartPolicy,
     WorkerCrashedError,
 )
-from asyncpool.errors import NodeLostError
 from asyncpool.opentelemetry import instrument, uninstrument
 from asyncpool.sharedpool import connect
 from tests.helpers import jobs, spans as traced

@@ -21,7 +21,6 @@ from asyncpool import (
     LeaseKeeper,
     Map,
     Pool,
-    PoolClosedError,
     PoolServer,
     PoolStats,
     SharedPool,
@@ -30,6 +29,7 @@ from asyncpool import (
     connect,
 )
 from asyncpool.cluster import Cluster
+from asyncpool.errors import PoolClosedError
 from asyncpool.events import Event
 from asyncpool.stats import NO_DURATIONS
 from tests.helpers import jobs

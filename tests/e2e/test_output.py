@@ -13,15 +13,8 @@ from typing import Any, Literal, NoReturn
 
 import pytest
 
-from asyncpool import (
-    Crash,
-    Job,
-    Pool,
-    PoolBrokenError,
-    RemoteError,
-    RestartPolicy,
-    WorkerCrashedError,
-)
+from asyncpool import Crash, Job, Pool, RestartPolicy
+from asyncpool.errors import PoolBrokenError, RemoteError, WorkerCrashedError
 from tests.helpers import faults, jobs, logs
 from tests.helpers.faults import by_name
 from tests.helpers.gate import Gate

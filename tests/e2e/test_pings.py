@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from asyncpool import Crash, Job, Pool, WorkerHungError
+from asyncpool import Crash, Job, Pool
+from asyncpool.errors import WorkerHungError
 from asyncpool.events import Crashed
 from tests.helpers import beats, jobs
 from tests.helpers.gate import Gate

@@ -14,15 +14,9 @@ from typing import Any
 
 import pytest
 
-from asyncpool import (
-    Crash,
-    Job,
-    Pool,
-    PoolClosedError,
-    PoolFullError,
-    WorkerCrashedError,
-)
+from asyncpool import Crash, Job, Pool
 from asyncpool.enums import CrashKind
+from asyncpool.errors import PoolClosedError, PoolFullError, WorkerCrashedError
 from asyncpool.events import Crashed, Event, JobEvent, JobQueued, TakenOver
 from tests.helpers import jobs
 from tests.helpers.gate import Gate

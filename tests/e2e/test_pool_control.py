@@ -17,7 +17,8 @@ from typing import Any
 
 import pytest
 
-from asyncpool import Pool, PoolClosedError
+from asyncpool import Pool
+from asyncpool.errors import PoolClosedError
 from asyncpool.events import Exited
 from tests.helpers import jobs, profiled, several
 from tests.helpers.asking import Lines, ask

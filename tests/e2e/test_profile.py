@@ -15,10 +15,9 @@ from typing import Any
 import pytest
 
 import asyncpool
-from asyncpool import (
-    Job,
+from asyncpool import Job, Pool
+from asyncpool.errors import (
     NoWorkerError,
-    Pool,
     PoolClosedError,
     ProfileInProgressError,
     WorkerCrashedError,

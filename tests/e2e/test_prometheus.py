@@ -20,7 +20,8 @@ from typing import Any
 import pytest
 from prometheus_client import CollectorRegistry
 
-from asyncpool import JobTimeoutError, Pool, WorkerCrashedError
+from asyncpool import Pool
+from asyncpool.errors import JobTimeoutError, WorkerCrashedError
 from asyncpool.prometheus import register
 from tests.helpers import jobs
 from tests.helpers.patience import PATIENCE, look_again, patience

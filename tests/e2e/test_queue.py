@@ -13,14 +13,12 @@ from typing import Any
 
 import pytest
 
-from asyncpool import (
-    Job,
+from asyncpool import Job, Pool, RestartPolicy
+from asyncpool.errors import (
     JobTimeoutError,
-    Pool,
     PoolBrokenError,
     PoolClosedError,
     PoolFullError,
-    RestartPolicy,
 )
 from asyncpool.events import QueueEmptied, QueueFull, Ready
 from tests.helpers import jobs

@@ -19,19 +19,14 @@ from typing import Any
 
 import pytest
 
-from asyncpool import (
-    Cluster,
-    Crash,
+from asyncpool import Cluster, Crash, Pool, RestartPolicy, RollResult, WorkerLimits
+from asyncpool.errors import (
     NoWorkerError,
-    Pool,
     PoolBrokenError,
     PoolClosedError,
-    RestartPolicy,
     RollInProgressError,
-    RollResult,
     UnsupportedPlatformError,
     WorkerCrashedError,
-    WorkerLimits,
     WorkerOutOfMemoryError,
 )
 from asyncpool.events import Crashed, Exited, Ready, Retiring, TakenOver

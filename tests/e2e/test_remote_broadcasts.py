@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from asyncpool import (
+from asyncpool import Pool
+from asyncpool.errors import (
     BroadcastError,
     JobTimeoutError,
-    Pool,
     PoolClosedError,
     PoolFullError,
     WorkerCrashedError,

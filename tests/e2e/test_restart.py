@@ -12,17 +12,15 @@ from typing import Any, NoReturn
 import pytest
 
 import asyncpool
-from asyncpool import (
-    Crash,
+from asyncpool import Crash, Pool, RestartPolicy
+from asyncpool.enums import Delivery
+from asyncpool.errors import (
     JobRaisedError,
-    Pool,
     PoolBrokenError,
     PoolClosedError,
-    RestartPolicy,
     WorkerCrashedError,
     WorkerStartError,
 )
-from asyncpool.enums import Delivery
 from asyncpool.events import (
     Broken,
     Event,

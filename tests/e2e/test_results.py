@@ -11,12 +11,10 @@ from typing import Any
 
 import pytest
 
-from asyncpool import (
-    CloseSummary,
-    Job,
+from asyncpool import CloseSummary, Job, Pool
+from asyncpool.errors import (
     JobNotPicklableError,
     JobRaisedError,
-    Pool,
     PoolClosedError,
     RemoteTraceback,
 )

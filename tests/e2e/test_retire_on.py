@@ -8,14 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from asyncpool import (
-    BroadcastError,
-    JobCancelled,
-    JobRaisedError,
-    Pool,
-    current_job,
-    heartbeat,
-)
+from asyncpool import Pool, current_job, heartbeat
+from asyncpool.errors import BroadcastError, JobCancelled, JobRaisedError
 from asyncpool.events import Retiring
 from tests.helpers import jobs
 from tests.helpers.faces import Faced

@@ -31,14 +31,8 @@ from typing import Any
 
 import pytest
 
-from asyncpool import (
-    Pool,
-    PoolBrokenError,
-    RestartPolicy,
-    Sandbox,
-    UnsupportedPlatformError,
-    WorkerLimits,
-)
+from asyncpool import Pool, RestartPolicy, Sandbox, WorkerLimits
+from asyncpool.errors import PoolBrokenError, UnsupportedPlatformError
 from tests.helpers import seccomp
 from tests.helpers.command import run_code
 from tests.helpers.inside import pretend_machine

@@ -11,15 +11,12 @@ from typing import Any
 import pytest
 
 import asyncpool
-from asyncpool import (
-    Job,
-    Pool,
+from asyncpool import Job, Pool, WorkerLimits, WorkerSession
+from asyncpool.errors import (
     PoolClosedError,
     PoolFullError,
     WorkerCrashedError,
     WorkerGoneError,
-    WorkerLimits,
-    WorkerSession,
 )
 from asyncpool.events import Crashed, Exited, Retiring
 from tests.helpers import jobs

@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 
-from asyncpool import Pool, PoolBrokenError, RestartPolicy
+from asyncpool import Pool, RestartPolicy
+from asyncpool.errors import PoolBrokenError
 from tests.helpers import faults, jobs
 from tests.helpers.faults import Fault, by_name
 from tests.helpers.gate import Gate

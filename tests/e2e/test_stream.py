@@ -13,14 +13,12 @@ from typing import Any
 
 import pytest
 
-from asyncpool import (
-    Job,
+from asyncpool import Job, Pool, Stream
+from asyncpool.errors import (
     JobNotPicklableError,
     JobTimeoutError,
-    Pool,
     PoolClosedError,
     PoolFullError,
-    Stream,
     WorkerCrashedError,
     WorkerHungError,
 )

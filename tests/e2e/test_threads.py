@@ -12,8 +12,9 @@ from typing import Any
 
 import pytest
 
-from asyncpool import Pool, PoolBrokenError, RestartPolicy, Sandbox, WorkerCrashedError
+from asyncpool import Pool, RestartPolicy, Sandbox
 from asyncpool.cluster import Cluster
+from asyncpool.errors import PoolBrokenError, WorkerCrashedError
 from asyncpool.events import Crash, Recovered
 from tests.helpers import jobs
 from tests.helpers.patience import PATIENCE, patience
@@ -50,7 +51,7 @@ async def main():
         print("pool", await pool.submit(pow, 2, 5), await pool.submit(is_fork))
         try:
             await pool.submit(signal.raise_signal, signal.SIGKILL)
-        except asyncpool.WorkerCrashedError:
+        except asyncpool.errors.WorkerCrashedError:
             print("again", await pool.submit(pow, 2, 5))
         print("threads", *await pool.submit(names))
     print("to_process", await to_process.run_sync(pow, 2, 5))

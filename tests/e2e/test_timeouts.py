@@ -12,10 +12,11 @@ from typing import Any
 
 import pytest
 
-from asyncpool import Crash, Job, JobTimeoutError, Pool, WorkerCrashedError
+from asyncpool import Crash, Job, Pool
 from asyncpool._engine.worker import WorkerHandle
 from asyncpool._wire.buffers import HEAVY
 from asyncpool._wire.frames import Frame, FrameKind
+from asyncpool.errors import JobTimeoutError, WorkerCrashedError
 from asyncpool.events import Crashed, Exited, TakenOver
 from tests.helpers import jobs
 from tests.helpers.gate import Gate

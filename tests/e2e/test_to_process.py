@@ -75,18 +75,18 @@ async def test_it_returns_or_raises_what_the_function_does() -> None:
     with pytest.raises(LookupError, match="nothing there"):
         await call(jobs.throw, LookupError("nothing there"))
     # A cancellation of its own is not that of its caller.
-    with pytest.raises(asyncpool.JobRaisedError) as caught:
+    with pytest.raises(asyncpool.errors.JobRaisedError) as caught:
         await call(jobs.throw, asyncio.CancelledError("mine"))
     assert type(caught.value.exception) is asyncio.CancelledError
-    with pytest.raises(asyncpool.JobNotPicklableError, match=r"args\[0\]"):
+    with pytest.raises(asyncpool.errors.JobNotPicklableError, match=r"args\[0\]"):
         await call(id, threading.Lock())
     for error in (GeneratorExit("g"), asyncio.CancelledError("c")):
-        with pytest.raises(asyncpool.JobNotPicklableError) as refused:
+        with pytest.raises(asyncpool.errors.JobNotPicklableError) as refused:
             await call(jobs.take, values.ExplodesHere(error))
         assert refused.value.__cause__ is error
     limiter = anyio.CapacityLimiter(1)
     async with limiter:  # which nobody waits for with what cannot be sent
-        with pytest.raises(asyncpool.JobNotPicklableError, match=r"args\[0\]"):
+        with pytest.raises(asyncpool.errors.JobNotPicklableError, match=r"args\[0\]"):
             await call(id, threading.Lock(), limiter=limiter)
     with anyio.CancelScope() as scope:
         scope.cancel()  # before the call begins
@@ -232,7 +232,7 @@ async def test_a_crash_is_that_of_one_call() -> None:
         await to_process.run_sync(os._exit, 3)
     assert await to_process.run_sync(jobs.square, 3) == 9
     error = caught.value
-    assert isinstance(error, asyncpool.WorkerCrashedError)
+    assert isinstance(error, asyncpool.errors.WorkerCrashedError)
     assert error.exit_code == 3
     again = pickle.loads(pickle.dumps(error))
     assert (type(again), str(again)) == (type(error), str(error))
@@ -266,7 +266,7 @@ async def test_what_is_large_is_pickled_when_it_is_its_turn(kind: Any) -> None:
     assert await to_process.run_sync(large.same, value) == value
     async with limiter:
         call = await waits_for(limiter, jobs.pair, bytes(300_000), threading.Lock())
-    with pytest.raises(asyncpool.JobNotPicklableError, match=r"args\[1\]"):
+    with pytest.raises(asyncpool.errors.JobNotPicklableError, match=r"args\[1\]"):
         await call
 
 

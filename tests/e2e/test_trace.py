@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from asyncpool import JobTimeoutError, Pool, WorkerCrashedError
+from asyncpool import Pool
+from asyncpool.errors import JobTimeoutError, WorkerCrashedError
 from tests.helpers import jobs, several
 from tests.helpers.gate import Gate
 from tests.helpers.inside import trace_no_more

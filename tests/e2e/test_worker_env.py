@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from asyncpool import Pool, PoolBrokenError, ProcessPoolExecutor, RestartPolicy, Sandbox
+from asyncpool import Pool, ProcessPoolExecutor, RestartPolicy, Sandbox
+from asyncpool.errors import PoolBrokenError
 from tests.helpers import jobs, probed
 from tests.helpers.loops import BOTH_LOOPS
 from tests.helpers.patience import patience

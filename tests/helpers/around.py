@@ -9,7 +9,8 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
 from typing import Any
 
-from asyncpool import CurrentJob, JobCancelled, current_job, worker_state
+from asyncpool import CurrentJob, current_job, worker_state
+from asyncpool.errors import JobCancelled
 from tests.helpers.jobs import wait_at
 
 NOBODY = (0, 0, "")

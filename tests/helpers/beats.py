@@ -9,10 +9,11 @@ import time
 from typing import Any, NoReturn
 
 import asyncpool
-from asyncpool import JobCancelled, heartbeat
+from asyncpool import heartbeat
 from asyncpool._wire.frames import FrameKind, header
 from asyncpool._wire.page import BEATS_START, Beat, beat_offset
 from asyncpool._wire.posix import INTERRUPT
+from asyncpool.errors import JobCancelled
 from tests.helpers import faults
 from tests.helpers.faults import say, say_to_control
 from tests.helpers.inside import worker_page

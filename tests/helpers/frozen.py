@@ -33,7 +33,7 @@ PROGRAM = """
             print([item async for item in pool.map(times, [1, 2])])
             try:
                 await pool.submit(os.abort)
-            except asyncpool.WorkerCrashedError as error:
+            except asyncpool.errors.WorkerCrashedError as error:
                 print(error.signal)
             print(await pool.submit(times, 6), await pool.submit(os.getenv, "ASYNCPOOL_STARTS"))
 

@@ -13,17 +13,9 @@ from typing import Any, TypeVar
 import psutil
 import pytest
 
-from asyncpool import (
-    CloseSummary,
-    Crash,
-    EventStream,
-    Job,
-    JobTimeoutError,
-    Pool,
-    PoolStats,
-    WorkerCrashedError,
-)
+from asyncpool import CloseSummary, Crash, EventStream, Job, Pool, PoolStats
 from asyncpool.enums import CrashKind, Delivery
+from asyncpool.errors import JobTimeoutError, WorkerCrashedError
 from asyncpool.events import Crashed, Event
 from tests.helpers import jobs
 from tests.helpers.faults import Fault

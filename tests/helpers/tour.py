@@ -12,7 +12,8 @@ from typing import Any, NoReturn
 
 import pytest
 
-from asyncpool import JobTimeoutError, Pool, WorkerCrashedError
+from asyncpool import Pool
+from asyncpool.errors import JobTimeoutError, WorkerCrashedError
 from tests.helpers.patience import patience
 
 __all__ = ["Messages", "tour"]

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from asyncpool import Pool, UnsupportedPlatformError
+from asyncpool import Pool
 from asyncpool._engine import machine
 from asyncpool._engine.loop import Threads
 from asyncpool._sandbox import places
@@ -24,6 +24,7 @@ from asyncpool._sandbox.places import (
     remove_tree,
 )
 from asyncpool._sandbox.plan import SandboxPlan
+from asyncpool.errors import UnsupportedPlatformError
 from tests.helpers.loops import BOTH_LOOPS
 
 UNIFIED = "0::/a/b\n"

@@ -13,12 +13,6 @@ from typing import Any, TypeVar
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from asyncpool import (
-    JobNotPicklableError,
-    PoolClosedError,
-    PoolFullError,
-    WorkerCrashedError,
-)
 from asyncpool._core.options import JobOptions
 from asyncpool._engine import batches as turn_module
 from asyncpool._engine.job import ChunkJob, PoolJob
@@ -26,6 +20,12 @@ from asyncpool._wire.page import ChunkResult
 from asyncpool._wire.pickling import pack_error
 from asyncpool._worker.api import run_chunk
 from asyncpool.enums import Delivery
+from asyncpool.errors import (
+    JobNotPicklableError,
+    PoolClosedError,
+    PoolFullError,
+    WorkerCrashedError,
+)
 from asyncpool.mapping import Map, MapRun, Outcome
 from tests.helpers.crashes import crash_with
 from tests.helpers.functions import known_function

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from asyncpool import Cluster, JobNotPicklableError, Pool
+from asyncpool import Cluster, Pool
 from asyncpool._core import checks
 from asyncpool._core.options import CHECKS, OPTIONS, JobOptions, Options
 from asyncpool._engine.options import POOL_CHECKS, SupervisorConfig
@@ -23,6 +23,7 @@ from asyncpool._engine.propagation import Propagation
 from asyncpool._wire.messages import MAX_VARIABLES, JobContext
 from asyncpool.cluster import Worker
 from asyncpool.cluster._options import CLUSTER_CHECKS
+from asyncpool.errors import JobNotPicklableError
 from tests.helpers import tracing
 from tests.helpers.inside import config_of, options_of
 

@@ -11,20 +11,14 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from asyncpool import (
+from asyncpool import BoundPool, Crash, Job, LeaseKeeper, Pool, PoolStats, events
+from asyncpool.errors import (
     AsyncPoolError,
-    BoundPool,
-    Crash,
-    Job,
-    LeaseKeeper,
     LeaseLostError,
-    Pool,
     PoolBrokenError,
     PoolClosedError,
     PoolFullError,
-    PoolStats,
     ThrottledError,
-    events,
 )
 from tests.helpers.patience import PATIENCE
 from tests.soak.climates import Climate

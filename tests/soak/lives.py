@@ -9,7 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from random import Random
 
-from asyncpool import (
+from asyncpool.errors import (
     BroadcastError,
     JobTimeoutError,
     PoolBrokenError,

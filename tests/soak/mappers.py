@@ -9,10 +9,9 @@ from dataclasses import dataclass
 from random import Random
 from typing import Any
 
-from asyncpool import (
+from asyncpool import Map, Outcome
+from asyncpool.errors import (
     AsyncPoolError,
-    Map,
-    Outcome,
     PoolBrokenError,
     PoolClosedError,
     WorkerCrashedError,

@@ -10,19 +10,18 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from asyncpool import (
-    Job,
+from asyncpool import Job, PoolStats
+from asyncpool._core.options import MAX_FREE_RETURNS
+from asyncpool.errors import (
     JobNotPicklableError,
     JobRaisedError,
     JobTimeoutError,
     PoolBrokenError,
     PoolClosedError,
-    PoolStats,
     WorkerCrashedError,
     WorkerHungError,
     WorkerOutOfMemoryError,
 )
-from asyncpool._core.options import MAX_FREE_RETURNS
 from tests.soak.plans import Plan
 from tests.soak.work import OwnError
 

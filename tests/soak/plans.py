@@ -7,7 +7,7 @@ from collections.abc import Callable
 from random import Random
 from typing import Any, NamedTuple
 
-from asyncpool import JobTimeoutError
+from asyncpool.errors import JobTimeoutError
 from tests.helpers.large import Block, pattern
 from tests.soak import work
 from tests.soak.climates import Climate

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from random import Random
 from typing import Any
 
-from asyncpool import AsyncPoolError, Stream
+from asyncpool import Stream
+from asyncpool.errors import AsyncPoolError
 from tests.helpers.large import Block
 from tests.soak import work
 from tests.soak.era import Era, Life

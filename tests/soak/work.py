@@ -288,7 +288,7 @@ def _swallow() -> None:
     while True:
         try:
             time.sleep(FOR_EVER)
-        except asyncpool.JobCancelled:
+        except asyncpool.errors.JobCancelled:
             continue
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import assert_type
 
-from asyncpool import BoundPool, BroadcastError, Pool
+from asyncpool import BoundPool, Pool
+from asyncpool.errors import BroadcastError
 from tests.typing.jobs import add, fetch
 
 

@@ -6,7 +6,8 @@ import asyncio
 from dataclasses import dataclass
 from typing import assert_type
 
-from asyncpool import LeaseKeeper, LeaseStats, Pool
+from asyncpool import LeaseKeeper, Pool
+from asyncpool.events import LeaseStats
 from tests.typing.jobs import add
 
 

@@ -15,7 +15,7 @@ async def accepted(pool: Pool, keeper: LeaseKeeper[str]) -> None:
     assert_type(pool.options(), BoundPool)
     view = pool.options(
         max_attempts=3,
-        retry_on=["crash", CrashKind.HUNG, OSError, asyncpool.JobTimeoutError],
+        retry_on=["crash", CrashKind.HUNG, OSError, asyncpool.errors.JobTimeoutError],
         retire_on=[OSError, "shop.DeviceError"],
         timeout=1.5,
         queue_timeout=2,

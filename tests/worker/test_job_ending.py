@@ -14,13 +14,13 @@ from typing import ClassVar, NoReturn
 import pytest
 from hypothesis import given, strategies as st
 
-from asyncpool import HookError, JobCancelled
 from asyncpool._wire.messages import PLAIN
 from asyncpool._wire.posix import INTERRUPT
 from asyncpool._worker.api import running
 from asyncpool._worker.hooks import load_hook
 from asyncpool._worker.interrupts import Interrupts, JobClaims, LeaseFences
 from asyncpool._worker.process import start_thread
+from asyncpool.errors import HookError, JobCancelled
 from tests.helpers.patience import PATIENCE
 
 # Take the next place, or revoke some.

@@ -14,7 +14,8 @@ from time import monotonic
 
 import pytest
 
-from asyncpool import JobNotPicklableError, heartbeat
+from asyncpool import heartbeat
+from asyncpool.errors import JobNotPicklableError
 from tests.helpers import faults, jobs, large, logs, sharing, values
 from tests.helpers.large import Block, pattern
 from tests.worker.by_hand import (
