@@ -56,7 +56,7 @@ _MOST_NAMED = 8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Crash:
-    """One unplanned end of one worker.
+    """How one worker has ended; in a :class:`Crashed`, an end that nobody had planned.
 
     Attributes:
         slot: The slot that the worker held.

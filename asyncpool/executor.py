@@ -345,7 +345,7 @@ class _Engine:
         """Take the calls that no worker has out of the pool, but for the first *most*."""
         jobs = self._calls
         waiting = [
-            it for it in jobs if not (it.attempt or it.times_returned or it.done())
+            it for it in jobs if not (it.attempt or it.times_suspected or it.done())
         ]
         for job in reversed(waiting[most:]):
             job.remove_done_callback(self._on_done)

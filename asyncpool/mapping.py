@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 from asyncpool._dataclass import dataclass
 from asyncpool._engine.batches import Batch, MapRun
 from asyncpool._engine.iteration import Demand, Iteration
-from asyncpool._wire.page import Failure
+from asyncpool._wire.page import ItemError
 from asyncpool._wire.text import function_name
 
 __all__ = ["Map", "MapRun", "Outcome"]
@@ -57,20 +57,20 @@ def _outcomes(batch: Batch) -> Iterator[Outcome[Any]]:
     for index, (item, found) in enumerate(
         zip(batch.items, batch.outcomes, strict=True), batch.first
     ):
-        error = found.error if type(found) is Failure else None
+        error = found.error if type(found) is ItemError else None
         yield Outcome(index, item, error, None if error is not None else found)
 
 
 def _results(batch: Batch) -> Iterable[Any]:
     """Return the results; the iterator raises the first error in its place."""
-    if Failure not in set(map(type, batch.outcomes)):
+    if ItemError not in set(map(type, batch.outcomes)):
         return batch.outcomes
     return _until_failure(batch)
 
 
 def _until_failure(batch: Batch) -> Iterator[Any]:
     for index, found in enumerate(batch.outcomes, batch.first):
-        if type(found) is Failure:
+        if type(found) is ItemError:
             found.error.add_note(f"It is the error of item {index} of a map.")
             raise found.error
         yield found

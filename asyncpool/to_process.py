@@ -20,7 +20,7 @@ from asyncpool._core.options import JobOptions
 from asyncpool._dataclass import replace
 from asyncpool._engine.job import Job
 from asyncpool._engine.loop import outlast, shielded
-from asyncpool._wire.buffers import HEAVY, StreamTooLongError
+from asyncpool._wire.buffers import HEAVY, OverLimitError
 from asyncpool._wire.pickling import is_flat, pack_job, unpicklable
 from asyncpool._wire.text import function_name
 from asyncpool._worker.api import call_packed
@@ -133,7 +133,7 @@ def _packed(func: Callable[..., Any], args: tuple[Any, ...]) -> bytes | None:
         return None
     try:
         payload = pack_job(func, args, {}, limit=HEAVY)
-    except StreamTooLongError:
+    except OverLimitError:
         return None
     except (JobNotPicklableError, SystemExit, KeyboardInterrupt):
         raise  # the last two may be a signal's

@@ -78,7 +78,7 @@ class WorkerLink:
 
     def listen(self, sockets: list[socket.socket]) -> None:
         """Have the worker accept on these sockets; this must come before anything else."""
-        head = header(FrameKind.LISTEN, 0, tag=len(sockets))
+        head = header(FrameKind.LISTEN, 0, number=len(sockets))
         for sock in sockets:
             self._channel.put_descriptor(head, os.dup(sock.fileno()))
         self._channel.flush()
@@ -92,7 +92,7 @@ class WorkerLink:
     ) -> None:
         """Send a descriptor; the caller must not close it before the worker has answered."""
         self._last = number
-        head = header(FrameKind.HANDLE, len(payload), number, tag=tag)
+        head = header(FrameKind.HANDLE, len(payload), number, number=tag)
         self._channel.put_descriptor(head + payload, fd, keep=True)
         self._channel.flush()
 

@@ -138,7 +138,7 @@ class Service:
             link.open = True
             self.balancer.joined(link)
 
-    def ended(self, handle: WorkerHandle) -> bool:
+    def had_served(self, handle: WorkerHandle) -> bool:
         """Note that a worker is dead; return whether it has served anybody."""
         slot, link = self._engine.core.slots[handle.slot], self.links.get(handle.slot)
         if handle.status == 0 and not slot.exit_planned and slot.ready_at is not None:

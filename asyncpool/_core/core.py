@@ -11,7 +11,7 @@ Times are arguments, and :meth:`Core.next_deadline` says when to call
 The hot path is :meth:`Core.submit`, which returns the slot to send the job to,
 :meth:`Core.outcome` and :meth:`Core.refill`.
 
-Effects are tuples: a name, and arguments.  A slot is meant by its index.
+Effects are tuples: a name, and arguments.  A slot is given by its index.
 
 =================================== ==============================================================
 ``spawn, slot, generation``         start a worker
@@ -263,7 +263,7 @@ class Core:
         for slot in self.sessions.release_spare():
             self.refill(slot.index, now)
 
-    # Jobs come, on other ways.
+    # Other ways to submit.
 
     def submit_pinned(self, index: int, job: int) -> None:
         """Have the worker in slot *index*, and no other one, run *job* before all others.
@@ -333,7 +333,7 @@ class Core:
         self.closing.advance(now)
 
     def revoked(self, index: int, sequences: Iterable[int], now: float) -> None:
-        """Handle a worker's answer to a question for jobs: those that it will not begin.
+        """Handle a worker's answer to a revoke: the jobs that it will not begin.
 
         Raises:
             ProtocolError: If the pool has not asked for these jobs.
@@ -409,7 +409,7 @@ class Core:
         index: int,
         now: float,
         *,
-        blamed: bool,
+        had_begun: bool,
         requeue: Sequence[int],
         jitter: float,
         final: bool = False,
@@ -419,7 +419,7 @@ class Core:
         Args:
             index: The slot.
             now: The time.
-            blamed: Whether the worker had begun one of its jobs, or had served a
+            had_begun: Whether the worker had begun one of its jobs, or had served a
                 connection.
             requeue: Which of its jobs are tried again, oldest first.
             jitter: A random number in ``[0, 1)``, which shortens the delay.
@@ -450,9 +450,9 @@ class Core:
             aftermath = self.exits.failed(slot, old, now, jitter)
         else:
             by_jobs = slot.faulty and in_flight.ended > 0 and not self.serving
-            blamed = blamed or by_jobs
+            had_begun = had_begun or by_jobs
             aftermath = self.lifecycle.follow_death(
-                slot, now, blamed=blamed, jitter=jitter, final=final
+                slot, now, blamed=had_begun, jitter=jitter, final=final
             )
             if self.lifecycle.broken != broken:
                 self.exits.suspend("the pool broke")
@@ -468,7 +468,7 @@ class Core:
         """Do what follows when a worker has come or gone."""
         self.exits.reconcile(now)
         # Some jobs may have no worker now.
-        if self.exits.sizing.watching and self.dispatcher.unserved > self.exits.coming:
+        if self.exits.sizing.may_grow and self.dispatcher.unserved > self.exits.coming:
             self.exits.sizing.job_waits(now)
         self.closing.advance(now)
 
@@ -602,7 +602,7 @@ class Core:
         if slot.state is SlotState.BUSY:
             jobs = slot.in_flight.jobs
             # A cancelled job has had time to end.  Nobody needs to know why it did not.
-            if jobs and not any(map(slot.job_endings.not_cancelled, jobs)):
+            if jobs and not any(map(slot.job_endings.is_wanted, jobs)):
                 return None
             return earliest(slot.drain_deadline, self.closing.due)
         if slot.state is SlotState.STARTING:

@@ -10,7 +10,7 @@ from functools import lru_cache, partial
 from typing import TYPE_CHECKING
 
 from asyncpool._core.functions import FunctionTable
-from asyncpool._wire.buffers import HEAVY, LIGHT, OutOfBandPickle, ReceivedPickle
+from asyncpool._wire.buffers import HEAVY, SURELY_QUICK, OutOfBandPickle, ReceivedPickle
 from asyncpool._wire.formats import JSON, Format, Kind
 from asyncpool._wire.frames import MAX_NUMBER
 from asyncpool._wire.pickling import Serializer
@@ -147,7 +147,7 @@ class DataSerializer(Serializer):
         # tables whose keys meet, each of which may take as long as a long one.
         if isinstance(payload, ReceivedPickle) or len(payload) > HEAVY:
             return True
-        return len(payload) > LIGHT and payload[1] == 1
+        return len(payload) > SURELY_QUICK and payload[1] == 1
 
 
 class DataFunctionTable(FunctionTable):

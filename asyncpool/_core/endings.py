@@ -154,7 +154,7 @@ class Closing:
             elif slot.state is SlotState.STARTING:
                 lifecycle.stop(slot, StopStage.TERMINATED, now, planned=True)
             elif slot.state is SlotState.IDLE:
-                how = StopStage.STOPPED
+                how = StopStage.ASKED
                 lifecycle.stop(slot, how, now, planned=True, grace=self._grace)
         if all(slot.state is SlotState.REMOVED for slot in self._core.slots):
             self.over = True
@@ -173,7 +173,7 @@ class Closing:
         jobs: list[int] = []
         for slot in self._core.slots:
             if slot.in_flight.jobs:
-                jobs += filter(slot.job_endings.not_cancelled, slot.in_flight.jobs)
+                jobs += filter(slot.job_endings.is_wanted, slot.in_flight.jobs)
                 slot.in_flight = InFlight(self._core.concurrency)
                 for job in [*slot.job_endings]:
                     slot.job_endings.apply(job, EndingEvent.CLOSE)
@@ -230,7 +230,7 @@ class Endings:
             self._revoke_one(slot, job)
 
     def unanswered(self, job: int, index: int) -> bool:
-        """Tell whether the worker in slot *index* has *job*, and still has to give it back."""
+        """Tell whether the worker in slot *index* has *job*, and has not said whether it gives it back."""
         slot = self._slots[index]
         in_flight = slot.in_flight
         busy = slot.state is SlotState.BUSY
@@ -250,7 +250,7 @@ class Endings:
     def take_answer(
         self, slot: Slot, sequences: Iterable[int], now: float
     ) -> dict[int, JobTraits]:
-        """Handle a worker's answer to a question for jobs: those that it will not begin.
+        """Handle a worker's answer to a revoke: the jobs that it will not begin.
 
         Returns:
             The traits of the jobs that somebody still wants.
@@ -260,7 +260,7 @@ class Endings:
         """
         back, kept = slot.in_flight.end_revoke(sequences)
         endings = slot.job_endings
-        wanted = {job: back[job] for job in back if endings.not_cancelled(job)}
+        wanted = {job: back[job] for job in back if endings.is_wanted(job)}
         expired = [job for job in wanted if endings.is_too_late(job)]
         for job in expired:
             del wanted[job]
@@ -275,8 +275,8 @@ class Endings:
     def time_out(self, job: int, now: float, *, index: int, mode: CancelMode) -> None:
         """End *job*, which the worker in slot *index* runs.
 
-        Its caller waits for that: whatever the job then returns or raises is its
-        outcome.
+        Its caller waits for that, and gets the error of the time limit, whatever the job then
+        returns or raises.
         """
         slot = self._slots[index]
         if slot.state is not SlotState.BUSY:
@@ -368,7 +368,7 @@ class Endings:
             else:
                 self._revoke_waiting(slot)
         elif not slot.in_flight.jobs:
-            how = StopStage.KILLED if slot.faulty else StopStage.STOPPED
+            how = StopStage.KILLED if slot.faulty else StopStage.ASKED
             stop(slot, how, now, planned=not slot.faulty)
 
     @property
@@ -395,13 +395,13 @@ class Endings:
                 self.end_worker(slot, now)
 
     def _revoke_one(self, slot: Slot, job: int) -> None:
-        """Ask for *job*, which nobody wants, unless its worker was asked for it already."""
+        """Revoke *job*, which nobody wants, unless its worker was asked for it already."""
         slot.job_endings.apply(job, EndingEvent.REVOKE)
         # If it was, that answer will tell whether the worker has begun the job.
         self._core.revoke(slot, [job], requeue=False)
 
     def _revoke_waiting(self, slot: Slot) -> bool:
-        """Ask for all jobs that wait in a worker, unless it still has to answer."""
+        """Revoke all jobs that wait in a worker, unless it still has to answer an earlier revoke."""
         in_flight = slot.in_flight
         return not in_flight.revoking and self._core.revoke(slot, in_flight.waiting())
 
@@ -410,7 +410,7 @@ class Endings:
         endings = slot.job_endings
         for job in endings.keys() & kept:
             endings.keep(job)
-        cancelled = [job for job in kept if not endings.not_cancelled(job)]
+        cancelled = [job for job in kept if not endings.is_wanted(job)]
         if not cancelled or slot.state is not SlotState.BUSY:
             return
         # The worker has begun the last of them, so those before it are done, and their

@@ -80,7 +80,7 @@ class Roll:
             False  # whether a start has failed that began after the roll did
         )
         self._most_failures = (
-            0  # the longest row of failures of starts that began before it
+            0  # the longest streak of failed starts that began before it
         )
 
     def begin(self) -> None:
@@ -292,7 +292,7 @@ class Exits:
             self._core.revoke(slot, slot.in_flight.waiting())
             return
         idle = slot.state is SlotState.IDLE
-        how = StopStage.STOPPED if idle else StopStage.TERMINATED
+        how = StopStage.ASKED if idle else StopStage.TERMINATED
         self._lifecycle.stop(slot, how, now, planned=not slot.faulty)
 
     def _kill_late(self, now: float) -> None:
@@ -337,7 +337,7 @@ class Exits:
         """
         delay = self._lifecycle.decide_early(slot, now)
         if delay is None or self._failing >= self.sizing.size + self._surge:
-            self._lifecycle.stop(slot, StopStage.STOPPED, now)
+            self._lifecycle.stop(slot, StopStage.ASKED, now)
             return
         self.drain(slot, why, now)
         if not self._promote(slot) and self.needs(slot):
@@ -381,7 +381,7 @@ class Exits:
 
         If its start began before a roll that is under way, another one follows at once.
         """
-        slot.apply(SlotEvent.CLOSE)
+        slot.apply(SlotEvent.RELEASE)
         if self._roll.is_early(slot):
             return Aftermath(NextStep.KEEP_WORKER, 0.0)
         self._failed += 1

@@ -105,7 +105,7 @@ def longest_gap(interval: float, max_retries: int, timeout: float) -> float:
 _ANSWERS = ("renewed", "throttled", "failed", "lost")
 
 # Earlier than any time.  A lease that is due then is at the front, before all others.
-NEVER = _AT_ONCE = float("-inf")
+LONG_AGO = _AT_ONCE = float("-inf")
 
 
 L = TypeVar("L", bound=Hashable)
@@ -132,7 +132,7 @@ class LeaseRecord(Generic[L]):
     begun: float
     failures: int = 0
     throttles: int = 0
-    told: float = NEVER
+    told: float = LONG_AGO
 
     def __lt__(self, _: LeaseRecord[L]) -> bool:
         return False  # of deadlines at one moment, either may be the first
@@ -193,7 +193,7 @@ class LeaseLedger(Generic[L]):
         self._early = (at_a_tick - 1) / max_rate + 1e-9
         self._not_before = 0.0  # because of a renewal that was throttled
         self._streak = 0  # pauses in a row, without a success between them
-        self._slowed = NEVER  # when the latest of them began
+        self._slowed = LONG_AGO  # when the latest of them began
         # When leases lapse, and when to repeat renewals that failed.
         self._lapses: Deadlines[LeaseRecord[L]] = Deadlines()
         self._pauses: Deadlines[LeaseRecord[L]] = Deadlines()
@@ -207,7 +207,7 @@ class LeaseLedger(Generic[L]):
         self._in_progress: dict[L, LeaseRecord[L]] = {}
         self._ends = interval
         # The number of leases that was told last, or 0, and when.
-        self._told, self._told_at = 0, NEVER
+        self._told, self._told_at = 0, LONG_AGO
         self._counts = dict.fromkeys((*_ANSWERS, "missed", "lapsed"), 0)
 
     def __len__(self) -> int:

@@ -79,7 +79,7 @@ class Lifecycle:
         self.kills = self.restarts = 0
         self.ledger = RestartLedger(core.options.restart_policy, least)
         self._grace = {
-            StopStage.STOPPED: core.options.stop_grace,
+            StopStage.ASKED: core.options.stop_grace,
             StopStage.TERMINATED: TERM_GRACE,
             StopStage.KILLED: KILL_GRACE,
         }
@@ -209,9 +209,7 @@ class Lifecycle:
             self.kills += 1
             self._core.do("kill", slot.index, reason)
         else:
-            self._core.do(
-                "stop" if how is StopStage.STOPPED else "terminate", slot.index
-            )
+            self._core.do("stop" if how is StopStage.ASKED else "terminate", slot.index)
 
     def gone(self, slot: Slot) -> InFlight:
         """Record that the process in *slot* is gone, and return what it had in flight."""
@@ -227,7 +225,7 @@ class Lifecycle:
 
     def leave_empty(self, slot: Slot) -> Aftermath:
         """Mark an empty slot as not needed."""
-        slot.apply(SlotEvent.CLOSE)
+        slot.apply(SlotEvent.RELEASE)
         slot.due = slot.bucket = None
         self._core.do("left_empty", slot.index)
         return Aftermath(NextStep.LEAVE_EMPTY)
@@ -297,7 +295,7 @@ class Lifecycle:
             if slot.state is SlotState.VACANT:
                 self.park(slot, reason, now)
             elif slot.state in {SlotState.IDLE, SlotState.STARTING}:
-                self.stop(slot, StopStage.STOPPED, now, planned=True)
+                self.stop(slot, StopStage.ASKED, now, planned=True)
 
     # Time.
 

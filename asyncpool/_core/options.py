@@ -20,7 +20,7 @@ moments.  Each says something else about the environment:
 * *Before it was ready*: a failed start.  Only this speaks against the environment.  The
   delay before the next start doubles with each failed start in a row, counted for the
   whole pool.  Only one slot tries at a time, for all of them.  The first worker that
-  becomes ready ends this.  A failure that cannot come out otherwise (an import, a
+  becomes ready ends this.  A failure that will repeat (an import, a
   check) counts as ``max_failed_starts``.
 
 After ``max_failed_starts``, a pool that has no worker left is *broken*.  A broken pool
@@ -538,19 +538,19 @@ RetryOn = CrashKind | CrashKindText | type[BaseException]
 MAX_FREE_RETURNS = 3
 
 
-def costs_attempt(*, delivery: Delivery, times_returned: int) -> bool:
+def costs_attempt(*, delivery: Delivery, times_suspected: int) -> bool:
     """Tell whether a job that may be the cause of a crash has lost an attempt by it.
 
     Args:
         delivery: How far the job had got.
-        times_returned: How often the job has already come back without having begun.
+        times_suspected: How often it was the suspect of a death without having begun.
     """
-    return delivery is Delivery.STARTED or times_returned >= MAX_FREE_RETURNS
+    return delivery is Delivery.STARTED or times_suspected >= MAX_FREE_RETURNS
 
 
-def begun_attempts(*, attempts: int, times_returned: int) -> int:
+def begun_attempts(*, attempts: int, times_suspected: int) -> int:
     """Return how many of *attempts* had begun; see :func:`costs_attempt` for the others."""
-    return attempts - max(0, times_returned - MAX_FREE_RETURNS)
+    return attempts - max(0, times_suspected - MAX_FREE_RETURNS)
 
 
 # What a caller can choose for a job.
@@ -722,7 +722,8 @@ class JobOptions:
         lease: A lease keeper, and the lease in an outside system that it keeps
             while the job is open.
         prefetch: How many items of a stream may wait for its caller.
-        codec: The format of its call and its outcome, in a pool that is data only.
+        codec: The format of its call and its outcome, in a pool that is data only; or the table of
+            functions itself, by which an agent submits calls that are packed already.
         prior_attempts: How many attempts were counted before the job was submitted.
         details: The pickled details that the last of these has sent, or nothing.
         via: How the function is called: by itself, for several items of a map that

@@ -77,8 +77,8 @@ class JobQueue:
     queued jobs takes linear time.  To open or to close a line takes logarithmic time in
     the number of lines.  Everything else takes constant time.
 
-    The oldest job is the first one of the usual line, or the first that came of all
-    others: the one whose number is lower.  So the queue need not remember times.  A job
+    The oldest job is the first one of the usual line, or the oldest of all others: whichever
+    has the lower number.  So the queue need not remember times.  A job
     gets its number when it is submitted, so a job that comes here later keeps its age.
 
     Args:

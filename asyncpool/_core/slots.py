@@ -310,7 +310,7 @@ class JobEndings(dict[int, JobEnding]):
         ending = self.get(job)
         return ending is not None and ending.too_late
 
-    def not_cancelled(self, job: int) -> bool:
+    def is_wanted(self, job: int) -> bool:
         """Tell whether somebody still wants *job*: its caller has not cancelled it."""
         ending = self.get(job)
         return ending is None or ending.mode is None
@@ -348,7 +348,7 @@ class SlotEvent(enum.Enum):
     STOP = enum.auto()
     EXITED = enum.auto()
     PARK = enum.auto()
-    CLOSE = enum.auto()
+    RELEASE = enum.auto()
     REOPEN = enum.auto()
     REMOVE = enum.auto()
 
@@ -357,7 +357,7 @@ class StopStage(enum.IntEnum):
     """How far the pool has got in ending a process; each step has a deadline."""
 
     NO = 0
-    STOPPED = 1
+    ASKED = 1
     TERMINATED = 2
     KILLED = 3
 
@@ -366,7 +366,7 @@ TRANSITIONS: dict[SlotState, dict[SlotEvent, SlotState]] = {
     SlotState.VACANT: {
         SlotEvent.SPAWN: SlotState.STARTING,
         SlotEvent.PARK: SlotState.PARKED,
-        SlotEvent.CLOSE: SlotState.UNUSED,
+        SlotEvent.RELEASE: SlotState.UNUSED,
         SlotEvent.REMOVE: SlotState.REMOVED,
     },
     SlotState.STARTING: {
@@ -385,7 +385,7 @@ TRANSITIONS: dict[SlotState, dict[SlotEvent, SlotState]] = {
     SlotState.STOPPING: {SlotEvent.EXITED: SlotState.VACANT},
     SlotState.PARKED: {
         SlotEvent.SPAWN: SlotState.STARTING,
-        SlotEvent.CLOSE: SlotState.UNUSED,
+        SlotEvent.RELEASE: SlotState.UNUSED,
         SlotEvent.REMOVE: SlotState.REMOVED,
     },
     SlotState.UNUSED: {
@@ -540,7 +540,7 @@ class Sizing:
         self._burst = 1
         self.grow_at: float | None = None
         self.shrink_at: float | None = None
-        self.watching = least < most
+        self.may_grow = least < most
 
     def limit(self, least: int, most: int, now: float) -> None:
         """Set the least and the most number of workers."""
@@ -549,9 +549,9 @@ class Sizing:
         self._resize(min(max(self.size, least), most), now)
 
     def job_waits(self, now: float) -> None:
-        """Record that a job waits and no worker is being started for it, while *watching*."""
-        if self.watching:
-            self.watching, self.grow_at = False, now + GROW_EVERY
+        """Record that a job waits and no worker is being started for it, while it *may_grow*."""
+        if self.may_grow:
+            self.may_grow, self.grow_at = False, now + GROW_EVERY
 
     def grow(self, now: float, *, waiting: int, coming: int) -> None:
         """Grow, if jobs have waited long enough; workers that are starting take one job each.
@@ -572,7 +572,7 @@ class Sizing:
                 self.grow_at = now + GROW_EVERY
         elif not waiting:
             self._burst = 1
-        self.watching = self.grow_at is None and self.size < self.most
+        self.may_grow = self.grow_at is None and self.size < self.most
 
     def shrink(self, now: float, idle: Iterable[tuple[float, int]]) -> int | None:
         """Shrink by one idle worker, if there is one too many, and return its slot.
@@ -595,7 +595,7 @@ class Sizing:
 
     def _resize(self, size: int, now: float) -> None:
         self.size = size
-        self.watching = self.grow_at is None and size < self.most
+        self.may_grow = self.grow_at is None and size < self.most
         if size == self.least:
             self.shrink_at = None
         elif self.shrink_at is None:

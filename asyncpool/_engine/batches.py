@@ -34,7 +34,7 @@ from asyncpool._dataclass import replace
 from asyncpool._engine.job import ChunkJob, PoolJob
 from asyncpool._engine.loop import ThreadPool
 from asyncpool._wire.buffers import dumps_call
-from asyncpool._wire.page import CHUNK_SIZE, LOST, Failure
+from asyncpool._wire.page import CHUNK_SIZE, LOST, ItemError
 from asyncpool._wire.pickling import unpicklable
 from asyncpool._wire.scripts import Abroad
 from asyncpool._wire.text import function_name
@@ -54,7 +54,7 @@ class Batch:
     Attributes:
         first: The index of the first item.
         items: The items.
-        outcomes: A result or a :class:`Failure` for each item that has one.
+        outcomes: A result or a :class:`ItemError` for each item that has one.
         open: How many items have none.
     """
 
@@ -444,7 +444,7 @@ class MapRun:
                 self._loop.call_soon(self._unload)
             self._returned.append((part, job))
         else:
-            outcome = job.result() if error is None else Failure(error)
+            outcome = job.result() if error is None else ItemError(error)
             self._settle(part.batch, part.offset, [outcome])
             cost = job.function.traits.cost
             if cost < UNKNOWN and not self._probes:
@@ -474,8 +474,8 @@ class MapRun:
             self._pace.note(len(outcomes), result.microseconds)
         elif job.found is not None:
             # The item that ran last has ended the chunk, so it gets the chunk's error.
-            outcomes = [Failure(error) if one is LOST else one for one in job.found]
-            outcomes = [*outcomes, Failure(error)][: part.length]
+            outcomes = [ItemError(error) if one is LOST else one for one in job.found]
+            outcomes = [*outcomes, ItemError(error)][: part.length]
         else:
             # None of the items has begun, since a chunk that has begun notes each outcome.
             if _is_of_all(error):
@@ -484,11 +484,11 @@ class MapRun:
                 self._send_each(part)
             return
         job.function.figures.items += len(outcomes)
-        if self._each.max_attempts == 1 or Failure not in set(map(type, outcomes)):
+        if self._each.max_attempts == 1 or ItemError not in set(map(type, outcomes)):
             self._settle(part.batch, part.offset, outcomes)
         else:
             for offset, outcome in enumerate(outcomes, part.offset):
-                if type(outcome) is Failure and self._again(outcome.error):
+                if type(outcome) is ItemError and self._again(outcome.error):
                     self._send(Part(part.batch, offset, 1, attempts=1))
                 else:
                     self._settle(part.batch, offset, [outcome])
@@ -507,7 +507,7 @@ class MapRun:
         return policy.after_exception(error, attempt=1)
 
     def _fail(self, part: Part, error: BaseException) -> None:
-        self._settle(part.batch, part.offset, [Failure(error)] * part.length)
+        self._settle(part.batch, part.offset, [ItemError(error)] * part.length)
 
     def _settle(self, batch: Batch, offset: int, outcomes: list[Any]) -> None:
         """Store the outcomes of the items of *batch* from *offset* on."""

@@ -138,7 +138,7 @@ class Channel:
         small: The small frames that were put last, in pieces that are joined when they are sent.
             Whoever puts one there adds its size to *put_bytes*.
         put_bytes: How many bytes were put in all.
-        taken: How many of them the peer has taken.
+        sent_bytes: How many of them the peer's socket has taken.
     """
 
     def __init__(
@@ -323,7 +323,7 @@ class Channel:
         decoder, size = self._decoder, 0
         frames: list[Frame] | None
         try:
-            if decoder.whole or not (decoder.more or decoder.target):
+            if decoder.is_empty or not (decoder.more or decoder.target):
                 size = self._socket.recv_into(self._buffer)
                 frames = decoder.feed(self._buffer[:size]) if size else None
             elif (target := decoder.target) is not None:
@@ -343,13 +343,13 @@ class Channel:
             return 0
         if frames:
             self._on_frames(frames)
-        if decoder.whole:
+        if decoder.is_empty:
             return size
         self._check_partial_frame()
         return size if decoder.error is None else 0
 
     def _check_partial_frame(self) -> None:
-        """See to what has come and is no frame yet, no frame at all, or too much for this turn."""
+        """Handle what is left of the bytes that came: a part of a frame, or none, or too much for a turn."""
         if self._ended:
             return
         if self._decoder.error is not None:
@@ -407,7 +407,7 @@ class Channel:
         else:
             self._loop.add_reader(self._fd, self.read)
 
-    def drain(self) -> None:
+    def read_rest(self) -> None:
         """Read all that has arrived, when the peer has stopped writing.
 
         Another process may hold the peer's end of the socket too, and write without end.  So

@@ -103,7 +103,7 @@ class Loss(NamedTuple):
     Attributes:
         job: The job.
         delivery: How far it had got on its way.
-        blamed: Whether it may be the cause, or its time was over.
+        suspect: Whether it may be the cause, or its time was over.
         costs: Whether it has lost an attempt.
         requeued: Whether it goes back to the queue.
         error: What its caller gets if its time was over before the death.
@@ -111,7 +111,7 @@ class Loss(NamedTuple):
 
     job: PoolJob[Any]
     delivery: Delivery
-    blamed: bool
+    suspect: bool
     costs: bool
     requeued: bool
     error: BaseException | None
@@ -137,13 +137,13 @@ def judge(
         had_before = job.frame_end <= handle.sent_in_trust
         if delivery is Delivery.SENT and had_before and slot.in_flight.runs(job.id):
             delivery = Delivery.STARTED
-        policy, returned = job.attempt_policy, job.times_returned
-        blamed = delivery is Delivery.STARTED
-        if not blamed and suspect_next:
-            blamed, suspect_next = slot.in_flight.runs(job.id), False
+        policy, returned = job.attempt_policy, job.times_suspected
+        suspect = delivery is Delivery.STARTED
+        if not suspect and suspect_next:
+            suspect, suspect_next = slot.in_flight.runs(job.id), False
         over = job.exceeded is not None
-        blamed = blamed or over  # its time is over, whether it had begun or not
-        costs = blamed and costs_attempt(delivery=delivery, times_returned=returned)
+        suspect = suspect or over  # its time is over, whether it had begun or not
+        costs = suspect and costs_attempt(delivery=delivery, times_suspected=returned)
         error: BaseException | None = None
         if over:
             costs = costs or job.exceeded is TimeLimit.TIMEOUT
@@ -151,7 +151,7 @@ def judge(
             again = may_retry and policy.after_exception(error, attempt=job.attempt)
         else:
             again = not costs or policy.after_crash(kind, attempt=job.attempt)
-        losses.append(Loss(job, delivery, blamed, costs, again, error))
+        losses.append(Loss(job, delivery, suspect, costs, again, error))
     return losses
 
 
@@ -212,11 +212,11 @@ class Deaths:
         if slot.stacks_requested:
             handle.read_requested_stacks()
         # 4. What follows in its slot.
-        blamed = bool(begun) if serving is None else serving.ended(handle)
+        had_begun = bool(begun) if serving is None else serving.had_served(handle)
         after, given_up = engine.core.ended(
             handle.slot,
             now,
-            blamed=blamed,
+            had_begun=had_begun,
             requeue=[loss.job.id for loss in losses if loss.requeued],
             jitter=random.random(),  # noqa: S311 - jitter
             final=handle.final,
@@ -229,7 +229,7 @@ class Deaths:
         # connections died with it.  (In a pool it has no job in flight then.)  Its slot goes on as
         # planned.
         crashed = not planned or (serving is not None and was_ready and handle.failed)
-        crash = self.report(
+        end = self.report(
             handle,
             kind=kind,
             planned=planned,
@@ -241,11 +241,11 @@ class Deaths:
         handle.page.close()
         # 6. Counters, events, the log.
         if crashed:
-            engine.crashes.append(crash)
-            engine.sessions.worker_crashed(crash)
+            engine.crashes.append(end)
+            engine.sessions.worker_crashed(end)
             engine.figures.crash_kinds[kind] += 1
             engine.figures.exits[CRASH] += 1
-            engine.hub.publish(events.Crashed(crash))
+            engine.hub.publish(events.Crashed(end))
         else:
             error = next((it.error for it in losses if it.job.id == killed_for), None)
             reason = decided or ("" if engine.core.closing.finish is None else "close")
@@ -253,31 +253,32 @@ class Deaths:
             if killed_for is not None:
                 cause = "cancellation" if error is None else "timeout"
                 reason = JobText(f"{cause} of job {{}}", killed_for, cause)
-            self._tell_exit(crash, cause, reason)
+            self._tell_exit(end, cause, reason)
             if was_ready:  # told in the next turn, and before what follows from it
-                engine.log.exited(handle, crash, reason, error, killed_for)
+                engine.log.exited(handle, end, reason, error, killed_for)
         # 7. Which jobs go to another worker.  Told before the effects, since with them an idle
         # worker gets such a job at once, and that is its next attempt.
-        self._publish_takeovers(losses, given_up, crash)
+        self._publish_takeovers(losses, given_up, end)
         # 8. The next worker starts before a log handler, a callback or a future hears of this end:
         # those take half a millisecond and more.
         engine.act()
         # 9. The log, and the callback.  Not at once: it may submit, cancel or close, and the
-        # supervisor is in the middle of a decision.  But still before the callbacks of the jobs.
+        # supervisor is in the middle of a decision.  But still before the callbacks
+        # of the jobs that fail in step 10.
         stderr = handle.stderr
         report = "" if stderr is None else stderr.end_report(crashed=crashed)
         if crashed:
-            told = crash, handle.late_stacks, report
+            told = end, handle.late_stacks, report
             engine.loop.call_soon(self._tell_crash, *told)
         # 10. The jobs that are not tried again, unless their end came with the effects.
         for loss in losses:
             if not loss.requeued and not loss.job.done():
-                _note(loss, crash)
+                _note(loss, end)
                 error = loss.error or crash_error(loss.job, loss.delivery)
                 registry.fail(loss.job, error)
         engine.leases.worker_gone(handle.slot)
         if not planned and not was_ready:
-            engine.replacement.start_failed(crash, handle.began_at)
+            engine.replacement.start_failed(end, handle.began_at)
 
     # What it died of.
 
@@ -329,7 +330,7 @@ class Deaths:
         stack = handle.traceback or handle.late_stacks
         if kind is CrashKind.HUNG:
             detail = handle.silence
-            stack = handle.page.read_stacks() if job is None else stacks_of(job, handle)
+            stack = handle.page.take_stacks() if job is None else stacks_of(job, handle)
         else:
             if not detail and kind is CrashKind.FAILED_START and not planned:
                 seconds = self._engine.config.start_timeout
@@ -413,7 +414,7 @@ class Deaths:
             registry.events.lost(job, slot, handle.since)
             registry.attempt_failed(job)
         else:  # if it cost nothing, ever, a worker that dies so would get it again and again
-            registry.unassign(job, blamed=loss.blamed, costs=loss.costs)
+            registry.unassign(job, suspect=loss.suspect, costs=loss.costs)
 
     def _tell_exit(self, end: Crash, cause: str, reason: str) -> None:
         self._engine.figures.exits[cause] += 1
@@ -440,8 +441,8 @@ class Deaths:
                 continue
             if not loss.begun:
                 self._engine.timers.watch_requeued(job)
-            # One that is not blamed had not begun, and is only queued again.
-            if not loss.blamed or job.id in given_up:
+            # One that is no suspect had not begun, and is only queued again.
+            if not loss.suspect or job.id in given_up:
                 continue
             _note(loss, crash)
             registry.figures.takeovers += 1

@@ -493,8 +493,8 @@ class Engine:
     def act(self, *, turn_ends: bool = False) -> None:
         """Carry out what the core has decided, in its order, and set the timer to what is due.
 
-        A job that is queued, sent or settled changes no deadline: who decides only that takes no
-        turn, and has no timer set.
+        A job that is queued, sent or settled changes no deadline, so the ways that do only that
+        take no turn and set no timer.
         """
         todo, set_timer = self.core.todo, turn_ends
         if todo:
@@ -611,7 +611,7 @@ class Engine:
         return self.core.dispatcher.unserved
 
     def are_stored(self, items: list[Any], *, star: bool) -> bool:
-        """Tell that no engine brings arguments."""
+        """Return false: only Ray has a store for arguments."""
         del items, star
         return False
 

@@ -152,7 +152,7 @@ class EventHub(Generic[E]):
                 stream.end()
 
 
-# What follows some of the jobs of a pool itself, not through events, such as for spans.
+# Tracers: they follow some jobs by direct calls, not through events.
 
 
 class Attempt(NamedTuple):
@@ -220,8 +220,8 @@ class PoolHub:
         publish_job: Hands an event of a job that has not ended to everybody who listens to jobs.
         ends_heard: Whether anybody may listen to jobs.  Nothing is done for their events while
             nobody does.
-        steps_heard: Whether to more than their ends.
-        tracers: What traces them.
+        steps_heard: Whether anybody hears more of jobs than their ends.
+        tracers: What follows some of the jobs by direct calls.
         traced: The numbers of the open jobs that tracers follow.
         telling_steps: Whether there are jobs of which each step is told, and not only a failure: all
             if somebody listens, else the traced ones.
@@ -230,7 +230,7 @@ class PoolHub:
         news_heard: Whether :meth:`queued` is to be called for each new job.
         companions: Close what lives beside the pool, before anybody hears of its end.
         ends: Called at the end of the pool.
-        on_look: Called when *news_heard* may have changed.
+        on_listeners_changed: Called when *news_heard* may have changed.
     """
 
     def __init__(self) -> None:
@@ -247,7 +247,7 @@ class PoolHub:
         self.telling_steps = False
         self.ends_heard = self.steps_heard = False
         self.news_heard = False
-        self.on_look: Callable[[], object] = _nothing
+        self.on_listeners_changed: Callable[[], object] = _nothing
         self.tracers: tuple[JobTracer, ...] = ()
         self.traced: set[int] = set()
         self.on_queued: Callable[[Any], object] = _nothing
@@ -340,4 +340,4 @@ class PoolHub:
         self.news_heard = self.steps_heard or bool(self.tracers)
         if before and not self.ends_heard:
             self.on_unwatched()
-        self.on_look()
+        self.on_listeners_changed()

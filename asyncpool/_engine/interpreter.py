@@ -24,7 +24,7 @@ from types import ModuleType
 
 from asyncpool._wire import scripts
 from asyncpool._wire.messages import LauncherConfig, cannot_succeed
-from asyncpool._wire.posix import MARK, REFUSAL, command_line, frozen, greeting
+from asyncpool._wire.posix import REFUSAL, STARTS, command_line, frozen, greeting
 from asyncpool._wire.scripts import Script
 from asyncpool._wire.text import printable, printable_block, printable_text
 
@@ -95,7 +95,7 @@ class NewLauncher:
     def __init__(self, file: int, channel: int, config: LauncherConfig) -> None:
         fds = [file, channel]
         variables = {**(os.environ if config.env is None else dict(config.env))}
-        variables[MARK] = str(channel)
+        variables[STARTS] = str(channel)
         _, self._frozen = program()
         shown = greets = config.command
         if not self._frozen:
@@ -275,7 +275,7 @@ def check_not_imported(what: str) -> None:
     Raises:
         RuntimeError: If it is one, or should be: then each worker would start a pool with workers.
     """
-    if (channel := os.environ.get(MARK)) is not None:
+    if (channel := os.environ.get(STARTS)) is not None:
         # If it runs a program, it will never come to the rest.
         if "-c" not in sys.orig_argv:
             with contextlib.suppress(OSError, ValueError):

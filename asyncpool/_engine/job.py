@@ -216,7 +216,7 @@ _init_future: Any = asyncio.Future.__init__  # pyright: ignore[reportUnknownMemb
 
 
 class JobOwner(Protocol):
-    """What a job needs of its supervisor."""
+    """What a job needs of the part of its pool that knows its worker."""
 
     def is_running(self, job: PoolJob[Any], /) -> bool:
         """Tell whether it is one that its worker runs."""
@@ -349,7 +349,7 @@ class PoolJob(Job[R]):
         options: What its caller has chosen for it.
         payload: The call, pickled; of a remote pool it may be what the engine knows it by.
         context: What the job is told of itself, packed.
-        owner: Its supervisor.
+        owner: Its pool's :class:`Traffic`, or the client of its remote pool.
         slot: Where its worker is, if it is with one.
         queued_at: Since when it has waited for this attempt, by :func:`time.monotonic`.
         sent_at: When it was sent, where there are several lanes.
@@ -359,7 +359,7 @@ class PoolJob(Job[R]):
         credit: How many items the worker may send in all, if it is a stream.
         size: How many bytes its call and its outcome have had, as far as they are large.
         crashes: The crashes that have cost it an attempt.
-        times_returned: How often it has come back without having begun.
+        times_suspected: How often its worker died before the job had begun, and it was suspect.
         heartbeats: Its newest heartbeat, if anybody may ask for it.
     """
 
@@ -381,7 +381,7 @@ class PoolJob(Job[R]):
     credit: int = 0
     size: int = 0
     crashes: tuple[Crash, ...] = ()
-    times_returned: int = 0
+    times_suspected: int = 0
     heartbeats: LastHeartbeat | None = None
 
     def __init__(
@@ -407,28 +407,28 @@ class PoolJob(Job[R]):
         self.frame_end: int
         self.owner = owner
 
-    # Its way.  (The hot path does by itself what sent() and ended() do.)
+    # Its way.  (The hot path does by itself what begin_attempt() and forget_call() do.)
 
-    def sent(self, slot: int) -> None:
+    def begin_attempt(self, slot: int) -> None:
         """Begin an attempt: the worker in *slot* is about to get the job."""
         self.attempt += 1
         self.slot = slot
 
-    def came_back(self, *, blamed: bool = False, costs: bool = False) -> bool:
+    def return_unbegun(self, *, suspect: bool = False, costs: bool = False) -> bool:
         """Leave a worker that has not begun the job; the attempt does not count.
 
         Args:
-            blamed: Whether the worker died, and the job may be the cause.
+            suspect: Whether the worker died, and the job may be the cause.
             costs: Whether the attempt counts all the same.
 
         Returns:
             Whether its time had counted as that of a running job.
         """
-        self.times_returned += blamed
+        self.times_suspected += suspect
         self.attempt -= not costs
         return self._left_worker()
 
-    def failed(self) -> bool:
+    def end_attempt(self) -> bool:
         """End an attempt; if there is another one, the job waits from now on.  Return as above."""
         self.queued_at = monotonic()
         return self._left_worker()
@@ -442,7 +442,7 @@ class PoolJob(Job[R]):
         self.began = self.exceeded = None
         return True
 
-    def ended(self) -> None:
+    def forget_call(self) -> None:
         """Forget the call and the worker."""
         self.slot, self.payload = None, b""
 
@@ -453,7 +453,7 @@ class PoolJob(Job[R]):
 
     @property
     def traits(self) -> JobTraits:
-        """How long its function takes; its place in the queue depends on that."""
+        """What the core knows of its function; how many jobs are sent ahead depends on that."""
         options = self.options
         if options.session is not None:
             return options.session
@@ -481,11 +481,11 @@ class PoolJob(Job[R]):
 
 def attribute_to(error: JobError, job: PoolJob[Any]) -> None:
     """Note in *error* which job it is the error of, unless it says that already."""
-    claim_as(error, job.id, job.attempt, job.function.name)
+    attribute_by_number(error, job.id, job.attempt, job.function.name)
 
 
-def claim_as(error: JobError, number: int, attempt: int, name: str) -> None:
-    """Do the same by the number of a job, its attempt and the name of its function."""
+def attribute_by_number(error: JobError, number: int, attempt: int, name: str) -> None:
+    """Note in *error* which job it is the error of: its number, its attempt, its function's name."""
     if not error.job_id:
         error.job_id, error.attempt, error.function = number, attempt, name
         error.add_note(f"It is the error of {job_text(number, name)}.")

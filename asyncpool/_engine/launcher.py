@@ -53,7 +53,7 @@ from asyncpool._wire.messages import (
     Thread,
     Variables,
     are_whole,
-    outside,
+    threads_outside,
     tidy,
 )
 from asyncpool._wire.posix import STACKS, receive_fds, signal_name, socket_pair
@@ -75,9 +75,9 @@ _END_GRACE = 2.0
 _FIRST_LOOK = 0.0005
 _LAST_LOOK = 4.0
 
-# Looks for the stacks of one that still imports, and the seconds between two of them.
-_LOOKS = 30
-_NEXT_LOOK = 0.01
+# How often the pool polls for the stacks of a launcher that still imports, and the seconds between.
+_STACK_POLLS = 30
+_NEXT_POLL = 0.01
 
 # The signals that an import brings upon itself; SIGKILL often comes for lack of memory.
 _FAULTS = {signal.SIGSEGV, signal.SIGABRT, signal.SIGILL, signal.SIGBUS, signal.SIGFPE}
@@ -93,7 +93,7 @@ _CURE = (
 )
 
 # The references are weak: if a loop is dropped with its pools, their launchers go with it.
-_processes: WeakValueDictionary[tuple[object, ...], LauncherHandle] = (
+_launchers: WeakValueDictionary[tuple[object, ...], LauncherHandle] = (
     WeakValueDictionary()
 )
 
@@ -101,7 +101,7 @@ _processes: WeakValueDictionary[tuple[object, ...], LauncherHandle] = (
 _SHORT_LIFE = 1.0
 
 # Seconds until the pool tries again to start a launcher for later workers.
-_AGAIN = 10.0
+_NEXT_TRY = 10.0
 
 # Seconds without an answer after which a launcher that others share counts as hung.
 _SILENCE = 5.0
@@ -146,7 +146,7 @@ class Launcher:
         self._config = LauncherConfig(
             modules, fork, preload, command, script, namespaces, env, folder
         )
-        self._process: LauncherHandle | None = None
+        self._launcher: LauncherHandle | None = None
         # With earlier ones, which have workers to look after.
         self._used: set[LauncherHandle] = set()
         self._later: asyncio.TimerHandle | None = None
@@ -156,7 +156,7 @@ class Launcher:
     @property
     def shared(self) -> str:
         """What memory the workers share with each other, for people."""
-        return "" if self._process is None else self._process.shared
+        return "" if self._launcher is None else self._launcher.shared
 
     async def launch(self, fds: list[int], variables: Variables = ()) -> Process:
         """Start a worker on *fds* and return its process.
@@ -176,10 +176,10 @@ class Launcher:
         path, led = self._config.folder
         if (leads := machine.folder_at(path)) not in {None, led}:  # to a new release
             self._config = self._config._replace(folder=(path, leads))
-            self._process = None
-        while not await shielded((process := self._present()).ready):
+            self._launcher = None
+        while not await shielded((launcher := self._present()).usable):
             pass  # the next one imports less
-        return await process.launch(fds, variables)
+        return await launcher.launch(fds, variables)
 
     def begin(self) -> None:
         """Start the launcher's process: this one has imports of its own to do meanwhile."""
@@ -189,8 +189,8 @@ class Launcher:
 
     async def on_start_timeout(self, error: LaunchError) -> LaunchError:
         """Kill the launcher, since a start took too long; return what it does instead, or *error*."""
-        process = self._process
-        return error if process is None else await process.on_start_timeout(error)
+        launcher = self._launcher
+        return error if launcher is None else await launcher.on_start_timeout(error)
 
     async def close(self) -> None:
         """Wait until nothing is left of this pool's workers, nor of a launcher that it alone uses.
@@ -201,23 +201,23 @@ class Launcher:
         scripts.forget(self._on_use)
         if self._later is not None:
             self._later.cancel()
-        self._process = None
+        self._launcher = None
         while self._used:
-            process = self._used.pop()
-            process.users.remove(self)
-            if process.users and not process.lost:
-                await process.sweep()
+            launcher = self._used.pop()
+            launcher.users.remove(self)
+            if launcher.users and not launcher.lost:
+                await launcher.sweep()
             else:
-                await process.close()
+                await launcher.close()
 
     def _present(self) -> LauncherHandle:
-        if self._process is None or self._process.lost:
-            self._process = self._find(self._config)
-            self._config = self._process.config
-        return self._process
+        if self._launcher is None or self._launcher.lost:
+            self._launcher = self._find(self._config)
+            self._config = self._launcher.config
+        return self._launcher
 
     def _find(self, config: LauncherConfig) -> LauncherHandle:
-        """Return the process for *config*, without what it must leave to the workers."""
+        """Return the launcher for *config*, without what it must leave to the workers."""
         inheritance = machine.inherited()
         # In a sandbox workers share what has threads, too; but not a script that fails.
         known = _left_to_workers(config.namespaces is None, config.env, inheritance)
@@ -228,12 +228,12 @@ class Launcher:
         if BEFORE_IMPORTS in known:
             config = config._replace(fork=False, preload=(), script=None)
         key = (id(self._loop), config, inheritance)
-        process = _processes.get(key)
-        if process is None or process.lost or not process.users:
-            process = _processes[key] = LauncherHandle(self._loop, config, known)
-        self._used = {it for it in self._used if not it.gone.done()} | {process}
-        process.users.add(self)
-        return process
+        launcher = _launchers.get(key)
+        if launcher is None or launcher.lost or not launcher.users:
+            launcher = _launchers[key] = LauncherHandle(self._loop, config, known)
+        self._used = {it for it in self._used if not it.gone.done()} | {launcher}
+        launcher.users.add(self)
+        return launcher
 
     def _on_use(self) -> None:
         """Prepare for workers that need the script.  Any thread may call this."""
@@ -241,7 +241,7 @@ class Launcher:
             self._loop.call_soon_threadsafe(self._prepare_soon)
 
     def _prepare_soon(self) -> None:
-        if self._process is None:
+        if self._launcher is None:
             # No launcher has started yet: the first one imports the script before it forks.
             self._config = self._config._replace(script=main_script())
         elif self._later is None:
@@ -259,15 +259,15 @@ class Launcher:
             coming = self._find(self._config._replace(script=main_script()))
         except (LaunchError, OSError):
             # Descriptors or processes may be scarce just now.  Until then each worker imports it.
-            self._later = self._loop.call_later(_AGAIN, self._prepare)
+            self._later = self._loop.call_later(_NEXT_TRY, self._prepare)
         else:
-            coming.ready.add_done_callback(lambda _: self._change(coming))
+            coming.usable.add_done_callback(lambda _: self._change(coming))
 
     def _change(self, coming: LauncherHandle) -> None:
         # It may have failed, or this pool may have closed meanwhile.
-        of_use = coming.ready.exception() is None and coming.ready.result()
-        if of_use and self._process is not None:
-            self._process, self._config = coming, coming.config
+        of_use = coming.usable.exception() is None and coming.usable.result()
+        if of_use and self._launcher is not None:
+            self._launcher, self._config = coming, coming.config
 
 
 @lru_cache(64)
@@ -289,11 +289,11 @@ class LauncherHandle:
 
     Attributes:
         config: As above.
-        ready: Whether the process can start workers, once that is known: if not, another one can,
+        usable: Whether the process can start workers, once that is known: if not, another one can,
             which imports less.  It is failed if no launcher of these options ever will.
         gone: Done when the process has ended.  Also done if a lost process has not ended for
             seconds: it sleeps in the kernel, and the pool stops waiting for it.
-        lost: Whether the pool can ask it for nothing any more.
+        lost: Whether this launcher can be asked for nothing any more.
         users: The pools that get their workers from it; it ends with the last one.
         shared: What memory its workers share with each other, for people.
 
@@ -308,7 +308,7 @@ class LauncherHandle:
         self.config = config
         self._known = known
         self.users, self.shared = set[Launcher](), ""
-        self.ready: asyncio.Future[bool] = loop.create_future()
+        self.usable: asyncio.Future[bool] = loop.create_future()
         self.gone: asyncio.Future[None] = loop.create_future()
         self.lost = self._ends = False
         # When the pool asked it for something that it has not answered.
@@ -327,7 +327,7 @@ class LauncherHandle:
             self._report = undo.enter_context(_memory_file(packed))
             self._new = NewLauncher(self._report.fileno(), theirs.fileno(), config)
             undo.pop_all()
-        self.ready.add_done_callback(lambda _: self._report.close())
+        self.usable.add_done_callback(lambda _: self._report.close())
         self._popen, patience = self._new.popen, self._new.patience
         silent = f"it has said nothing for {patience} s"
         self._impatience = Alarm(
@@ -356,7 +356,7 @@ class LauncherHandle:
         # The launcher may end, or hang.
         with contextlib.suppress(LaunchError, TimeoutError):
             async with asyncio.timeout(_END_GRACE):
-                while not self.lost and self.ready.done():
+                while not self.lost and self.usable.done():
                     await shielded(self._ask(FrameKind.SWEEP))
                     if not any(it.unwanted for it in self._processes.values()):
                         break
@@ -402,13 +402,13 @@ class LauncherHandle:
         try:
             if not self._new.greeted:
                 return self._new.fault("it does not answer within start_timeout")
-            if self.ready.done() or self.lost:
+            if self.usable.done() or self.lost:
                 return error
             stacks = b""
             self._popen.send_signal(STACKS)
-            for _ in range(_LOOKS):
-                await asyncio.sleep(_NEXT_LOOK)
-                if self.ready.done():
+            for _ in range(_STACK_POLLS):
+                await asyncio.sleep(_NEXT_POLL)
+                if self.usable.done():
                     break
                 before, stacks = stacks, self._written()[1]
                 if are_whole(stacks, before):
@@ -423,7 +423,7 @@ class LauncherHandle:
     async def close(self) -> None:
         """End the process and wait until it has ended."""
         self._ends = True
-        if not self.ready.done():
+        if not self.usable.done():
             self.abort()  # it still imports, and has no workers to look after
         if not self.lost:
             with contextlib.suppress(OSError):
@@ -464,11 +464,11 @@ class LauncherHandle:
     def _hear(self, frame: Frame, fds: list[int]) -> None:
         self._asked_at = None
         match frame.kind:
-            case FrameKind.HELLO if not self.ready.done():
-                lost, shared = json.loads(frame.payload)
+            case FrameKind.HELLO if not self.usable.done():
+                threads, shared = json.loads(frame.payload)
                 self.shared = printable(shared)
-                if not lost or self._share([Thread(*row) for row in lost]):
-                    self.ready.set_result(True)
+                if not threads or self._share([Thread(*row) for row in threads]):
+                    self.usable.set_result(True)
             case FrameKind.SWEPT if self._asked:
                 self._asked.popleft().set_result(None)
             case FrameKind.LAUNCHED if self._asked:
@@ -480,11 +480,11 @@ class LauncherHandle:
                 self._asked.popleft().set_result(process)
             case FrameKind.EXITED:
                 pid, status, cpu = json.loads(frame.payload)
-                if (ended := self._processes.pop(pid, None)) is not None:
-                    ended.ended(status, cpu=cpu / 1e6)
+                if (gone := self._processes.pop(pid, None)) is not None:
+                    gone.note_end(status, cpu=cpu / 1e6)
             case FrameKind.FAILED:
                 failure = Failure.unpack(frame.payload)
-                if failure.stage == "script" and not self.ready.done():
+                if failure.stage == "script" and not self.usable.done():
                     self._leave_to_workers([SCRIPT])  # and they say why it fails
                     return
                 text, trace = failure.summary, failure.text
@@ -527,7 +527,7 @@ class LauncherHandle:
         )
         needed = [it for it in lost if it.origin != BEFORE_IMPORTS and not it.native]
         if sandboxed and needed:
-            raise LaunchError(outside(needed), final=True)
+            raise LaunchError(threads_outside(needed), final=True)
         if sandboxed:
             text = (
                 f"workers in the sandbox have {modules} without its threads ({names}): a job that "
@@ -560,7 +560,7 @@ class LauncherHandle:
     def _leave_to_workers(self, modules: Iterable[str]) -> None:
         """End this process: the next launcher imports none of these modules."""
         self._known.update(modules)
-        self.ready.set_result(False)
+        self.usable.set_result(False)
         self.abort()
 
     def _death(self, ended: str) -> LaunchError:
@@ -608,7 +608,7 @@ class LauncherHandle:
             return
         self._popen.kill()
         ended = self._end()
-        if not self.ready.done():
+        if not self.usable.done():
             ended = ended or "it has closed its channel"
             early = self._death if self._new.greeted else self._new.fault
             self._fail(early(ended))
@@ -624,7 +624,7 @@ class LauncherHandle:
         self.gone.set_result(None)
 
     def _fail(self, error: LaunchError) -> None:
-        for waiting in (self.ready, *self._asked):
+        for waiting in (self.usable, *self._asked):
             fail_quietly(waiting, error)
 
     def _end(self) -> str:
@@ -684,7 +684,7 @@ class Process:
         """
         return await asyncio.shield(self._end)
 
-    def ended(self, status: int | None, *, cpu: float = 0.0) -> None:
+    def note_end(self, status: int | None, *, cpu: float = 0.0) -> None:
         """Note the exit status and the CPU time of the process, which has ended."""
         self._alarm.cancel()
         if not self._end.done():
@@ -699,7 +699,7 @@ class Process:
         self._has_launcher = False
         if self._pidfd is None:
             self.signal(signal.SIGKILL)
-            self.ended(None)
+            self.note_end(None)
         elif self._alarm.is_set:
             self._ended_unreported()
 
@@ -717,7 +717,7 @@ class Process:
 
     def close(self) -> None:
         """Close the pidfd."""
-        self.ended(None)
+        self.note_end(None)
         if self._pidfd is not None:
             self._loop.remove_reader(self._pidfd)
             os.close(self._pidfd)
@@ -751,7 +751,7 @@ class Process:
         # the number to another process by now.
         with contextlib.suppress(OSError):
             os.killpg(self.pid, signal.SIGKILL)
-        self.ended(status)
+        self.note_end(status)
 
 
 def _memory_file(content: bytes) -> FileIO:

@@ -54,7 +54,7 @@ class Outbox(SegmentOwner):
     """
 
     # Set when the channels are open; nobody sends before that.
-    _jobs: Channel
+    _job_channel: Channel
     flush: Callable[[], None]
     flush_soon: Callable[[], None]
 
@@ -73,7 +73,7 @@ class Outbox(SegmentOwner):
 
     def connect(self, jobs: Channel, control: Channel) -> None:
         """Send on these channels from now on."""
-        self._jobs, self.control_channel = jobs, control
+        self._job_channel, self.control_channel = jobs, control
         self.flush, self.flush_soon = jobs.flush, jobs.flush_soon
 
     # Jobs.
@@ -81,11 +81,11 @@ class Outbox(SegmentOwner):
     @property
     def sent_bytes(self) -> int:
         """How many bytes the kernel has taken for the worker, counted as :meth:`put_job` does."""
-        return self._jobs.sent_bytes if self.control_channel is not None else 0
+        return self._job_channel.sent_bytes if self.control_channel is not None else 0
 
     def put_jobs(self, jobs: Iterable[PoolJob[Any]], slot: int) -> None:
         """Put jobs that get an attempt in *slot*; the next flush sends them."""
-        channel, known, context = self._jobs, self._functions, self._context
+        channel, known, context = self._job_channel, self._functions, self._context
         end = channel.put_bytes
         for job in jobs:
             # First, since the worker may die of the job at any moment.
@@ -111,19 +111,19 @@ class Outbox(SegmentOwner):
 
     def put_job(self, job: PoolJob[Any], payload: bytes) -> None:
         """Put a job, and note where its frame ends; the next flush sends it."""
-        channel, number, context = self._jobs, job.function.number, job.context
+        channel, number, context = self._job_channel, job.function.number, job.context
         if context != self._context:
             self._context = context
             channel.put(header(FrameKind.CONTEXT, len(context)), context)
         if number and number not in self._functions:
             self._functions.add(number)
             reference = job.function.payload
-            head = header(FrameKind.FUNCTION, len(reference), tag=number)
+            head = header(FrameKind.FUNCTION, len(reference), number=number)
             channel.put(head, reference)
         kind, credit = _JOB, job.credit
         if credit:  # it is a stream, and may send so many items
             kind = FrameKind.STREAM
-            channel.put(header(FrameKind.CREDIT, 0, tag=credit))
+            channel.put(header(FrameKind.CREDIT, 0, number=credit))
         head = pack_header(VERSION, kind, job.attempt, number, job.id, len(payload))
         job.frame_end = channel.put(head, payload)
 
@@ -170,14 +170,14 @@ class Outbox(SegmentOwner):
     def _put_buffers(self, pickled: OutOfBandPickle, segment: Segment | None) -> None:
         if segment is None:
             for size, pieces in zip(pickled.sizes, pickled.areas, strict=True):
-                self._jobs.put(header(FrameKind.AREA, size))
+                self._job_channel.put(header(FrameKind.AREA, size))
                 for piece in pieces:
-                    self._jobs.put(b"", piece)
+                    self._job_channel.put(b"", piece)
         else:
             segment.use = Use.WORKER
             numbers = pack_numbers(pickled.sizes)
-            head = header(FrameKind.LENT, len(numbers), tag=segment.number)
-            self._jobs.put(head, numbers)
+            head = header(FrameKind.LENT, len(numbers), number=segment.number)
+            self._job_channel.put(head, numbers)
 
     def close(self) -> None:
         """Give up the segments of the worker, which is gone."""
@@ -262,5 +262,5 @@ class Outbox(SegmentOwner):
         number = 0
         if segment is not None:
             number, segment.use = segment.number, Use.GRANTED
-        self.control_channel.put(header(FrameKind.GRANT, 0, tag=number))
+        self.control_channel.put(header(FrameKind.GRANT, 0, number=number))
         self.control_channel.flush()

@@ -196,7 +196,9 @@ class WorkerPage:
         """Return the newest heartbeats of its jobs: two for each lane, the older one first."""
         lanes = range(self._layout.width)
         return [
-            beat for lane in lanes for beat in self._beats(self._layout.beats(lane))
+            beat
+            for lane in lanes
+            for beat in self._beats(self._layout.beats_offset(lane))
         ]
 
     @_or_else(partial(read_log, b""))  # so that no item is begun a second time
@@ -211,13 +213,13 @@ class WorkerPage:
         lane = self._lane(job, attempt)
         if lane is None or self._memory is None:
             return None
-        return copy_log(self._memory, self._layout.log(lane), job, attempt)
+        return copy_log(self._memory, self._layout.log_offset(lane), job, attempt)
 
     def stop_chunk(self, job: int, attempt: int) -> None:
         """Have the worker begin no other item of this chunk, if it runs the chunk now."""
         lane = self._lane(job, attempt)
         if lane is not None and self._memory is not None:
-            ask_to_stop(self._memory, self._layout.log(lane), job)
+            ask_to_stop(self._memory, self._layout.log_offset(lane), job)
 
     @_or_else(str)
     def stack(self, job: int, attempt: int) -> str:
@@ -225,7 +227,7 @@ class WorkerPage:
         lane = self._lane(job, attempt) if self._layout.width > 1 else None
         if lane is None or self._memory is None:
             return ""
-        start = self._layout.stack(lane)
+        start = self._layout.stack_offset(lane)
         text = self._memory[start : start + LANE_STACK_SIZE]
         if BEGUN.unpack_from(text) != (job, attempt):
             return ""
@@ -242,7 +244,7 @@ class WorkerPage:
         if self._memory is None or self._layout.width == 1:
             return found
         for lane in range(self._layout.width):
-            start = self._layout.outcome(lane)
+            start = self._layout.outcome_offset(lane)
             noted = self._memory[start : start + LANE_OUTCOME_SIZE]
             job, attempt, kind, duration, size = NOTED.unpack_from(noted)
             if kind in _OUTCOMES and size <= LANE_OUTCOME_SIZE - NOTED.size:
@@ -258,7 +260,7 @@ class WorkerPage:
         return self._stacks().rstrip(b"\0")
 
     @_or_else(str)
-    def read_stacks(self) -> str:
+    def take_stacks(self) -> str:
         """Return the stacks that the worker has written, and erase them."""
         text = self._stacks().strip(b"\0")
         if self._memory is not None:
@@ -283,7 +285,10 @@ class WorkerPage:
         """Return the lane in which this attempt has begun; the worker may be dead by now."""
         if self._memory is None:
             return None
-        start, end = self._layout.begun(0), self._layout.begun(self._layout.width)
+        start, end = (
+            self._layout.begun_offset(0),
+            self._layout.begun_offset(self._layout.width),
+        )
         table, wanted, place = self._memory[start:end], BEGUN.pack(job, attempt), -1
         while (place := table.find(wanted, place + 1)) >= 0:
             lane, inside = divmod(place, BEGUN.size)

@@ -271,7 +271,7 @@ class Leases:
 
     def __init__(self) -> None:
         self.holders: dict[int, Holder] = {}
-        # Those of calls whose jobs are not open yet, by the leases in the options of these.
+        # Those of calls whose jobs are not open yet, by keeper and lease.
         self._pending: dict[tuple[Keeper, Hashable], Holder] = {}
 
     def submit(
@@ -280,7 +280,7 @@ class Leases:
         """Submit a job; the keeper takes its lease, or refuses it, before the job can begin.
 
         Args:
-            name: Which lease of the keeper in the options of the call.
+            name: The lease, by what its keeper calls it.
             submit: Submits the call.
             *call: The call; its options are last.
         """
@@ -483,7 +483,7 @@ class JobRegistry:
                 self.settle(job, Failed(unloadable(error), may_retry=False))
                 continue
             if job.done():  # as in settle()
-                self.cancelled(job)
+                self.remove_done(job)
                 continue
             # The rest of settle(), inlined.
             del jobs[number]
@@ -502,7 +502,7 @@ class JobRegistry:
             loaded: What :func:`load_outcome` made of the outcome.
         """
         if job.done():  # cancelled or settled in this very turn
-            self.cancelled(job)
+            self.remove_done(job)
             return False
         if type(loaded) is not Failed:
             self._remove(job)
@@ -537,10 +537,10 @@ class JobRegistry:
             job.begin_again()
 
     def unassign(
-        self, job: PoolJob[Any], *, blamed: bool = False, costs: bool = False
+        self, job: PoolJob[Any], *, suspect: bool = False, costs: bool = False
     ) -> None:
-        """Note that an open job has not begun and has left its worker; see :meth:`PoolJob.came_back`."""
-        if job.came_back(blamed=blamed, costs=costs):
+        """Note that an open job has not begun and has left its worker; see :meth:`PoolJob.return_unbegun`."""
+        if job.return_unbegun(suspect=suspect, costs=costs):
             self._restore_deadline(job)
         self.events.given_back(job)
         self.on_return()
@@ -548,7 +548,7 @@ class JobRegistry:
     def fail(self, job: PoolJob[Any], error: BaseException) -> None:
         """End *job* without an outcome."""
         if job.done():
-            self.cancelled(job)
+            self.remove_done(job)
             return
         self._remove(job)
         self.failed += 1
@@ -565,7 +565,7 @@ class JobRegistry:
         for job in list(self.jobs.values()):
             self.fail(job, error)
 
-    def cancelled(self, job: PoolJob[Any]) -> bool:
+    def remove_done(self, job: PoolJob[Any]) -> bool:
         """Remove *job*, and return whether it was still open."""
         if job.id not in self.jobs:
             return False
@@ -589,7 +589,7 @@ class JobRegistry:
 
     def attempt_failed(self, job: PoolJob[Any]) -> None:
         """Note that an attempt of a job is over; there may be another one."""
-        if job.failed():
+        if job.end_attempt():
             self._restore_deadline(job)
 
     def _restore_deadline(self, job: PoolJob[Any]) -> None:
@@ -613,7 +613,7 @@ class JobRegistry:
             self.deadlines.discard(job.id)
         if self.leases.holders:
             self.leases.settle(job)
-        job.ended()
+        job.forget_call()
 
 
 # The errors that the pool gives to a job, and what they tell of its worker.
@@ -632,7 +632,7 @@ def _whose(job: PoolJob[object]) -> dict[str, Any]:
 
 def stacks_of(job: PoolJob[object], handle: WorkerHandle) -> str:
     """Return the stack of a job that its worker has written, and erase it."""
-    parts = (handle.page.stack(job.id, job.attempt), handle.page.read_stacks())
+    parts = (handle.page.stack(job.id, job.attempt), handle.page.take_stacks())
     return "\n".join(part for part in parts if part)
 
 
@@ -647,7 +647,7 @@ def delivery_of(job: PoolJob[object], handle: WorkerHandle) -> Delivery:
 
 def crash_error(job: PoolJob[object], delivery: Delivery) -> WorkerCrashedError:
     """Return the error of a job whose worker has crashed."""
-    if begun_attempts(attempts=job.attempt, times_returned=job.times_returned):
+    if begun_attempts(attempts=job.attempt, times_suspected=job.times_suspected):
         delivery = Delivery.STARTED  # in an earlier attempt, if not in this one
     cls = _ERRORS.get(job.crashes[-1].kind, WorkerCrashedError)
     return cls(crashes=job.crashes, delivery=delivery, **_whose(job))

@@ -79,14 +79,14 @@ class SegmentOwner:
     def announce(self, segment: Segment, fd: int) -> None:
         """Tell it about a new segment, and send the descriptor, which belongs to the channel then."""
         assert self.control_channel is not None
-        head = header(FrameKind.SEGMENT, 0, segment.memory.size, tag=segment.number)
+        head = header(FrameKind.SEGMENT, 0, segment.memory.size, number=segment.number)
         self.control_channel.put_descriptor(head, fd)
         self.control_channel.flush()
 
     def drop(self, number: int) -> None:
         """Tell it to forget a segment."""
         if self.control_channel is not None and not self.closed:
-            self.control_channel.put(header(FrameKind.DROP, 0, tag=number))
+            self.control_channel.put(header(FrameKind.DROP, 0, number=number))
             self.control_channel.flush_soon()
 
 

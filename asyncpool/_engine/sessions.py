@@ -34,7 +34,7 @@ from asyncpool._engine.job import Job, PoolJob
 from asyncpool._engine.large import Call
 from asyncpool._engine.loop import Pause, Threads
 from asyncpool._engine.registry import broken_errors
-from asyncpool._wire.buffers import StreamTooLongError, dump
+from asyncpool._wire.buffers import OverLimitError, dump
 from asyncpool._wire.messages import MAX_BROADCASTS, WorkerConfig
 from asyncpool._wire.pickling import PICKLE, Serializer, too_large, unpicklable
 from asyncpool._wire.scripts import Abroad, is_in_use
@@ -176,7 +176,7 @@ class Broadcasts(ABC):
         if packing.cancelled():
             raise PoolClosedError
         error = packing.exception()
-        if isinstance(error, StreamTooLongError):
+        if isinstance(error, OverLimitError):
             raise ValueError(  # noqa: TRY004 - of the argument, which is too large
                 f"the call has more than {MAX_BROADCASTS} bytes when pickled, which is "
                 "the most, since every new worker gets it: have the function load "
@@ -198,7 +198,7 @@ class Broadcasts(ABC):
         pause()
         payload = data.pack_alone(*call, options.codec or data.how)
         if len(payload) > MAX_BROADCASTS:
-            raise StreamTooLongError
+            raise OverLimitError
         return payload
 
     def _begin(self, new: Broadcast) -> None:
@@ -317,7 +317,7 @@ class Broadcaster(Broadcasts):
         """Cancel pinned jobs whose workers leave before they begin them."""
         for number in numbers:
             call = self._engine.registry.jobs[number]
-            self._engine.registry.cancelled(call)
+            self._engine.registry.remove_done(call)
             super(Job, call).cancel()  # not Job's, which would tell the pool
 
 
@@ -461,7 +461,7 @@ class Sessions:
         core = self._engine.core
         with self._engine.turn:
             core.request_worker()
-        if core.dispatcher.session_waiters and core.exits.sizing.watching:
+        if core.dispatcher.session_waiters and core.exits.sizing.may_grow:
             self._engine.admission.note_queued()
 
     def _cancel_request(self) -> None:

@@ -144,7 +144,7 @@ class Stacks:
     def ask_late(self, slot: int, due: float) -> None:
         """Ask the worker in *slot* for its stacks, whose time to end is over at *due*."""
         handle = self._engine.handles[slot]
-        handle.page.read_stacks()  # erases an older dump
+        handle.page.take_stacks()  # erases an older dump
         handle.ask(FrameKind.STACKS)
         demand_at = _demand_at(due, self._engine.loop.time())
         self._engine.loop.call_at(demand_at, self._demand_late, handle)
@@ -164,7 +164,7 @@ class Stacks:
         if handle.pid is not None and is_stopped(handle.pid):
             silence += "; the process is stopped"
         handle.silence = silence
-        handle.page.read_stacks()  # erases an older dump
+        handle.page.take_stacks()  # erases an older dump
         with self._engine.turn as now:
             self._engine.core.endings.kill_hung(handle.slot, now, job)
         self.signal_before_end(

@@ -109,7 +109,7 @@ class Heartbeats:
 
 
 # Seconds that a worker has to give back a job that is late.
-_AGAIN = 0.1
+_RETURN_GRACE = 0.1
 
 
 class JobTimers:
@@ -214,7 +214,7 @@ class JobTimers:
             return  # it is ending already
         engine, slot, began = self._engine, job.slot, job.began
         if slot is not None and began is None and not self._may_drop(job, slot):
-            self._watch(job.id, now + _AGAIN)
+            self._watch(job.id, now + _RETURN_GRACE)
         elif began is None or slot is None:
             # Its outcome may have come, and take long to load.
             with engine.turn:
@@ -278,13 +278,13 @@ class JobTimers:
 
 # Seconds from one round to the next.  A running job counts as long if two rounds in succession
 # find it with others behind it.
-EVERY = 0.004
+ROUND = 0.004
 
 # Seconds to the next round if an idle worker could take jobs that wait behind a long one.
-SOON = 0.0005
+SHORT_ROUND = 0.0005
 
 # Seconds to the next round if chunks of maps have still to begin, and nothing else is watched.
-LATER = 0.1
+LONG_ROUND = 0.1
 
 # After so many rounds a running chunk of a map counts as long.
 _LONG = 2
@@ -311,7 +311,7 @@ class StallWatch:
         """Set the next round, if none is set."""
         if not self.alarm.is_set:
             self._soon = self._core.unbalanced
-            self.alarm.set_in(SOON if self._soon else EVERY)
+            self.alarm.set_in(SHORT_ROUND if self._soon else ROUND)
 
     def look_soon(self) -> None:
         """Move the next round forward, if a worker has become idle meanwhile."""
@@ -327,7 +327,7 @@ class StallWatch:
         if watched or self._core.pipelining:
             self.go()
         elif late and not self._later.is_set:
-            self._later.set_in(LATER)
+            self._later.set_in(LONG_ROUND)
 
     def _look_for_long_chunks(self) -> tuple[bool, bool]:
         """Stop long chunks, so that their other items go elsewhere.

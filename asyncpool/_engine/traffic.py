@@ -25,7 +25,7 @@ from asyncpool._engine.job import JOB_TYPES, Chunk, PoolJob, StreamJob
 from asyncpool._engine.loop import other_loop_error
 from asyncpool._engine.outbox import NOT_PUT
 from asyncpool._engine.worker import CancelledJob, WorkerHandle
-from asyncpool._wire.buffers import HEAVY, LIGHT, OutOfBandPickle, StreamTooLongError
+from asyncpool._wire.buffers import HEAVY, SURELY_QUICK, OutOfBandPickle, OverLimitError
 from asyncpool._wire.frames import Frame, FrameKind
 from asyncpool._wire.messages import MOMENT
 from asyncpool._wire.pickling import is_flat, too_large
@@ -79,7 +79,7 @@ class Traffic:
         self._special = bool(bounded or self._propagation or config.data or tight)
         self.plain = False
         self.feed: Callable[[float], object] | None = None
-        engine.hub.on_look = self.refresh_fast_path
+        engine.hub.on_listeners_changed = self.refresh_fast_path
         self.refresh_fast_path()
         self._alarm = engine.alarm(self._look_again)
         # Jobs that were cancelled, and that their workers may have begun, with those workers.
@@ -138,7 +138,7 @@ class Traffic:
                 slot = engine.core.submit(number, known.traits, options.priority)
             if slot is not None:
                 self.send(slot, (job,))
-            elif self._sizing.watching:
+            elif self._sizing.may_grow:
                 engine.admission.note_queued()
             return job
         finally:
@@ -189,7 +189,7 @@ class Traffic:
                 engine.act()
             if slot is not None:
                 self.send(slot, (job,))
-            elif self._sizing.watching:
+            elif self._sizing.may_grow:
                 engine.admission.note_queued()
             return job
         finally:
@@ -213,7 +213,7 @@ class Traffic:
             payload = known.serializer.pack_job(
                 function, args, kwargs, number=known.number, limit=HEAVY
             )
-        except StreamTooLongError:
+        except OverLimitError:
             if self._enter(job):
                 self._engine.large.pack(job, (function, args, kwargs))
             return False
@@ -281,7 +281,7 @@ class Traffic:
         engine, handle = self._engine, self._engine.handles[slot]
         for job in jobs:
             # First, since the worker may die of the job at any moment.
-            job.sent(slot)
+            job.begin_attempt(slot)
             if job.id in engine.hub.traced:
                 engine.registry.events.sending(job, slot)
             if type(job.payload) is OutOfBandPickle:
@@ -351,7 +351,7 @@ class Traffic:
             if job is None or job.exceeded is not None:
                 continue
             frame = Frame(*bare)
-            if (size := len(frame.payload)) > LIGHT:
+            if (size := len(frame.payload)) > SURELY_QUICK:
                 job.size += size
             function = job.function
             if function.serializer.is_heavy(frame.payload):
@@ -376,10 +376,10 @@ class Traffic:
 
         Returns:
             The job of each frame, or none if its caller has given it up, up to the first frame
-            that breaks the protocol; and whether an outcome may be large.
+            that breaks the protocol; and whether an outcome may take long to load.
         """
         core, registry = self._engine.core, self._engine.registry
-        jobs, numbers, large = registry.jobs, list[int](), False
+        jobs, numbers, slow = registry.jobs, list[int](), False
         taken: list[PoolJob[Any] | None] = []
         for frame in frames:
             _, number, attempt, run, payload = frame
@@ -391,8 +391,8 @@ class Traffic:
                 traits = job.function.traits
                 if run > LEAST or traits.cost != LEAST:  # else it changes nothing
                     traits.note(run)
-                if type(payload) is not bytes or len(payload) > LIGHT:
-                    large = True
+                if type(payload) is not bytes or len(payload) > SURELY_QUICK:
+                    slow = True
             numbers.append(number)
             taken.append(job)
         in_flight = core.slots[handle.slot].in_flight
@@ -406,7 +406,7 @@ class Traffic:
             for number, job in zip(numbers, taken, strict=False):
                 if job is None:
                     registry.leases.give_back(number)
-        return taken, large
+        return taken, slow
 
     def on_exit(self, handle: WorkerHandle) -> None:
         """Use outcomes that a worker noted on its page and could not send before it died."""
@@ -452,7 +452,7 @@ class Traffic:
         if job.id in engine.hub.traced and slot is not None and self.is_running(job):
             since = engine.handles[slot].since
             engine.registry.events.lost(job, engine.core.slots[slot], since)
-        if engine.registry.cancelled(job):
+        if engine.registry.remove_done(job):
             self.take_out(job, slot)
 
     def take_out(self, job: PoolJob[Any], slot: int | None) -> None:

@@ -1,8 +1,9 @@
 """One worker, as the pool sees it: a process, two channels, a page, its output.
 
 Two tasks watch it.  The exit watcher waits for the end of the process.  The error watcher
-waits for any other fault while the process lives: a channel ends or breaks the protocol, an
-initializer raises, or a thread of the worker ends with an exception.  Both lead to the same
+waits for the end of a channel while the process lives, and for a worker that breaks the protocol:
+such a process is killed, if it does not end by itself.  (An initializer that raises ends its
+channels, and a thread that ends with an exception has the worker replaced.)  Both lead to the same
 end: the process is gone, the engine hears of that once, and :meth:`WorkerHandle.run` returns.
 
 The engine and its parts hear what the worker sends.  A method of theirs that reads it raises
@@ -48,10 +49,11 @@ if TYPE_CHECKING:
     from asyncpool._engine.engine import Engine
     from asyncpool._sandbox.places import Place
 
-# Processes that have this key let each other in, so workers in a sandbox have another one.
+# Processes with the same authkey of multiprocessing accept each other's connections, so workers in a
+# sandbox have another one than this process.
 _OTHER_KEY = os.urandom(32)
 
-# A worker does not know that of a library which it has not imported, such as loky.
+# The start methods that any worker knows; that of a library, such as loky's, needs its import.
 _START_METHODS = {"fork", "forkserver", "spawn"}
 
 # Seconds that a process has to end by itself after its channel has ended.
@@ -91,8 +93,8 @@ class WorkerHandle:
         pid: The pid of its process; ``None`` until there is one.
         page: The worker page: what the worker has noted.
         outbox: Puts jobs on the job channel, and moves large objects through shared memory.
-        jobs: The job channel; ``None`` until it is open.
-        control: The control channel; ``None`` until it is open.
+        job_channel: The job channel; ``None`` until it is open.
+        control_channel: The control channel; ``None`` until it is open.
         link: Reads and writes in place of the job channel if the worker serves; a ``WorkerLink`` of
             ``_cluster/link.py``.
         stdout: What the worker writes to its stdout.
@@ -111,6 +113,7 @@ class WorkerHandle:
         ignored: Whether it is to end, so that its requests and answers no longer count.
         killed: Whether the pool has sent it SIGKILL.
         started_at: When its start began, by :func:`time.monotonic`.
+        began_at: The same, by the clock of the loop.
         since: When its present state began: it starts, is idle, or runs its first job.
         cancelled: The last of its jobs that were cancelled, for the log.
         first_signal_at: When the pool first sent it a signal to end it; ``None`` before that.
@@ -133,15 +136,15 @@ class WorkerHandle:
         self.started_at = self.since = monotonic()
         self.page = WorkerPage(self._config.worker.concurrency)
         self.outbox = Outbox(supervisor)
-        self.jobs: Channel | None = None
-        self.control: Channel | None = None
+        self.job_channel: Channel | None = None
+        self.control_channel: Channel | None = None
         self.link: Any = None
         self.stdout: Output | None = None
         self.stderr: Output | None = None
         self.said_hello = self.ignored = self.killed = self.lacked_memory = False
         self._place: Place | None = None
         self._lent = False
-        self._trouble, self._exited = asyncio.Event(), asyncio.Event()
+        self._over_or_faulty, self._exited = asyncio.Event(), asyncio.Event()
         self.first_signal_at: float | None = None
         self.cancelled: deque[CancelledJob] = deque(maxlen=_CANCELLED_KEPT)
         self._pending_signal: signal.Signals | None = None
@@ -187,19 +190,19 @@ class WorkerHandle:
 
     def read_control(self) -> None:
         """Read now what it has sent on its control channel."""
-        assert self.control is not None
-        self.control.read()
+        assert self.control_channel is not None
+        self.control_channel.read()
 
     def read_jobs(self) -> None:
         """Read now what it has sent on its job channel."""
-        assert self.jobs is not None
-        self.jobs.read()
+        assert self.job_channel is not None
+        self.job_channel.read()
 
     def ask(self, kind: FrameKind, payload: bytes = b"", *fields: int) -> None:
         """Send a request on the control channel: the worker answers even while it runs a job."""
-        assert self.control is not None
-        self.control.put(header(kind, len(payload), *fields), payload)
-        self.control.flush()
+        assert self.control_channel is not None
+        self.control_channel.put(header(kind, len(payload), *fields), payload)
+        self.control_channel.flush()
 
     def revoke(self, sequences: tuple[int, ...]) -> None:
         """Ask it not to begin the jobs with these sequence numbers."""
@@ -222,13 +225,13 @@ class WorkerHandle:
         if self.first_signal_at is not None and (
             self.status is None or self.status < 0
         ):
-            self.late_stacks = self.page.read_stacks()
+            self.late_stacks = self.page.take_stacks()
 
     def stop(self) -> None:
         """Tell it that no more jobs will come."""
         self._ignore()
-        if self.jobs is not None:
-            self.jobs.half_close()
+        if self.job_channel is not None:
+            self.job_channel.half_close()
 
     def terminate(self) -> None:
         """Send it SIGTERM."""
@@ -247,7 +250,7 @@ class WorkerHandle:
     def abandon(self) -> None:
         """Stop waiting for the end of its process."""
         if self.process is not None:
-            self.process.ended(None)
+            self.process.note_end(None)
 
     def close(self) -> None:
         """Kill it if it still runs, and close everything but the page."""
@@ -256,7 +259,7 @@ class WorkerHandle:
         if self.process is not None:
             self.process.signal(signal.SIGKILL)
             self.process.close()
-        for part in (self.jobs, self.control, self.stdout, self.stderr):
+        for part in (self.job_channel, self.control_channel, self.stdout, self.stderr):
             if part is not None:
                 part.close()
         place, self._place = self._place, None
@@ -368,16 +371,18 @@ class WorkerHandle:
         opened = partial(Channel, self._loop, buffer=pool.buffer, on_end=self.on_end)
         if pool.serving is None:
             on_frames = self._on_job_frames
-            self.jobs = opened(ours, max_payload=size, bare=True, on_frames=on_frames)
+            self.job_channel = opened(
+                ours, max_payload=size, bare=True, on_frames=on_frames
+            )
         else:
             ours, on_frames = DescriptorSocket(ours), self._on_link_frames
-            self.jobs = opened(ours, max_payload=size, on_frames=on_frames)
-            self.link = pool.serving.open_link(self, ours, self.jobs)
+            self.job_channel = opened(ours, max_payload=size, on_frames=on_frames)
+            self.link = pool.serving.open_link(self, ours, self.job_channel)
         ours, control_end = _pair(theirs)
         on_frames = self._on_control_frames
         control = opened(ours, max_payload=_MAX_CONTROL, on_frames=on_frames)
-        self.control = control
-        self.outbox.connect(self.jobs, control)
+        self.control_channel = control
+        self.outbox.connect(self.job_channel, control)
         page = self.page.open()
         theirs.callback(os.close, page)
         output = self._config.worker_output
@@ -405,7 +410,7 @@ class WorkerHandle:
         Raises:
             ProtocolError: If it may not have that.  With it, it could unlink what is others'.
         """
-        control, config = self.control, self._config
+        control, config = self.control_channel, self._config
         if self._lent or config.confinement is not None or config.data is not None:
             raise ProtocolError("it asked for a resource tracker that it cannot have")
         assert control is not None
@@ -442,16 +447,16 @@ class WorkerHandle:
         assert self.process is not None
         self.status = await self.process.wait()
         # What it sent before it died counts: an outcome, or the reason of its death.
-        for channel in (self.jobs, self.control):
+        for channel in (self.job_channel, self.control_channel):
             if channel is not None:
-                channel.drain()
+                channel.read_rest()
         self._pool.traffic.on_exit(self)
         self._pool.profiles.lose(self)
         self._exited.set()
-        self._trouble.set()
+        self._over_or_faulty.set()
 
     async def _watch_errors(self) -> None:
-        await self._trouble.wait()
+        await self._over_or_faulty.wait()
         if self.broke_protocol:
             self.kill()
         try:
@@ -522,7 +527,7 @@ class WorkerHandle:
 
     def _on_control_frames(self, frames: list[Frame]) -> None:
         """Tell the pool what the worker says about itself, and what it answers."""
-        control, logs = self.control, self._pool.worker_logs
+        control, logs = self.control_channel, self._pool.worker_logs
         assert control is not None
         if self.broke_protocol:
             return
@@ -597,7 +602,7 @@ class WorkerHandle:
         if error is not None:
             self.distrust(str(error))
         self._shut_link()
-        self._trouble.set()
+        self._over_or_faulty.set()
 
     def distrust(self, detail: str) -> None:
         """Trust the worker no more, since it has done what *detail* says: it will be killed."""
@@ -606,10 +611,10 @@ class WorkerHandle:
             self.sent_in_trust = self.outbox.sent_bytes
         self.broke_protocol = True
         self._ignore()
-        for channel in (self.jobs, self.control):
+        for channel in (self.job_channel, self.control_channel):
             if channel is not None:
                 channel.ignore()
-        self._trouble.set()
+        self._over_or_faulty.set()
 
 
 def _descriptor_of_tracker() -> int | None:

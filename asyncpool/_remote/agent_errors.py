@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from asyncpool._core.options import JobOptions
-from asyncpool._engine.job import claim_as
+from asyncpool._engine.job import attribute_by_number
 from asyncpool._remote.client_jobs import crash_at_client
 from asyncpool._remote.messages import load_parts, pack_parts
 from asyncpool._remote.objects import kind_of
@@ -112,7 +112,7 @@ class AgentErrors(NamedTuple):
         if isinstance(found, bytes):
             error = self.serializer.load_error(found, pause)
             if isinstance(error, JobError):
-                claim_as(error, self.next_id(), 1, self.name)
+                attribute_by_number(error, self.next_id(), 1, self.name)
             return error
         if isinstance(found, JobTimeoutError):
             return self._late(found)

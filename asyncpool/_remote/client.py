@@ -285,7 +285,7 @@ class Client:
 
     def on_cancel(self, job: PoolJob[Any]) -> None:
         """Take a job out of the queue, or off its agent."""
-        if self.registry.cancelled(job):
+        if self.registry.remove_done(job):
             self.drop(job)
             self.draining.look()
 

@@ -16,7 +16,7 @@ from asyncpool._remote.client_sessions import ClientSessions
 from asyncpool._remote.messages import PLAIN, Kind, Message, load_parts
 from asyncpool._remote.node import Node
 from asyncpool._remote.objects import kind_of, load_own
-from asyncpool._wire.buffers import LIGHT, ReceivedPickle
+from asyncpool._wire.buffers import SURELY_QUICK, ReceivedPickle
 from asyncpool._wire.frames import Frame, FrameKind
 from asyncpool.enums import CrashKind, Delivery, NextStep, TimeLimit
 from asyncpool.errors import (
@@ -93,7 +93,7 @@ class JobEnds:
 
     def _on_outcome(self, job: PoolJob[Any], frame: Frame) -> None:
         serializer = job.function.serializer
-        if (size := len(frame.payload)) > LIGHT:
+        if (size := len(frame.payload)) > SURELY_QUICK:
             job.size += size
         if serializer.is_heavy(frame.payload):
             # The client distrusts no worker: its agent does.

@@ -32,7 +32,7 @@ from asyncpool._remote.reliable_link import (
     ReliableLink,
 )
 from asyncpool._wire.buffers import ReceivedPickle
-from asyncpool._wire.messages import MEMORY, FunctionCache, JobContext
+from asyncpool._wire.messages import MOST_REMEMBERED, FunctionCache, JobContext
 from asyncpool.errors import AsyncPoolError, PoolClosedError, ProtocolError
 
 _MISTAKES: dict[str, type[Exception]] = {
@@ -340,13 +340,13 @@ class Node:
         text = json.dumps(write_options(options)).encode()
         number = self._options.get(text)
         if number is None:
-            if len(self._options) >= MEMORY:
+            if len(self._options) >= MOST_REMEMBERED:
                 del self._options[next(iter(self._options))]
                 self._written.clear()
             self._last_options += 1
             number = self._options[text] = self._last_options
             self.put(Message(Kind.OPTIONS, options=number, payload=text))
-        if len(self._written) >= MEMORY:
+        if len(self._written) >= MOST_REMEMBERED:
             self._written.clear()
         self._written[id(options)] = options, number
         return number

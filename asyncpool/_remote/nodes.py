@@ -522,7 +522,7 @@ class Nodes:
         hub = self._client.hub
         followed = hub.ends_heard or job.id in hub.traced
         wait = self._client.waits.left(job)
-        job.sent(node.number)  # it may begin from now on
+        job.begin_attempt(node.number)  # it may begin from now on
         if hub.traced:
             self._registry.events.sending(job, node.first_slot)
         traced = bool(hub.tracers)

@@ -14,7 +14,7 @@ from asyncpool._engine.traffic import FunctionTables
 from asyncpool._remote.nodes import no_agent
 from asyncpool._remote.reliable_link import MAX_PAYLOAD
 from asyncpool._remote.stored_calls import StoredArguments, StoredCall
-from asyncpool._wire.buffers import HEAVY, OutOfBandPickle, StreamTooLongError
+from asyncpool._wire.buffers import HEAVY, OutOfBandPickle, OverLimitError
 from asyncpool._wire.pickling import too_large
 from asyncpool._wire.text import function_name
 from asyncpool.errors import JobNotPicklableError, PoolFullError
@@ -99,7 +99,7 @@ class Submissions(Packer):
             else:
                 payload = stored.pack(function, args, kwargs)
                 size = len(payload.call)
-        except StreamTooLongError:
+        except OverLimitError:
             return self._submit_large(job, (function, args, kwargs))
         except BaseException as error:  # noqa: BLE001 - an argument's
             return client.registry.refuse(job, error)

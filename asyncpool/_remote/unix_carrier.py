@@ -140,7 +140,7 @@ class UnixCarrier:
 
     def _tell(self, kind: FrameKind, number: int) -> None:
         if self._open:
-            self._channel.put(header(kind, 0, tag=number))
+            self._channel.put(header(kind, 0, number=number))
             self._channel.flush_soon()
 
     def _on_end(self, error: Exception | None) -> None:

@@ -29,7 +29,7 @@ from asyncpool._sandbox.plan import (
     UNUSED_USERS,
     WRITE,
 )
-from asyncpool._wire.messages import outside
+from asyncpool._wire.messages import threads_outside
 
 TYPE_CHECKING = False  # see _wire/records.py
 if TYPE_CHECKING:
@@ -104,7 +104,7 @@ def enter(
             _call("prctl", _PR_CAP_AMBIENT, _PR_CAP_AMBIENT_CLEAR_ALL, 0, 0, 0)
     is_counted = bool(plan.namespaces) and _separate(plan.namespaces)
     if threads := preloading.left():
-        raise RuntimeError(outside(threads))
+        raise RuntimeError(threads_outside(threads))
     check_leftovers(descriptors)
     if cgroup:
         is_counted = True

@@ -40,7 +40,7 @@ MAIN = b"__main__"
 HEAVY = 131_072
 
 # No shorter one is long to read, whatever it holds.
-LIGHT = 2048
+SURELY_QUICK = 2048
 
 # How many bytes are copied at once while the thread holds the GIL: in fresh memory that
 # takes 0.2 ms.
@@ -50,7 +50,7 @@ _CHUNK = 262_144
 _ALIGNMENT = 64
 
 
-class StreamTooLongError(Exception):
+class OverLimitError(Exception):
     """The stream has become longer than allowed; what was written of it is lost."""
 
 
@@ -76,7 +76,7 @@ class OutOfBandPickle:
         return self._stream + sum(map(len, self.buffers))
 
     @property
-    def is_light(self) -> bool:
+    def travels_inline(self) -> bool:
         """Whether it can travel like any other object."""
         return not self.buffers and self._stream <= HEAVY
 
@@ -155,13 +155,13 @@ def dump(
         limit: The most bytes that the stream may have.
         pause: Called between the pieces of the stream.
         watch: Called with each object of a user's class before it is pickled; may
-            raise a :class:`StreamTooLongError`.
+            raise a :class:`OverLimitError`.
         in_band: Whether large buffers go into the stream, like everything else.
         others: Called for each try.  Returns how to reduce objects that pickle does
             not know.
 
     Raises:
-        StreamTooLongError: If the stream gets longer than *limit*.
+        OverLimitError: If the stream gets longer than *limit*.
         Exception: Any that the value's own methods raise, or the serializer.
     """
 
@@ -181,7 +181,7 @@ def dump(
             taught, without = others and others(), MAIN
             fast = pickle.Pickler if watch is None else _Watched
             return OutOfBandPickle(*write(fast, value))
-    except StreamTooLongError:
+    except OverLimitError:
         raise
     except Exception:  # noqa: BLE001, S110 - by value, then
         pass
@@ -270,7 +270,7 @@ class _Writer:
         if self._room is not None:
             self._room -= len(piece)
             if self._room < 0:
-                raise StreamTooLongError
+                raise OverLimitError
         if type(piece) is bytes:
             self._add(piece)
             return

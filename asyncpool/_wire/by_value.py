@@ -24,7 +24,7 @@ from types import FunctionType, ModuleType
 from weakref import WeakKeyDictionary
 
 from asyncpool._wire import scripts
-from asyncpool._wire.buffers import HEAVY, StreamTooLongError
+from asyncpool._wire.buffers import HEAVY, OverLimitError
 from asyncpool._wire.scripts import GlobalError, Unit, namespace
 from asyncpool._wire.text import in_units
 
@@ -137,7 +137,7 @@ class GlobalsPickler:
                     continue
                 try:
                     pieces[name] = self._define(name, main[name])
-                except (StreamTooLongError, GlobalError):
+                except (OverLimitError, GlobalError):
                     raise
                 except Exception as error:
                     reader = piece.reads.get(name)
@@ -244,7 +244,7 @@ class GlobalsPickler:
             yield from map(hash, piece.stream)
             for buffer in piece.buffers:
                 if self._limit is not None and len(buffer) > HEAVY:
-                    raise StreamTooLongError
+                    raise OverLimitError
                 for start in range(0, len(buffer), _CHUNK):
                     yield hash(bytes(buffer[start : start + _CHUNK]))  # 0.1 ms
                     if self._pause is not None:

@@ -62,8 +62,8 @@ class FrameKind(enum.IntEnum):
     FAILED = 3  # worker, launcher: something outside any job went wrong
     # The launcher's channel.  What they say is JSON, and requests are answered in their order.
     LAUNCH = 4  # pool: start a worker on these descriptors, with these variables
-    LAUNCHED = 5  # launcher: it has this pid, and whether a pidfd comes with this
-    EXITED = 6  # launcher: it ended, with this pid, status and CPU time in microseconds
+    LAUNCHED = 5  # launcher: the worker's pid, and whether its pidfd comes along
+    EXITED = 6  # launcher: a worker's pid, its status and CPU time in microseconds
     # Job channels.
     JOB = 7  # pool: run this; *number* is the function's, or 0 if that comes along
     VALUE = 8  # worker: what the job returned; *number* is how long it took, in us
@@ -138,7 +138,7 @@ class Frame(Record):
     job: int
     attempt: int
     number: int
-    payload: Any  # bytes; a view, if there are many; a Bundle, if some came before
+    payload: Any  # bytes; a view, if they are many; a ReceivedPickle, if parts of it came before
 
 
 # What Frame(...) does, in half of the time.
@@ -150,10 +150,10 @@ pack_header = _HEADER.pack
 
 
 def header(
-    kind: FrameKind, size: int, job: int = 0, attempt: int = 0, tag: int = 0
+    kind: FrameKind, size: int, job: int = 0, attempt: int = 0, number: int = 0
 ) -> bytes:
     """Return the header of a frame whose payload has *size* bytes."""
-    return pack_header(VERSION, kind, attempt, tag, job, size)
+    return pack_header(VERSION, kind, attempt, number, job, size)
 
 
 class FrameDecoder:
@@ -181,7 +181,7 @@ class FrameDecoder:
         more: Whether bytes wait that may hold more whole frames.
         rest: What has come and is in no frame yet, except for a long payload.
         target: Where to read the rest of a long payload, and no more than that.
-        whole: Whether nothing of the stream is left in here.
+        is_empty: Whether nothing of the stream is left in here.
     """
 
     def __init__(
@@ -193,7 +193,7 @@ class FrameDecoder:
         bare: bool = False,
     ) -> None:
         self.rest = bytearray()
-        self.whole = True
+        self.is_empty = True
         self.max_payload = max_payload
         self._allocate = allocate
         self._turn = range(most)
@@ -221,7 +221,7 @@ class FrameDecoder:
                 before that are returned first, however the stream was cut.
         """
         # Every job passes here twice, so this calls no function that it can avoid.
-        if self.whole:
+        if self.is_empty:
             data = bytes(data)
         else:
             if self.error is not None:
@@ -237,16 +237,16 @@ class FrameDecoder:
         for _ in self._turn:
             if body > size:
                 break
-            code, attempt, tag, job, length = unpack(data, start)
+            code, attempt, number, job, length = unpack(data, start)
             kind = _kind_of(code)
             if kind is None or length > limit:
                 break
             end = body + length
             if end > size:
                 break
-            frames.append((kind, job, attempt, tag, data[body:end]))
+            frames.append((kind, job, attempt, number, data[body:end]))
             start, body = end, end + HEADER_SIZE
-        if start < size or not self.whole:
+        if start < size or not self.is_empty:
             self._keep(data[start:], more=len(frames) == len(self._turn))
             if self.error is not None and not frames:
                 raise self.error
@@ -257,18 +257,18 @@ class FrameDecoder:
         size = len(rest)
         self.more, self._need = more and size >= HEADER_SIZE, HEADER_SIZE
         if not more and size >= HEADER_SIZE:
-            code, attempt, tag, job, length = _unpack_header(rest, 0)
+            code, attempt, number, job, length = _unpack_header(rest, 0)
             kind = _kind_of(code)
             if kind is None or length > self.max_payload:
                 self.error = self._explain(code, length)
             elif length <= _LONG:
                 self._need = HEADER_SIZE + length
             else:
-                frame = Frame(kind, job, attempt, tag, b"")
+                frame = Frame(kind, job, attempt, number, b"")
                 if self._begin_long(frame, length, rest[HEADER_SIZE:]):
                     rest = b""
         self.rest[:] = rest
-        self.whole = not rest and self.target is None
+        self.is_empty = not rest and self.target is None
 
     def fill(self, size: int) -> list[Frame]:
         """Record that *size* bytes were read into the target; return the frame if it is whole."""
@@ -278,7 +278,7 @@ class FrameDecoder:
             return []
         assert self._long is not None
         frames, self._long, self.target = [self._long], None, None
-        self.whole = True
+        self.is_empty = True
         return frames
 
     def _begin_long(self, frame: Frame, length: int, begun: bytes) -> bool:

@@ -30,15 +30,15 @@ if TYPE_CHECKING:
 # How the stack of a coroutine begins.
 COROUTINE = "Coroutine of the job (most recent call first):"
 
-# How the main thread of a worker ends: with its outermost call.  Of more than 100 calls,
+# How the stack of a worker's main thread ends: with its outermost call.  Of more than 100 calls,
 # faulthandler writes the inner ones and this.
 _OUTERMOST = b'\n  File "<string>", line 1 in <module>\n'
 _MORE = b"\n  ...\n"
 
 _OURS = "asyncpool/_worker/", "asyncpool/_cluster/", "asyncpool/_sandbox/"
 
-# A job that calls what is there is inside of our calls, and yet not at its end.
-CALLED = "asyncpool/_worker/api.py"
+# The functions that jobs call.  Frames of this file do not end the user's part of a stack.
+PUBLIC_API = "asyncpool/_worker/api.py"
 
 
 def tidy(text: str) -> str:
@@ -86,7 +86,7 @@ def users_lines(lines: Iterable[str]) -> list[str]:
     for line in lines:
         if not is_ours(line):
             shown.append(line)
-        elif CALLED not in line:
+        elif PUBLIC_API not in line:
             seen_ours = True
             if shown:
                 return shown
@@ -101,7 +101,7 @@ def is_ours(line: str) -> bool:
 
 
 # How many functions each worker remembers.
-MEMORY = 256
+MOST_REMEMBERED = 256
 
 
 class FunctionCache(dict[int, "Any"]):
@@ -109,7 +109,7 @@ class FunctionCache(dict[int, "Any"]):
 
     def add(self, number: int, function: object = None) -> None:
         """Remember one more function, and forget the oldest if there are too many."""
-        if len(self) >= MEMORY:
+        if len(self) >= MOST_REMEMBERED:
             del self[next(iter(self))]
         self[number] = function
 
@@ -247,7 +247,7 @@ class Thread(Record):
     seconds: float = 0.0
 
 
-def outside(threads: Iterable[Thread]) -> str:
+def threads_outside(threads: Iterable[Thread]) -> str:
     """Return why a worker with these threads cannot enter a sandbox."""
     who = {BEFORE_IMPORTS: "older than any import", SCRIPT: "of the script"}
     names = [f"{it.name} ({who.get(it.origin, f'of {it.origin}')})" for it in threads]

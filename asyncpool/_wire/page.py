@@ -110,25 +110,25 @@ class PageLayout:
             self.stacks = self._lanes + width * _LANE_SIZE
         self.size = self.stacks + STACKS_SIZE
 
-    def begun(self, lane: int) -> int:
+    def begun_offset(self, lane: int) -> int:
         """Return where the job is written that *lane* has begun."""
         return self.table + lane * BEGUN.size
 
-    def beats(self, lane: int) -> int:
+    def beats_offset(self, lane: int) -> int:
         """Return where the heartbeats of *lane* are."""
         return self._lanes + lane * _LANE_SIZE
 
-    def log(self, lane: int) -> int:
+    def log_offset(self, lane: int) -> int:
         """Return where the log of *lane* for chunks is."""
-        return self.beats(lane) + BEATS_SIZE
+        return self.beats_offset(lane) + BEATS_SIZE
 
-    def stack(self, lane: int) -> int:
+    def stack_offset(self, lane: int) -> int:
         """Return where the stack of *lane*'s coroutine is, if there are several lanes."""
-        return self.log(lane) + LOG_SIZE
+        return self.log_offset(lane) + LOG_SIZE
 
-    def outcome(self, lane: int) -> int:
+    def outcome_offset(self, lane: int) -> int:
         """Return where the outcome of *lane*'s last job is, if there are several lanes."""
-        return self.stack(lane) + LANE_STACK_SIZE
+        return self.stack_offset(lane) + LANE_STACK_SIZE
 
 
 def _in_whole_pages(size: int) -> int:
@@ -227,14 +227,14 @@ _PLAIN: dict[type, tuple[int, Callable[[Any], bytes], Callable[[bytes], Any]]] =
 FLAT: frozenset[type] = frozenset(_PLAIN)
 
 
-class Failure(Record):
+class ItemError(Record):
     """The outcome of an item that has no result."""
 
     error: BaseException
 
 
 # The outcome of an item that is done, if nothing else is known about it.
-LOST = Failure(RuntimeError("lost"))
+LOST = ItemError(RuntimeError("lost"))
 
 
 class ChunkResult(Record):
@@ -253,7 +253,7 @@ class ChunkResult(Record):
     microseconds: float = 0.0
 
     def load(self) -> list[Any]:
-        """Return the results, with a :class:`Failure` for each item that has none."""
+        """Return the results, with a :class:`ItemError` for each item that has none."""
         found = self.outcomes
         if not set(map(type, found)) <= FLAT:
             found = list(map(_load, found))
@@ -331,11 +331,11 @@ def _load_value(data: bytes) -> Any:
     try:
         return load_value(data)
     except JobNotPicklableError as error:
-        return Failure(error)
+        return ItemError(error)
 
 
 _LOADERS: dict[int, Callable[[bytes], Any]] = {
     _VALUE: _load_value,
-    _ERROR: lambda data: Failure(load_error(data)),
+    _ERROR: lambda data: ItemError(load_error(data)),
     **{kind: load for kind, _, load in _PLAIN.values()},
 }

@@ -36,8 +36,8 @@ from asyncpool._wire.buffers import (
     LARGE,
     MAIN,
     OutOfBandPickle,
+    OverLimitError,
     ReceivedPickle,
-    StreamTooLongError,
     dump,
     is_heavy,
     keep_large,
@@ -130,7 +130,7 @@ def pack_job(
         pause: Called now and then while a large object is pickled.
 
     Raises:
-        StreamTooLongError: If *limit* is too low.
+        OverLimitError: If *limit* is too low.
         JobNotPicklableError: If a part cannot be pickled.  The error names the
             part.
     """
@@ -151,7 +151,7 @@ def pack_job(
             if not probe.search((function, *args, *kwargs.values())[number > 0 :]):
                 watch = probe.watch
         pickled = dump(call, limit=limit, pause=pause, watch=watch)
-    except StreamTooLongError:
+    except OverLimitError:
         raise
     except Exception as error:
         parts = [("fn", function)]
@@ -162,7 +162,7 @@ def pack_job(
         if any(text in describe(why) for text in _ONLY_AT_A_START):
             where += _HINT
         raise unpicklable(why, name, hint=where) from why
-    return pickled.payload if pickled.is_light else pickled
+    return pickled.payload if pickled.travels_inline else pickled
 
 
 def load_job(
@@ -440,7 +440,7 @@ class SizeProbe:
             Whether every object was checked, so that no pickler needs :meth:`watch`.
 
         Raises:
-            StreamTooLongError: If there is a large object.
+            OverLimitError: If there is a large object.
         """
         limit, seen_all = self._limit, True
         found = list(islice(values, _LOOKS))  # the list grows during the loop
@@ -448,10 +448,10 @@ class SizeProbe:
             cls = type(value)
             if cls is str:
                 if len(value) > limit:
-                    raise StreamTooLongError
+                    raise OverLimitError
             elif cls is int:
                 if value.bit_length() > 8 * limit:
-                    raise StreamTooLongError
+                    raise OverLimitError
             elif cls in _ITEMS:
                 room = _LOOKS - len(found)
                 seen_all = seen_all and len(value) <= room
@@ -464,12 +464,12 @@ class SizeProbe:
         """Check an object of a user's class that is about to be pickled.
 
         Raises:
-            StreamTooLongError: If the object is large, or holds a large one, or if
+            OverLimitError: If the object is large, or holds a large one, or if
                 there are too many.
         """
         self._objects -= 1
         if self._objects < 0 or self._is_copied(value):
-            raise StreamTooLongError
+            raise OverLimitError
         try:
             attributes = value.__dict__
         except Exception:

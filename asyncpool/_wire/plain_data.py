@@ -26,8 +26,8 @@ from asyncpool._wire.buffers import (
     HEAVY,
     LARGE,
     OutOfBandPickle,
+    OverLimitError,
     ReceivedPickle,
-    StreamTooLongError,
 )
 
 TYPE_CHECKING = False  # see _wire/records.py
@@ -168,7 +168,7 @@ def write(
 
     Raises:
         NotDataError: If it is no plain data.
-        StreamTooLongError: If *limit* is too low.
+        OverLimitError: If *limit* is too low.
         RecursionError: If it holds itself, or is nested too deeply.
         Exception: Whatever else the format raises.
     """
@@ -346,7 +346,7 @@ class _Writer(_Scales):
     def _spend(self, size: int) -> None:
         self._room -= size
         if self._room < 0:
-            raise StreamTooLongError
+            raise OverLimitError
 
     def _push(self, values: list[Any], weight: int) -> None:
         self._spend(weight)
@@ -381,7 +381,7 @@ class _Writer(_Scales):
 
     def _make(self, instruction: int, values: list[Any]) -> None:
         if _EACH * len(values) > self._room:  # each takes as much: do not begin
-            raise StreamTooLongError
+            raise OverLimitError
         self._put(values)
         self._add(instruction, len(values))
 
@@ -399,7 +399,7 @@ class _Writer(_Scales):
             self._make(DICT, [*chain.from_iterable(value.items())])
         elif cls is str:
             if len(value) > self._room:
-                raise StreamTooLongError
+                raise OverLimitError
             if size_of(value) > _LONGEST:
                 raise NotDataError(f"a text of {len(value)} characters: send bytes")
             starts = range(0, len(value), _CHARACTERS)

@@ -142,7 +142,7 @@ def file_descriptor(file: Any) -> int:
 
 
 def check_beside(payload: bytes) -> bytes:
-    """Pickle a value that is to travel with a descriptor.
+    """Return a packed value that is to travel with a descriptor.
 
     Raises:
         ValueError: If it is too large.
@@ -200,7 +200,7 @@ def socket_of(fd: int) -> socket.socket:
 # The environment of a fresh interpreter has it until the process has become what it was started for.
 # The value is the descriptor of its channel.  A process that runs a program, and still has it,
 # was started for another purpose, and must not start others in turn.
-MARK = "ASYNCPOOL_STARTS"
+STARTS = "ASYNCPOOL_STARTS"
 
 # What such a process answers on its channel instead of a greeting.
 REFUSAL = b"refused\n"

@@ -11,7 +11,7 @@ from collections import abc
 from functools import reduce
 from typing import Any, get_args, get_origin, get_type_hints
 
-from asyncpool._wire.buffers import StreamTooLongError
+from asyncpool._wire.buffers import OverLimitError
 from asyncpool._wire.formats import JSON, Format, Kind, reason_of
 from asyncpool._wire.pickling import (
     describe,
@@ -239,7 +239,7 @@ class Signature:
             in_band: Whether large buffers are part of the message.
 
         Raises:
-            StreamTooLongError: If *limit* is too low.
+            OverLimitError: If *limit* is too low.
             JobNotPicklableError: If an argument is no plain data, and not of the annotated type.
         """
         how = self._how
@@ -258,7 +258,7 @@ class Signature:
                     values[at] = kind.plain(values[at])
             call = [values, [*kwargs]]
             return write(self._call, call, limit=limit, in_band=in_band)
-        except StreamTooLongError:
+        except OverLimitError:
             raise
         except Exception as error:
             name, where, why = "the call", "$", error
@@ -312,7 +312,7 @@ def _check_size(values: list[Any], limit: int) -> None:
     """Check roughly that *values* of any type, with those in them, have at most *limit* bytes.
 
     Raises:
-        StreamTooLongError: If they have more.
+        OverLimitError: If they have more.
     """
     found, size = [*values], 0
     for value in found:  # the list grows during the loop
@@ -328,7 +328,7 @@ def _check_size(values: list[Any], limit: int) -> None:
         elif type(attributes := getattr(value, "__dict__", None)) is dict:
             parts = attributes.values()
         if size > limit or len(found) + len(parts) > limit:
-            raise StreamTooLongError
+            raise OverLimitError
         found += parts
 
 

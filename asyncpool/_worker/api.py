@@ -220,7 +220,7 @@ def _write(runner: JobRunner, details: bytes) -> None:
     now = monotonic()
     lane.beats += 1
     record = Beat(lane.beats, *job, now, details).pack()
-    start = runner.layout.beats(lane.index) + beat_offset(lane.beats)
+    start = runner.layout.beats_offset(lane.index) + beat_offset(lane.beats)
     # In one step, between two bytecodes.
     runner.page[start : start + len(record)] = record
     first = lane.last_beat is None or lane.last_beat[0] != job

@@ -66,7 +66,7 @@ class LargeBuffers:
     """
 
     def __init__(self, jobs: socket.socket) -> None:
-        self._jobs = jobs
+        self._job_socket = jobs
         self.in_use = False
         # The control thread rings after it has changed one of the next two.  Each change is
         # one step under the GIL, so no lock is needed.  A ring too many does no harm.
@@ -143,7 +143,7 @@ class LargeBuffers:
         if self._lent is not None:
             self._unsent.append((FrameKind.SEGMENT_RETURNED, self._lent.number))
             self._lent = None
-            self._jobs.sendall(self._news())
+            self._job_socket.sendall(self._news())
 
     def put(self, outcome: bytes | OutOfBandPickle) -> tuple[bytes, bytes]:
         """Send the buffers of an outcome, or copy them into shared memory.
@@ -167,18 +167,18 @@ class LargeBuffers:
 
     def _put(self, pickled: OutOfBandPickle) -> bytes:
         areas, sizes = pickled.areas, pickled.sizes
-        self._jobs.sendall(header(FrameKind.WANT, 0, lay_out(sizes)[1]))
+        self._job_socket.sendall(header(FrameKind.WANT, 0, lay_out(sizes)[1]))
         if number := self.wait_for_grant():
             with contextlib.suppress(OSError):
                 self._memory(number).fill(pickled)
                 numbers = pack_numbers(sizes)
-                head = header(FrameKind.LENT, len(numbers), tag=number)
+                head = header(FrameKind.LENT, len(numbers), number=number)
                 return head + numbers
             self._unsent.append((FrameKind.LOST, number))
         for size, pieces in zip(sizes, areas, strict=True):
-            self._jobs.sendall(header(FrameKind.AREA, size))
+            self._job_socket.sendall(header(FrameKind.AREA, size))
             for piece in pieces:
-                self._jobs.sendall(piece)
+                self._job_socket.sendall(piece)
         return b""
 
     def _memory(self, number: int) -> Memory:
@@ -213,5 +213,5 @@ class LargeBuffers:
             if memory is not None and memory.copied:  # by a fork of a job
                 kind = FrameKind.LOST
                 del self._mapped[number]
-            news += header(kind, 0, tag=number)
+            news += header(kind, 0, number=number)
         return news

@@ -111,7 +111,7 @@ async def call_items(
     lane = runner.by_job[job[:2]]
     log = lane.log
     if log is None:
-        log = lane.log = ChunkLog(runner.page_fd, runner.layout.log(lane.index))
+        log = lane.log = ChunkLog(runner.page_fd, runner.layout.log_offset(lane.index))
     log.begin(*job[:2])
     try:
         function = _recall(packed) if named else pickle.loads(packed)

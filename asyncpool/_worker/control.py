@@ -56,7 +56,7 @@ if TYPE_CHECKING:
     from asyncpool._worker.runner import JobRunner
 
 # Seconds after which a job is signalled again if it has not begun to end.
-_AGAIN = 0.02
+_NEXT_SIGNAL = 0.02
 
 
 class Control:
@@ -259,7 +259,7 @@ class Control:
             return
         channel = poll()
         channel.register(self._socket, POLLIN)
-        while not channel.poll(_AGAIN * 1000) and self.interrupts.pending():
+        while not channel.poll(_NEXT_SIGNAL * 1000) and self.interrupts.pending():
             self.interrupts.signal()
 
     def _answer(self, frame: Frame, fds: list[int]) -> None:

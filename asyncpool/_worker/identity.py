@@ -1,4 +1,4 @@
-"""What code in a worker takes the worker for: its ``__main__``, and a child of the service.
+"""What a worker shows to the code of its jobs: the service's ``__main__``, and a child process of it.
 
 ``__main__`` is the service's script, imported when it is first needed.  Many services never send
 anything of their script, which may be an installed command.  So the worker imports the script only

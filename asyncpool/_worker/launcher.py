@@ -43,7 +43,7 @@ import traceback
 
 from asyncpool._wire.frames import Frame, FrameDecoder, FrameKind, header
 from asyncpool._wire.messages import SCRIPT, Failure, LauncherConfig, cannot_succeed
-from asyncpool._wire.posix import MARK, STACKS, command_line, receive_fds, socket_of
+from asyncpool._wire.posix import STACKS, STARTS, command_line, receive_fds, socket_of
 from asyncpool._worker.identity import install_script, load_script
 from asyncpool._worker.process import Preloading, forking, load_titles, prctl, show
 from asyncpool._worker.worker import work
@@ -316,7 +316,7 @@ def _become_worker(
             os.execvpe(  # noqa: S606 - no shell is wanted
                 config.command[0],
                 command_line(config.command, "worker", tuple(channels)),
-                {**os.environ, **variables, MARK: str(channels[0])},
+                {**os.environ, **variables, STARTS: str(channels[0])},
             )
         sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
         numpy_random = sys.modules.get("numpy.random")

@@ -18,7 +18,7 @@ from _thread import allocate_lock, start_new_thread
 from collections import Counter
 
 from asyncpool._wire.messages import BEFORE_IMPORTS, KernelLimit, Thread, Variables
-from asyncpool._wire.posix import MARK, greeting
+from asyncpool._wire.posix import STARTS, greeting
 from asyncpool._wire.text import printable
 
 TYPE_CHECKING = False  # see _wire/records.py
@@ -82,7 +82,7 @@ class Start:
 
 
 def _begin(role: str, fds: list[int]) -> NoReturn:
-    os.environ.pop(MARK, None)
+    os.environ.pop(STARTS, None)
     for fd in fds:
         os.set_inheritable(fd, False)
     if role == "launcher":
@@ -211,7 +211,7 @@ class Preloading:
         """
         if not (before := self._look()):
             return []
-        copy, wait = _fork_in_vain(), _FIRST_LOOK
+        copy, wait = _trial_fork(), _FIRST_LOOK
         while True:
             after = self._look()
             left = _lost(before, after, copy) if whole else after
@@ -253,7 +253,7 @@ def _lost(
     return lost
 
 
-def _fork_in_vain() -> list[str]:
+def _trial_fork() -> list[str]:
     """Return the names of the threads that the copy of this process has right after a fork."""
     out, into = os.pipe()
     with forking():

@@ -171,7 +171,7 @@ _JOB, _STEP, _LOOP = range(1, 4)
 # The frames that say what runs, and which of their variables has the context of the job, or is
 # that context.
 _RUNNER = "asyncpool._worker.runner"
-_MARKS = {
+_TELLING_FRAMES = {
     (_RUNNER, "JobRunner._run"): (_JOB, "context", ""),
     (_RUNNER, "JobRunner._run_loop"): (_LOOP, "", ""),
     (_RUNNER, "CoroutineSteps._take"): (_STEP, "self", "context"),
@@ -206,7 +206,7 @@ class _Code:
 
     def __init__(self, module: str, code: CodeType) -> None:
         name = code.co_qualname
-        self.mark, self.variable, self.attribute = _MARKS.get(
+        self.mark, self.variable, self.attribute = _TELLING_FRAMES.get(
             (module, name), (0, "", "")
         )
         self.is_call = (module, name) == _CALL

@@ -87,10 +87,10 @@ class Lane:
 
     Attributes:
         index: As above.
-        begun: Where on the page it says which job it has begun.
+        begun_offset: Where on the page it says which job it has begun.
         whose: The job and its attempt.
         sequence: The job's sequence number.
-        began: When it began, in nanoseconds.
+        began_ns: When it began, by :func:`time.perf_counter_ns`.
         leave_hook: Leaves the hook that was entered around it.
         credit: How many items its last stream may send.
         steps: Its coroutine, if it has one.
@@ -101,9 +101,9 @@ class Lane:
 
     def __init__(self, index: int, layout: PageLayout) -> None:
         self.index = index
-        self.begun = layout.begun(index)
+        self.begun_offset = layout.begun_offset(index)
         self.whose: tuple[int, int] = (NO_JOB, 1)
-        self.sequence = self.began = self.beats = 0
+        self.sequence = self.began_ns = self.beats = 0
         self.leave_hook: Leave | None = None
         self.credit: Credit | None = None
         self.steps: CoroutineSteps | None = None
@@ -253,7 +253,7 @@ class JobRunner:
         self._free = [Lane(index, layout) for index in reversed(range(layout.width))]
         self._config = config
         self.max_payload = config.max_payload
-        self.jobs = jobs
+        self.job_socket = jobs
         self.control = control
         self._claims, self._interrupts = control.claims, control.interrupts
         self._large_buffers = control.large_buffers
@@ -282,12 +282,12 @@ class JobRunner:
                 self._run_loop()
             elif self._claims.closed:
                 # The last job has been run: whatever else comes goes back to the pool.
-                while self.jobs.recv(SMALL):
+                while self.job_socket.recv(SMALL):
                     pass
                 return
             elif self._pending:
                 self._begin()
-            elif frames := receive(self.jobs, self._incoming):
+            elif frames := receive(self.job_socket, self._incoming):
                 self._pending += frames
             else:
                 return
@@ -321,7 +321,7 @@ class JobRunner:
 
     def _run_loop(self) -> None:
         """Run the event loop while coroutines of jobs run."""
-        loop, channel = self._loop, self.jobs.fileno()
+        loop, channel = self._loop, self.job_socket.fileno()
         watches = self._several and not self._ended
         if watches:
             loop.add_reader(channel, self._turn, channel)
@@ -355,7 +355,9 @@ class JobRunner:
         try:
             if channel is None:
                 self._coming = False
-            elif (frames := receive(self.jobs, self._incoming, wait=False)) is not None:
+            elif (
+                frames := receive(self.job_socket, self._incoming, wait=False)
+            ) is not None:
                 self._pending += frames
             else:
                 self._ended = True
@@ -430,8 +432,8 @@ class JobRunner:
         lane = self._free.pop()
         # Noted before any code of the job's own can run, even that of its arguments.
         lane.whose = whose = job, attempt = frame.job, frame.attempt
-        BEGUN.pack_into(self.page, lane.begun, job, attempt)
-        lane.sequence, lane.began = self._claims.last_claimed, perf_counter_ns()
+        BEGUN.pack_into(self.page, lane.begun_offset, job, attempt)
+        lane.sequence, lane.began_ns = self._claims.last_claimed, perf_counter_ns()
         self.by_job[whose] = lane
         # Each job has its own context: the next job does not see what it sets.  A sampler
         # finds the context by this name, see profile.py.
@@ -453,11 +455,11 @@ class JobRunner:
         except BaseException as error:  # an interrupt at the very end
             outcome = context.run(self._pack_error, lane, error)
         if len(self.by_job) > 1:  # these others have waited for a plain function
-            seconds = (perf_counter_ns() - lane.began) / 1e9
+            seconds = (perf_counter_ns() - lane.began_ns) / 1e9
             if seconds > self._loop.slow_callback_duration:
                 hint = f"; other jobs there: {len(self.by_job) - 1}"
                 context.run(warn, f"job {job}", seconds, "in a plain function", hint)
-        self._leave(lane, *outcome)
+        self._send_outcome(lane, *outcome)
         return True
 
     def _outcome(self, lane: Lane, frame: Frame) -> Any:
@@ -545,7 +547,7 @@ class JobRunner:
                 self._interrupts.running = None
         except BaseException as instead:
             outcome = self._pack_error(lane, instead)
-        self._leave(lane, *outcome)
+        self._send_outcome(lane, *outcome)
 
     def error_for_caller(self, lane: Lane, error: BaseException) -> BaseException:
         """Return what the caller is to get of *error*, and leave the hook with it.
@@ -666,17 +668,17 @@ class JobRunner:
             if type(payload) is not bytes or self._large_buffers.in_use:
                 ahead, payload = self._large_buffers.put(payload)
             head = header(FrameKind.ITEM, len(payload), *lane.whose)
-            send(self.jobs, ahead + head, payload)
+            send(self.job_socket, ahead + head, payload)
         finally:
             self._interrupts.held = False
 
     # From the lanes to the channel.
 
-    def _leave(
+    def _send_outcome(
         self, lane: Lane, kind: FrameKind, payload: bytes | OutOfBandPickle
     ) -> None:
         """Send the outcome of a job, and free its lane."""
-        duration = min((perf_counter_ns() - lane.began) // 1000, MAX_NUMBER)
+        duration = min((perf_counter_ns() - lane.began_ns) // 1000, MAX_NUMBER)
         if os.getpid() != self._worker:  # forked, without a call for each job
             os._exit(0)
         job, attempt = whose = lane.whose
@@ -708,7 +710,7 @@ class JobRunner:
                 self._outcomes.append(head + payload)
                 self._soon()
             else:
-                send(self.jobs, ahead + head, payload)
+                send(self.job_socket, ahead + head, payload)
         except BaseException as error:
             self._fail(error)
         if lane.steps is not None:
@@ -729,7 +731,7 @@ class JobRunner:
         """
         if not self._several or len(payload) > LANE_OUTCOME_SIZE - NOTED.size:
             return False
-        page, start = self.page, self.layout.outcome(lane.index)
+        page, start = self.page, self.layout.outcome_offset(lane.index)
         # The number of the job comes last: until then the outcome belongs to no job.
         NOTED.pack_into(page, start, 0, 0, kind, duration, len(payload))
         begin = start + NOTED.size
@@ -741,7 +743,7 @@ class JobRunner:
         if self._outcomes:
             data = b"".join(self._outcomes)
             self._outcomes.clear()
-            self.jobs.sendall(data)
+            self.job_socket.sendall(data)
 
     def _fail(self, error: BaseException) -> None:
         """End the worker with *error*; only the first one counts, since it cancels the jobs."""

@@ -82,7 +82,7 @@ class StackWriter:
             if not text and (main := self._pop_main(sys._current_frames())):  # noqa: SLF001 - public
                 text = _MAIN + main
             note = BEGUN.pack(job, attempt) + text.encode(errors="replace")
-            start, note = layout.stack(lane.index), note[:LANE_STACK_SIZE]
+            start, note = layout.stack_offset(lane.index), note[:LANE_STACK_SIZE]
             area = slice(start, start + LANE_STACK_SIZE)
             self.runner.page[area] = note.ljust(LANE_STACK_SIZE, b"\0")
         elif text:

@@ -133,7 +133,7 @@ def _initialize(config: WorkerConfig, control: Control, runner: JobRunner) -> No
             identity = control.identity
             env = (*config.sandbox.env, *identity.environment)
             plan = config.sandbox._replace(env=env)
-            channels = (runner.jobs.fileno(), control.fileno(), runner.page_fd)
+            channels = (runner.job_socket.fileno(), control.fileno(), runner.page_fd)
             needed = (*channels, *(fd for fd in HANDED if fd is not None))
             open_loop = runner.loop if config.loop == "uvloop" else None
             place = identity.folder, identity.cgroup

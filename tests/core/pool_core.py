@@ -209,7 +209,7 @@ class Core:
 
     def job_waits(self, now: float) -> None:
         """Let a job have come for which no worker was free, if the core wants to know that."""
-        if self._core.exits.sizing.watching:
+        if self._core.exits.sizing.may_grow:
             self._core.exits.sizing.job_waits(now)
 
     # What there is to see.

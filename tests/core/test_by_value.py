@@ -14,8 +14,8 @@ from asyncpool._engine.interpreter import recognise
 from asyncpool._wire import by_value, scripts, scripts as arrivals
 from asyncpool._wire.buffers import (
     HEAVY,
+    OverLimitError,
     ReceivedPickle,
-    StreamTooLongError,
     dump,
     dumps_call,
     loads,
@@ -215,12 +215,12 @@ def all_of(x): return plain(x), with_default(), typed(x)
 
 def test_too_large_a_global_is_too_large_for_this_thread(sides: Sides) -> None:
     sides.run("words = [str(n) for n in range(10_000)]\ndef look(): return len(words)")
-    with pytest.raises(StreamTooLongError):
+    with pytest.raises(OverLimitError):
         dump((sides.here["look"], ()), limit=1000)
     assert sides.call("look") == 10_000
     # Nor is a large buffer hashed, though that stays out of the stream.
     sides.run("import numpy\nones = numpy.ones(100_000)\ndef sums(): return ones.sum()")
-    with pytest.raises(StreamTooLongError):
+    with pytest.raises(OverLimitError):
         dump((sides.here["sums"], ()), limit=HEAVY)
     assert sides.call("sums") == 100_000
 

@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 from tblib import pickling_support
 
-from asyncpool._wire.buffers import HEAVY, StreamTooLongError
+from asyncpool._wire.buffers import HEAVY, OverLimitError
 from asyncpool._wire.pickling import (
     format_error,
     load_error,
@@ -101,11 +101,11 @@ class Box:
     ids=lambda value: type(value).__name__,
 )
 def test_a_giant_is_found_at_once_wherever_it_is(giant: object) -> None:
-    with pytest.raises(StreamTooLongError):
+    with pytest.raises(OverLimitError):
         pack_job(add, (1, [giant]), {}, number=1, limit=LIMIT)
     # Nor is what the second one of a class has.
     Box.pickled = 0
-    with pytest.raises(StreamTooLongError):
+    with pytest.raises(OverLimitError):
         pack_job(add, (Box(a=1), Box(a=giant)), {}, number=1, limit=LIMIT)
     assert Box.pickled <= 2
 
@@ -119,7 +119,7 @@ def test_of_more_than_400_objects_none_is_pickled_in_vain() -> None:
     pack_job(add, ([Box() for _ in range(399)],), {}, number=1, limit=HEAVY)
     assert Box.pickled == 399
     Box.pickled = 0
-    with pytest.raises(StreamTooLongError):
+    with pytest.raises(OverLimitError):
         pack_job(add, ([Box() for _ in range(1_000)],), {}, number=1, limit=HEAVY)
     assert Box.pickled == 399
 

@@ -22,7 +22,7 @@ def grow(sizing: Sizing, now: float, *, waiting: int, coming: int = 0) -> int:
 
 def test_a_pool_of_a_fixed_size_looks_at_nothing() -> None:
     sizing = Sizing(4, 4, IDLE)
-    assert not sizing.watching
+    assert not sizing.may_grow
     sizing.job_waits(0.0)
     assert next_look(sizing) is None
     sizing.grow(1.0, waiting=100, coming=0)
@@ -33,12 +33,12 @@ def test_a_pool_of_a_fixed_size_looks_at_nothing() -> None:
 def test_it_grows_by_more_and_more_as_long_as_jobs_wait() -> None:
     sizing, now, sizes = Sizing(2, 20, IDLE), 0.0, []
     sizing.job_waits(now)
-    assert not sizing.watching, "one report is enough"
+    assert not sizing.may_grow, "one report is enough"
     while sizing.size < 20:
         now += GROW_EVERY
         sizes.append(grow(sizing, now, waiting=100))
     assert sizes == [3, 5, 9, 17, 20]
-    assert not sizing.watching
+    assert not sizing.may_grow
     assert sizing.grow_at is None
 
 
@@ -46,7 +46,7 @@ def test_a_burst_that_is_over_soon_starts_nobody() -> None:
     sizing = Sizing(2, 20, IDLE)
     sizing.job_waits(0.0)
     assert grow(sizing, GROW_EVERY, waiting=0) == 2
-    assert sizing.watching, "the next one may not be over soon"
+    assert sizing.may_grow, "the next one may not be over soon"
     assert next_look(sizing) is None
 
 
@@ -57,7 +57,7 @@ def test_no_more_are_started_than_there_are_jobs_without_one() -> None:
     assert grow(sizing, 2 * GROW_EVERY, waiting=1, coming=1) == 2
     # It is no matter of time any more, but of the next one that waits.
     assert sizing.grow_at is None
-    assert sizing.watching
+    assert sizing.may_grow
     sizing.job_waits(1.0)
     assert grow(sizing, 1.0 + GROW_EVERY, waiting=3, coming=1) == 4
     assert grow(sizing, 1.0 + 2 * GROW_EVERY, waiting=1, coming=3) == 4
@@ -113,12 +113,12 @@ def test_an_idle_worker_goes_exactly_when_its_time_is_over(
 def test_other_bounds_count_at_once() -> None:
     sizing = Sizing(2, 2, IDLE)
     sizing.limit(4, 8, 1.0)
-    assert (sizing.size, sizing.watching) == (4, True)
+    assert (sizing.size, sizing.may_grow) == (4, True)
     sizing.limit(1, 3, 2.0)
     assert sizing.size == 3
     assert next_look(sizing) == 2.0 + IDLE
     sizing.limit(2, 2, 3.0)
-    assert (sizing.size, sizing.watching) == (2, False)
+    assert (sizing.size, sizing.may_grow) == (2, False)
     assert next_look(sizing) is None
 
 

@@ -16,7 +16,7 @@ from hypothesis import given, strategies as st
 
 from asyncpool._core.data_only import DataOnly
 from asyncpool._wire import formats, schemas
-from asyncpool._wire.buffers import OutOfBandPickle, ReceivedPickle, StreamTooLongError
+from asyncpool._wire.buffers import OutOfBandPickle, OverLimitError, ReceivedPickle
 from asyncpool._wire.formats import Format, format_of
 from asyncpool._wire.plain_data import NotDataError
 from asyncpool._wire.schemas import Signature, load_failure, pack_failure
@@ -163,7 +163,7 @@ def test_what_is_too_long_for_the_event_loop_is_found_before_it_is_written(
     value: Any,
 ) -> None:
     for how in FORMATS:
-        with pytest.raises(StreamTooLongError):
+        with pytest.raises(OverLimitError):
             Signature(None, how).pack((value,), {}, limit=131_072)
 
 

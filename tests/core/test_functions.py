@@ -25,7 +25,7 @@ from asyncpool._core.figures import FunctionTotals
 from asyncpool._core.functions import Function, FunctionTable
 from asyncpool._remote.client_jobs import RemoteFunctionTable
 from asyncpool._wire import scripts
-from asyncpool._wire.messages import MEMORY, FunctionCache
+from asyncpool._wire.messages import MOST_REMEMBERED, FunctionCache
 from asyncpool._wire.scripts import Script
 from asyncpool._wire.text import MAX_NAME, function_name
 from asyncpool._worker.api import call_chunk
@@ -311,11 +311,11 @@ def crowd() -> Any:
 def test_what_workers_have_forgotten_the_pool_knows(crowd: list[ANY]) -> None:
     table = FunctionTable(FunctionTotals())
     for _ in range(2):
-        for function in crowd[: 2 * MEMORY]:
+        for function in crowd[: 2 * MOST_REMEMBERED]:
             table.find(function).traits.note(1e6)
-    found = [table.find(function) for function in crowd[: 2 * MEMORY]]
+    found = [table.find(function) for function in crowd[: 2 * MOST_REMEMBERED]]
     assert {each.traits.cost for each in found} == {1e6}
-    assert [each.number for each in found] == list(range(1, 2 * MEMORY + 1))
+    assert [each.number for each in found] == list(range(1, 2 * MOST_REMEMBERED + 1))
 
 
 class Side:
@@ -366,7 +366,7 @@ def test_a_worker_calls_what_was_meant(
     for side in sides:
         assert side.receive() == side.meant
         assert list(side.pool) == list(side.worker)
-        assert 0 < len(side.pool) <= MEMORY
+        assert 0 < len(side.pool) <= MOST_REMEMBERED
 
 
 # A client sends what lives in ``__main__`` by value.

@@ -37,7 +37,7 @@ ON_LOOKUP = JobOptions(max_attempts=2, retry_on=(LookupError, SystemExit))
 
 
 @pytest.mark.parametrize(
-    ("policy", "kind", "delivery", "attempt", "times_returned", "again"),
+    ("policy", "kind", "delivery", "attempt", "times_suspected", "again"),
     [
         # A job that may have had effects is never run twice unasked.
         (ONCE, "crash", "started", 1, 0, False),
@@ -74,10 +74,10 @@ def test_whether_a_job_is_tried_again_after_a_crash(
     kind: str,
     delivery: str,
     attempt: int,
-    times_returned: int,
+    times_suspected: int,
     again: bool,  # noqa: FBT001
 ) -> None:
-    costs = costs_attempt(delivery=Delivery(delivery), times_returned=times_returned)
+    costs = costs_attempt(delivery=Delivery(delivery), times_suspected=times_suspected)
     answer = not costs or policy.after_crash(CrashKind(kind), attempt=attempt)
     assert answer is again
 
@@ -187,11 +187,11 @@ def test_a_limit_of_the_kernel_is_one_number_or_two() -> None:
 
 def test_a_job_that_comes_back_too_often_loses_an_attempt_each_time() -> None:
     free = [
-        not costs_attempt(delivery=Delivery.SENT, times_returned=times)
+        not costs_attempt(delivery=Delivery.SENT, times_suspected=times)
         for times in range(MAX_FREE_RETURNS + 2)
     ]
     assert free == [True] * MAX_FREE_RETURNS + [False] * 2
-    assert costs_attempt(delivery=Delivery.STARTED, times_returned=0)
+    assert costs_attempt(delivery=Delivery.STARTED, times_suspected=0)
 
 
 @pytest.mark.parametrize(
@@ -200,7 +200,7 @@ def test_a_job_that_comes_back_too_often_loses_an_attempt_each_time() -> None:
 def test_attempts_that_had_begun_are_told_from_the_others(
     attempts: int, returned: int, begun: int
 ) -> None:
-    assert begun_attempts(attempts=attempts, times_returned=returned) == begun
+    assert begun_attempts(attempts=attempts, times_suspected=returned) == begun
 
 
 # When a job has to end, and how.

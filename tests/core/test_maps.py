@@ -19,7 +19,7 @@ from asyncpool._wire.page import (
     LOG_SIZE,
     LOST,
     ChunkResult,
-    Failure,
+    ItemError,
     copy_log,
     note,
     read_log,
@@ -146,7 +146,7 @@ def test_other_values_and_errors_are_found() -> None:
         assert load is not None
         value, failure, last = load
         assert (value, last) == ([1, {2: 3}], 5)
-        assert type(failure) is Failure
+        assert type(failure) is ItemError
         assert repr(failure.error) == "ValueError('mine')"
     assert ChunkResult([1], [{"large": 2}]).load() == [1, {"large": 2}]
 

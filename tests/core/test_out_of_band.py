@@ -19,7 +19,7 @@ from asyncpool._wire.buffers import (
     HEAVY,
     LARGE,
     OutOfBandPickle,
-    StreamTooLongError,
+    OverLimitError,
     dump,
     lay_out,
     loads,
@@ -69,7 +69,7 @@ def stream_of(value: object) -> bytes:
 @given(plain_values)
 def test_a_plain_value_is_pickled_as_always(value: object) -> None:
     parcel = dump(value)
-    assert parcel.is_light
+    assert parcel.travels_inline
     assert parcel.payload == pickle.dumps(value, 5)
     assert len(parcel) == len(parcel.payload)
     assert (parcel.buffers, parcel.areas) == ([], [])
@@ -129,7 +129,7 @@ def test_a_stream_has_at_most_as_many_bytes_as_the_limit(
 ) -> None:
     length = len(stream_of(value))
     assert stream_of(value) == b"".join(dump(value, limit=length + room).pieces)
-    with pytest.raises(StreamTooLongError):
+    with pytest.raises(OverLimitError):
         dump(value, limit=length - 1 - room)
 
 
@@ -191,7 +191,7 @@ def test_large_buffers_may_be_a_part_of_the_stream(size: int) -> None:
     parcel = dump([1, pickle.PickleBuffer(block), "end"], in_band=True)
     assert parcel.buffers == []
     assert pickle.loads(b"".join(parcel.pieces)) == [1, block, "end"]
-    with pytest.raises(StreamTooLongError):
+    with pytest.raises(OverLimitError):
         dump([1, pickle.PickleBuffer(block), "end"], in_band=True, limit=size)
 
 

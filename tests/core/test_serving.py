@@ -148,7 +148,7 @@ class ServingMachine(RuleBasedStateMachine):
                     assert slot not in self.workers
                     self.workers[slot] = _Worker(generation)
                 case cmd.Stop(slot):
-                    self.press(slot, StopStage.STOPPED)
+                    self.press(slot, StopStage.ASKED)
                 case cmd.Terminate(slot):
                     self.press(slot, StopStage.TERMINATED)
                 case cmd.Kill(slot):
@@ -170,7 +170,7 @@ class ServingMachine(RuleBasedStateMachine):
 
     def press(self, slot: int, how: StopStage) -> None:
         worker = self.workers[slot]
-        if how is StopStage.TERMINATED and worker.told is StopStage.STOPPED:
+        if how is StopStage.TERMINATED and worker.told is StopStage.ASKED:
             assert self.now >= worker.told_at + GRACE
         if how is StopStage.KILLED:
             late = worker.told is StopStage.TERMINATED
@@ -262,7 +262,7 @@ class ServingMachine(RuleBasedStateMachine):
 
     @rule(data=st.data())
     def one_fails_while_it_drains(self, data: st.DataObject) -> None:
-        found = [s for s, it in self.workers.items() if it.told is StopStage.STOPPED]
+        found = [s for s, it in self.workers.items() if it.told is StopStage.ASKED]
         if found:
             slot = data.draw(st.sampled_from(sorted(found)))
             if self.workers[slot].ready_at is not None:

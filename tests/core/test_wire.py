@@ -230,11 +230,11 @@ def test_each_lane_has_its_room(width: int) -> None:
     parts = [(0, STACKS_START), (layout.stacks, STACKS_SIZE)]
     for lane in range(width):
         parts += [
-            (layout.begun(lane), BEGUN.size),
-            (layout.beats(lane), BEATS_SIZE),
-            (layout.log(lane), LOG_SIZE),
-            (layout.stack(lane), LANE_STACK_SIZE),
-            (layout.outcome(lane), LANE_OUTCOME_SIZE),
+            (layout.begun_offset(lane), BEGUN.size),
+            (layout.beats_offset(lane), BEATS_SIZE),
+            (layout.log_offset(lane), LOG_SIZE),
+            (layout.stack_offset(lane), LANE_STACK_SIZE),
+            (layout.outcome_offset(lane), LANE_OUTCOME_SIZE),
         ]
     assert_apart(parts, layout.size)
 

@@ -197,7 +197,7 @@ class Raw:
         self.sock.sendall(header(FrameKind.BATCH, len(hello)) + hello)
 
     def lend(self, number: int, told: int, fd: int) -> None:
-        head = header(FrameKind.SEGMENT, 0, told, tag=number)
+        head = header(FrameKind.SEGMENT, 0, told, number=number)
         socket.send_fds(self.sock, [head], [fd])
         os.close(fd)
 
@@ -244,7 +244,7 @@ def _twice(raw: Raw) -> None:
 
 
 def _without(raw: Raw) -> None:
-    raw.sock.sendall(header(FrameKind.SEGMENT, 0, MB, tag=1))
+    raw.sock.sendall(header(FrameKind.SEGMENT, 0, MB, number=1))
 
 
 def _beside_nothing(raw: Raw) -> None:
@@ -257,7 +257,7 @@ def _beside_nothing(raw: Raw) -> None:
 
 
 def says(kind: FrameKind) -> Callable[[Raw], None]:
-    return lambda raw: raw.sock.sendall(header(kind, 0, tag=1))
+    return lambda raw: raw.sock.sendall(header(kind, 0, number=1))
 
 
 OFFENCES: list[Callable[[Raw], None]] = [

@@ -121,8 +121,10 @@ def forge_from_lane(victim: int) -> None:
     place, layout = Place(victim), PageLayout(2)
     page = place.page()
     for lane in range(2):
-        NOTED.pack_into(page, layout.outcome(lane), victim, 1, FrameKind.VALUE, 0, 1)
-    BEGUN.pack_into(page, layout.begun(1), victim, 1)
+        NOTED.pack_into(
+            page, layout.outcome_offset(lane), victim, 1, FrameKind.VALUE, 0, 1
+        )
+    BEGUN.pack_into(page, layout.begun_offset(1), victim, 1)
     os._exit(3)
 
 
@@ -405,7 +407,7 @@ CUT_SHORT: dict[str, Callable[[Place], bytes]] = {
 
 def _in_log(it: Place, evil: bytes) -> None:
     page, layout = it.page(), PageLayout(1)
-    at = layout.log(0)
+    at = layout.log_offset(0)
     data = LOG_HEAD.pack(1, 0, it.job, it.attempt)
     data += ENTRY.pack(1, len(evil), crc32(evil, 1)) + evil
     page[at : at + len(data)] = data
@@ -413,7 +415,7 @@ def _in_log(it: Place, evil: bytes) -> None:
 
 
 def _in_heartbeat(it: Place, evil: bytes) -> None:
-    page, at = it.page(), PageLayout(1).beats(0)
+    page, at = it.page(), PageLayout(1).beats_offset(0)
     for number in (1, 2):
         beat = Beat(number, it.job, it.attempt, 1.0, evil).pack()
         where = at + beat_offset(number)

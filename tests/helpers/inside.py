@@ -303,7 +303,7 @@ def check_for_stalls(pool: Pool) -> None:
 
 def jobs_channel_of(pool: Pool, slot: int = 0) -> Channel:
     """Return the channel that the jobs of a worker go through."""
-    channel = handle_of(pool, slot).jobs
+    channel = handle_of(pool, slot).job_channel
     assert channel is not None
     return channel
 
@@ -415,7 +415,7 @@ def wait_for_stacks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def block_until_pong(pool: Pool) -> None:
     """Block this thread, and so the loop, until the first worker has answered."""
-    control = handle_of(pool).control
+    control = handle_of(pool).control_channel
     assert control is not None
     _block_until_readable(control)
 
@@ -450,7 +450,7 @@ def begin_of(job: Job[Any]) -> float:
 
 def return_no_more(job: Job[Any], returns: int) -> None:
     """Have *job* have come back so many times from workers that did not begin it."""
-    job._pooled.times_returned = returns
+    job._pooled.times_suspected = returns
 
 
 # The executor, and what else lives as long as the process.

@@ -453,7 +453,7 @@ def open_no_more_and_make(size: int, seed: int) -> Block:
 
 def lent(number: int, *sizes: int) -> bytes:
     payload = pack_numbers(sizes)
-    return header(FrameKind.LENT, len(payload), tag=number) + payload
+    return header(FrameKind.LENT, len(payload), number=number) + payload
 
 
 def area(size: int) -> bytes:
@@ -465,11 +465,11 @@ def want(size: int) -> bytes:
 
 
 def returned(number: int) -> bytes:
-    return header(FrameKind.SEGMENT_RETURNED, 0, tag=number)
+    return header(FrameKind.SEGMENT_RETURNED, 0, number=number)
 
 
 def lost(number: int) -> bytes:
-    return header(FrameKind.LOST, 0, tag=number)
+    return header(FrameKind.LOST, 0, number=number)
 
 
 def granted(size: int) -> int:
@@ -494,7 +494,7 @@ OFFENCES: dict[str, Callable[..., bytes]] = {
     "lends beyond all bounds, in sum": lambda **_: lent(
         granted(100_000), (1 << 64) - 1, 1
     ),
-    "lends half a size": lambda **_: header(FrameKind.LENT, 3, tag=1) + b"abc",
+    "lends half a size": lambda **_: header(FrameKind.LENT, 3, number=1) + b"abc",
     "lends twice": lambda **_: lent(granted(100_000), 10) * 2,
     "sends too many areas": lambda **_: area(100_000) * 11,
     "sends an area that is too large": lambda **_: area((1 << 20) + 1),

@@ -155,7 +155,7 @@ async def test_nothing_comes_after_the_channel_was_closed() -> None:
         line.peer.close()
         async with patience():
             await line.heard(1)
-        line.channel.drain()
+        line.channel.read_rest()
         await asyncio.sleep(0)
         assert [frame.job for frame in line.frames] == [1, 2]
         assert line.ends == []
@@ -171,7 +171,7 @@ async def test_draining_ends_though_somebody_else_writes_on() -> None:
 
         line.channel._on_frames = write_on
         line.peer.send(encode(1, b"the dead one's"))
-        line.channel.drain()
+        line.channel.read_rest()
         assert [frame.job for frame in line.frames] == [1, 2]
 
 
@@ -189,7 +189,7 @@ async def test_what_is_paused_is_read_when_it_goes_on() -> None:
             await line.heard(2)
             line.channel.pause()
             await line.write(encode(3, b"three"))
-            line.channel.drain()  # of a peer that is gone, all is read even so
+            line.channel.read_rest()  # of a peer that is gone, all is read even so
         assert [frame.job for frame in line.frames] == [1, 2, 3]
 
 
@@ -224,7 +224,7 @@ async def test_draining_passes_on_all_of_a_flood_and_its_offence() -> None:
         line.peer.send(flood(count) + b"\xff" * HEADER_SIZE)
         line.peer.close()
         line.channel.read()
-        line.channel.drain()
+        line.channel.read_rest()
         assert told(line) == [*range(count)]
         [error] = line.ends
         assert "version 255" in str(error)
@@ -237,7 +237,7 @@ async def test_nothing_comes_from_a_peer_that_is_ignored() -> None:
         line.channel.ignore()
         for _ in range(10):
             await asyncio.sleep(0)
-        line.channel.drain()
+        line.channel.read_rest()
         assert len(line.frames) == MOST_FRAMES
         assert line.ends == []
 

@@ -152,7 +152,7 @@ class FakeWorker:
         for fd in self._arrived:
             os.close(fd)
         self.peer.close()
-        self.channel.drain()
+        self.channel.read_rest()
         self.channel.close()
         del self._master.lines[self.slot]
         self.link.shut()
@@ -212,11 +212,13 @@ class FakeWorker:
             self.say(FrameKind.FIGURES, payload=pack_numbers(figures.pack()))
 
     def send(self, number: int, *fds: int, tag: int = 1) -> None:
-        socket.send_fds(self.peer, [header(FrameKind.HANDLE, 0, number, tag=tag)], fds)
+        socket.send_fds(
+            self.peer, [header(FrameKind.HANDLE, 0, number, number=tag)], fds
+        )
 
     def send_slowly(self, number: int, fd: int) -> None:
         """Send the header of a handle in two pieces; the first brings the descriptor."""
-        data = header(FrameKind.HANDLE, 0, number, tag=1)
+        data = header(FrameKind.HANDLE, 0, number, number=1)
         socket.send_fds(self.peer, [data[: HEADER_SIZE // 2]], [fd])
         self.peer.sendall(data[HEADER_SIZE // 2 :])
 

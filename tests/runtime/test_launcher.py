@@ -154,13 +154,13 @@ async def test_it_is_tried_again(
     async with patience():
         with Ends() as own:
             process = await start(found, own)
-            before = found._process
+            before = found._launcher
             monkeypatch.setattr(launcher, "main_script", lambda: ("", str(path), ()))
             monkeypatch.setattr(launcher, "_SHORT_LIFE", 0.0)
             monkeypatch.setattr(launcher, "_AGAIN", 0.0)
             monkeypatch.setattr(module, name, refuse_twice)
             found._on_use()
-            while found._process is before and not trouble:  # noqa: ASYNC110 - nobody tells
+            while found._launcher is before and not trouble:  # noqa: ASYNC110 - nobody tells
                 await asyncio.sleep(0)
             process.close()
         await found.close()
@@ -211,7 +211,7 @@ async def test_a_signal_is_sent_by_number_only_if_it_must_and_until_the_end_is_k
     monkeypatch.setattr(signal, "pidfd_send_signal", fail)
     process.signal(15)
     process.signal(9)
-    process.ended(-9)
+    process.note_end(-9)
     process.signal(9)
     assert sent[1:] == [(4711, 15), (4711, 9)]
     [text] = caplog.messages

@@ -43,10 +43,10 @@ class Desk:
             os.close(fd)
 
     def begin(self, lane: int, job: int, attempt: int = 1) -> None:
-        BEGUN.pack_into(self.memory, self.layout.begun(lane), job, attempt)
+        BEGUN.pack_into(self.memory, self.layout.begun_offset(lane), job, attempt)
 
     def note(self, lane: int, job: int, kind: int, data: bytes, size: int) -> None:
-        start = self.layout.outcome(lane)
+        start = self.layout.outcome_offset(lane)
         NOTED.pack_into(self.memory, start, job, 1, kind, 77, size)
         start += NOTED.size
         self.memory[start : start + len(data)] = data
@@ -70,8 +70,8 @@ def desk(
 
 def test_a_log_is_found_where_its_chunk_has_begun(desk: Desk) -> None:
     desk.begin(2, 11)
-    LOG_HEAD.pack_into(desk.memory, desk.layout.log(2), 1, 0, 11, 1)
-    start, entry = desk.layout.log(2) + LOG_HEAD.size, note(42)
+    LOG_HEAD.pack_into(desk.memory, desk.layout.log_offset(2), 1, 0, 11, 1)
+    start, entry = desk.layout.log_offset(2) + LOG_HEAD.size, note(42)
     desk.memory[start : start + len(entry)] = entry
     assert desk.page.log(11, 1) == [42]
     assert desk.page.log(12, 1) is None
@@ -96,12 +96,12 @@ def test_a_chunk_is_stopped_and_stacks_are_wiped_out_in_the_memory_itself(
     desk.begin(1, 11)
     desk.page.stop_chunk(11, 1)
     desk.page.stop_chunk(12, 1)
-    logs = [desk.layout.log(lane) for lane in range(WIDTH)]
+    logs = [desk.layout.log_offset(lane) for lane in range(WIDTH)]
     assert [LOG_HEAD.unpack_from(desk.memory, at)[1] for at in logs] == [0, 11, 0]
     start = desk.layout.stacks
     desk.memory[start : start + 4] = b"text"
     assert desk.page.written_stacks == b"text"
-    assert desk.page.read_stacks() == "text"
+    assert desk.page.take_stacks() == "text"
     assert desk.memory[start : start + 4] == bytes(4)
     assert desk.page.written_stacks == b""
 
@@ -115,7 +115,7 @@ def test_what_a_worker_has_truncated_is_empty(
     try:
         os.ftruncate(fd, 0)
         assert (own.beats(), own.outcomes(), own.stack(1, 1)) == ([], {}, "")
-        assert (own.begun(7, 1), own.read_stacks()) == (False, "")
+        assert (own.begun(7, 1), own.take_stacks()) == (False, "")
     finally:
         own.close()
         os.close(fd)
@@ -137,7 +137,7 @@ def test_what_cannot_be_read_counts_as_begun_and_lost(
         monkeypatch.setattr(page, name, fail)
     assert desk.page.log(11, 1) == [LOST] * CHUNK_SIZE
     assert desk.page.beats() == []
-    assert desk.page.read_stacks() == ""
+    assert desk.page.take_stacks() == ""
     monkeypatch.setattr(page, "BEGUN", None)
     assert desk.page.begun(12, 1)
     assert desk.page.stack(11, 1) == ""

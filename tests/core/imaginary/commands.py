@@ -93,7 +93,7 @@ class Commands(Books):
                 assert written in process.asked_to_end or process.hung
                 process.writes = True
             case cmd.Stop(slot):
-                self._press(self.processes[slot], StopStage.STOPPED)
+                self._press(self.processes[slot], StopStage.ASKED)
             case cmd.Terminate(slot):
                 self._press(self.processes[slot], StopStage.TERMINATED)
             case cmd.Kill(slot):
@@ -349,8 +349,8 @@ class Commands(Books):
             process.loading = None
         leaves = process.leaving and told is StopStage.NO and self.closing is None
         if leaves and not process.hand and how is not StopStage.KILLED:
-            assert (how is StopStage.STOPPED) is process.ready, "it has no ears yet"
-        if how is StopStage.STOPPED:
+            assert (how is StopStage.ASKED) is process.ready, "it has no ears yet"
+        if how is StopStage.ASKED:
             assert not process.hand
             assert self.nobody_is_needed or self.broken or process.leaving
             process.excused = True
@@ -358,7 +358,7 @@ class Commands(Books):
             assert not process.hand, "its jobs were not settled first"
             early = self.nobody_is_needed or process.leaving
             early = early or self.closing is Finish.NOTHING
-            assert early or told is StopStage.STOPPED
+            assert early or told is StopStage.ASKED
             assert told is StopStage.NO or self.now >= told_at + STOP_GRACE
             process.excused = True
         elif process.shot:
