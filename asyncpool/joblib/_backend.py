@@ -9,7 +9,9 @@ import threading
 import weakref
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future
+from functools import cached_property
 from pickle import PickleBuffer
+from types import SimpleNamespace
 from typing import Any
 
 import joblib
@@ -40,24 +42,20 @@ class _Stored:
     Args:
         array: The array.
         first: What the first call needs, with which the array travels like any other.
-
-    Attributes:
-        path: That of the file, if there is one; it exists as long as this object.
     """
-
-    path = ""
 
     def __init__(self, array: Any, first: list[_Stored]) -> None:
         self.array = array  # as long as it exists, no other one has its id
         self.first = first
 
-    def write(self) -> None:
-        """Make the file."""
+    @cached_property
+    def path(self) -> str:
+        """The path of the file, which exists as long as this object."""
         with os.fdopen(os.memfd_create("asyncpool joblib"), "wb") as file:
             joblib.dump(self.array, file)
             fd = os.dup(file.fileno())
         weakref.finalize(self, os.close, fd)
-        self.path = f"/proc/{os.getpid()}/fd/{fd}"
+        return f"/proc/{os.getpid()}/fd/{fd}"
 
 
 class AsyncpoolBackend(AutoBatchingMixin, ParallelBackendBase):
@@ -102,8 +100,7 @@ class AsyncpoolBackend(AutoBatchingMixin, ParallelBackendBase):
                     self._executor.shutdown(wait=False)  # when its calls are done
                 self._executor, self._how = executor, how
             self._users += 1
-        # No cycle: the workers end when nobody has this object any more.
-        self.parallel = parallel and weakref.proxy(parallel)
+            self.parallel = parallel
         return workers
 
     def _arguments(self, workers: int, options: dict[str, Any]) -> dict[str, Any]:
@@ -123,8 +120,10 @@ class AsyncpoolBackend(AutoBatchingMixin, ParallelBackendBase):
         """End a ``Parallel``; the workers live on for the next one, as long as this object does."""
         with self._lock:
             self._users = max(0, self._users - 1)
-        if not self._users:
-            self.reset_batch_stats()
+            if not self._users:
+                # No cycle, with which the workers might live on; a late callback may still ask.
+                self.parallel = SimpleNamespace(verbose=0)
+                self.reset_batch_stats()
 
     def __del__(self) -> None:
         if self._executor is not None:
@@ -146,7 +145,9 @@ class AsyncpoolBackend(AutoBatchingMixin, ParallelBackendBase):
         """Run a batch, unless all was aborted in another thread."""
         stored: list[_Stored] = []
         call: tuple[Any, ...] = (func,)
-        with contextlib.suppress(Exception):  # the executor tries again, and says why
+        # If there is no memory, or no descriptor, the executor sends the arrays.  What cannot be
+        # pickled it refuses, and says why.
+        with contextlib.suppress(Exception):
             call = self._packed(func, stored)
         with self._lock:  # else the executor might be shut down in between
             if self._executor is None:
@@ -167,10 +168,7 @@ class AsyncpoolBackend(AutoBatchingMixin, ParallelBackendBase):
             if array.nbytes >= _LARGE:
                 it = self._stored.setdefault(id(array), _Stored(array, stored))
                 stored.append(it)
-                with contextlib.suppress(OSError):  # no memory, no descriptors
-                    if not it.path and it.first is not stored:
-                        it.write()
-                if it.path:
+                if it.first is not stored:
                     return joblib.load, (it.path, "c")  # the call may change its copy
             return reduce_array(array)
 

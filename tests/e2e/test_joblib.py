@@ -139,7 +139,6 @@ def test_an_array_of_many_calls_is_copied_once_and_is_each_calls_own(
         array[:] = value
         found = _look_together(gate, [array] * 20)
         assert {number for number, _ in found} == {value}
-        # The first call does not know yet that there are others.
         assert [len(files) for _, files in found] == [0] + 19 * [1]
         assert len({files for _, files in found[1:]}) == 1
     others = (np.full(1 << 18, 7) for _ in range(20))
