@@ -331,7 +331,7 @@ def short(cost: float = 10.0) -> JobTraits:
 
 def gone(core: Core, slot: int, now: float) -> Commands:
     """Let a worker end that had nothing in hand."""
-    return core.ended(slot, now, blamed=False, requeue=(), jitter=0.0)
+    return core.ended(slot, now, had_begun=False, requeue=(), jitter=0.0)
 
 
 def taking(core: Core) -> list[int]:

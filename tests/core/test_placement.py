@@ -35,10 +35,10 @@ def submit(core: Core, job: int, key: int, priority: int = 0) -> int | None:
 
 def test_in_a_backoff_the_next_choice_has_the_keys_and_then_they_come_back() -> None:
     core = pool(2)
-    core.ended(0, 1.0, blamed=False, requeue=(), jitter=0.5)
+    core.ended(0, 1.0, had_begun=False, requeue=(), jitter=0.5)
     assert submit(core, 1, key_of(0, 2)) is None
     # It does not come up: the job need not wait for the next try.
-    commands = core.ended(0, 1.0, blamed=False, requeue=(), jitter=0.5)
+    commands = core.ended(0, 1.0, had_begun=False, requeue=(), jitter=0.5)
     assert commands[-1] == cmd.Assign(1, (1,))
     assert places(core) == {1: 1}
     deadline = core.next_deadline()
@@ -55,7 +55,7 @@ def test_a_replacement_has_the_place_when_it_is_ready() -> None:
     assert places(core) == {0: 0, 1: 1}
     core.ready(2, 2.0)
     assert places(core) == {0: 0, 1: 2}
-    core.ended(1, 2.0, blamed=False, requeue=(), jitter=0.0)
+    core.ended(1, 2.0, had_begun=False, requeue=(), jitter=0.0)
     core.replace(0, "worn", 3.0)
     core.ready(1, 3.0)
     assert places(core) == {0: 1, 1: 2}
@@ -64,7 +64,7 @@ def test_a_replacement_has_the_place_when_it_is_ready() -> None:
 def test_a_replacement_inherits_from_a_worker_that_crashes_first() -> None:
     core = pool(2)
     core.replace(0, "worn", 1.0)
-    core.ended(0, 2.0, blamed=True, requeue=(), jitter=0.0)
+    core.ended(0, 2.0, had_begun=True, requeue=(), jitter=0.0)
     assert places(core) == {0: 2, 1: 1}
 
 
@@ -72,7 +72,7 @@ def test_without_a_surge_the_keys_are_with_others_meanwhile() -> None:
     core = pool(2, max_surge=0, max_unavailable=1)
     core.replace(0, "worn", 1.0)
     assert places(core) == {1: 1}
-    core.ended(0, 2.0, blamed=False, requeue=(), jitter=0.0)
+    core.ended(0, 2.0, had_begun=False, requeue=(), jitter=0.0)
     core.ready(0, 3.0)
     assert places(core) == {0: 0, 1: 1}
 
@@ -108,7 +108,7 @@ def test_a_slot_that_nobody_needs_keeps_no_place_for_who_begins_in_it() -> None:
     core.resize(1, 1, 1.0)
     core.replace(0, "worn", 1.0)
     assert places(core) == {0: 0, 1: 1}
-    core.ended(1, 2.0, blamed=False, requeue=(), jitter=0.0)
+    core.ended(1, 2.0, had_begun=False, requeue=(), jitter=0.0)
     assert core.slots[1].replaces == 0, "it begins where somebody was who is not needed"
     assert places(core) == {0: 0}
 
@@ -125,7 +125,7 @@ def test_who_was_to_be_replaced_is_offered_when_the_replacement_has_failed() -> 
     core = pool(1)
     core.replace(0, "worn", 1.0)
     assert core.request_worker() == [], "it is about to go"
-    commands = core.ended(1, 2.0, blamed=False, requeue=(), jitter=0.0)
+    commands = core.ended(1, 2.0, had_begun=False, requeue=(), jitter=0.0)
     assert isinstance(commands[0], cmd.KeepWorker)
     assert cmd.Offer(0, 1) in commands
 
@@ -201,7 +201,7 @@ def test_a_smaller_pool_keeps_whom_a_session_has() -> None:
     core.ended(
         next(s.index for s in core.slots if s.draining),
         2.0,
-        blamed=False,
+        had_begun=False,
         requeue=(),
         jitter=0.0,
     )

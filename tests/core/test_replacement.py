@@ -54,7 +54,7 @@ def test_who_does_not_leave_in_time_is_killed_and_that_is_a_crash() -> None:
     reason = "it was to leave, and had not within 5 s"
     assert core.on_timer(7.0) == [cmd.Kill(0, reason)]
     assert not core.slots[0].exit_planned
-    commands = core.ended(0, 7.1, blamed=True, requeue=(1,), jitter=0.5)
+    commands = core.ended(0, 7.1, had_begun=True, requeue=(1,), jitter=0.5)
     assert commands == [cmd.Assign(1, (1,)), cmd.LeaveEmpty(0)]
 
 
@@ -273,7 +273,7 @@ def test_a_caller_of_a_broken_pool_brings_the_next_try_forward() -> None:
     core = Core(2, policy=policy)
 
     def fail(slot: int, now: float) -> list[cmd.Command]:
-        return core.ended(slot, now, blamed=False, requeue=(), jitter=0.0)
+        return core.ended(slot, now, had_begun=False, requeue=(), jitter=0.0)
 
     core.start(0.0)
     text = "the start failed"
@@ -327,6 +327,6 @@ def test_who_has_lost_a_thread_after_a_job_is_replaced_at_once_however_often() -
         core.outcome(0, generation)
         core.refill(0, now)
         assert core.fault(0, now) == [cmd.Kill(0)]
-        commands = core.ended(0, now, blamed=False, requeue=(), jitter=0.0)
+        commands = core.ended(0, now, had_begun=False, requeue=(), jitter=0.0)
         assert commands == [cmd.TellRestart(0, 0.0), cmd.Spawn(0, generation)]
         core.ready(0, now)

@@ -55,7 +55,7 @@ def serving(workers: int, **options: int) -> Core:
 def end(
     core: Core, index: int, now: float, *, started: bool = False
 ) -> list[cmd.Command]:
-    return core.ended(index, now, blamed=started, requeue=(), jitter=0.0)
+    return core.ended(index, now, had_begun=started, requeue=(), jitter=0.0)
 
 
 def test_while_too_many_have_failed_the_next_is_replaced_when_it_is_gone() -> None:

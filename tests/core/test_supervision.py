@@ -472,7 +472,7 @@ _FLOOR = {
     "died busy, told no": 10,
     "died idle, told no": 6,
     "died starting, told no": 30,
-    "died idle, told stopped": 15,
+    "died idle, told asked": 15,
     "died starting, told terminated": 1,
     "died busy, told killed": 1,
     "a job that travels ahead": 100,

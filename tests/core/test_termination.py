@@ -210,7 +210,7 @@ def test_nobody_who_need_not_end_is_asked(jobs: tuple[int, ...]) -> None:
     core = busy(*jobs)
     assert core.next_stack_request() is None
     core.close(Finish.ALL, None, 1.0)
-    core.ended(0, 1.5, blamed=False, requeue=(), jitter=0.0)
+    core.ended(0, 1.5, had_begun=False, requeue=(), jitter=0.0)
     assert core.next_stack_request() is None
     assert core.overdue(1e9) == []
 
@@ -281,7 +281,7 @@ def test_it_drains_while_it_finishes_all_and_is_not_over() -> None:
     core.outcome(0, 0)
     assert cmd.Stop(0) in core.refill(0, 2.0)
     seen.append(core.closing.draining)
-    commands = core.ended(0, 3.0, blamed=False, requeue=(), jitter=0.0)
+    commands = core.ended(0, 3.0, had_begun=False, requeue=(), jitter=0.0)
     assert cmd.Finished() in commands
     assert [*seen, core.closing.draining] == [False, True, True, False]
 
@@ -289,7 +289,7 @@ def test_it_drains_while_it_finishes_all_and_is_not_over() -> None:
 @pytest.mark.parametrize("held", [False, True])
 def test_what_is_not_there_is_not_started_when_its_time_is_over(*, held: bool) -> None:
     core = pool_with(0, ready=False)
-    core.ended(0, 1.0, blamed=False, requeue=(), jitter=0.0)
+    core.ended(0, 1.0, had_begun=False, requeue=(), jitter=0.0)
     assert core.next_deadline() is not None
     if held:  # it goes on trying, as long as it has the time
         core.hold()
@@ -303,7 +303,7 @@ def test_what_is_not_there_is_not_started_when_its_time_is_over(*, held: bool) -
 def test_no_worker_is_started_when_the_time_to_close_is_over_too() -> None:
     core = pool(2, policy=RestartPolicy(initial_delay=1.0))
     for now in (1.0, 1.5):  # the first one dies, and the next one never gets ready
-        core.ended(0, now, blamed=False, requeue=(), jitter=0.0)
+        core.ended(0, now, had_begun=False, requeue=(), jitter=0.0)
     assert [core.submit(job, JobTraits()) for job in (1, 2)] == [1, None]
     assert core.close(Finish.ALL, 2.5, 1.5) == []
     assert core.on_timer(2.5) == [cmd.FailJobs((1, 2), "closed"), cmd.Kill(1)]

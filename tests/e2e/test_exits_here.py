@@ -62,7 +62,9 @@ class TestExecutor:
         bad = executor.submit(jobs.take, place(values.ExplodesHere(error)))
         found = bad.exception(PATIENCE)
         assert isinstance(found, JobNotPicklableError)
-        assert str(found).endswith(f"cannot be pickled: {named(error)}: {error}")
+        text, _, path = str(found).partition(" - at ")
+        assert text.endswith(f"cannot be pickled: {named(error)}: {error}")
+        assert path in {"", "`args[0][100001]`"}
         assert neighbour.result(PATIENCE) == 32
         assert executor.submit(pow, 2, 6).result(PATIENCE) == 64
 

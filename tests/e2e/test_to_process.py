@@ -110,7 +110,7 @@ def test_it_raises_what_anyio_raises(run: Any) -> None:
             assert (type(error), error.args) == (type(theirs), theirs.args)
             assert error.__context__ is error.__cause__ or error.__context__ is None
             raised = error.__cause__ if kind is StopIteration else error
-            assert f"\n{kind.__name__}: 3\n" in str(raised and raised.__cause__)
+            assert f" {kind.__name__}: 3\n" in str(raised and raised.__cause__)
             assert PACKAGE not in str(raised and raised.__cause__)
             assert await to_process.run_sync(jobs.square, 3) == 9
 

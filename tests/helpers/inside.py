@@ -612,7 +612,7 @@ def look_for_stalls_never(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have no job moved to another worker since it waits behind one that takes long."""
     from asyncpool._engine import timers
 
-    monkeypatch.setattr(timers, "EVERY", 3600.0)
+    monkeypatch.setattr(timers, "ROUND", 3600.0)
 
 
 def read_notes_by(

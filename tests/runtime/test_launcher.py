@@ -157,7 +157,7 @@ async def test_it_is_tried_again(
             before = found._launcher
             monkeypatch.setattr(launcher, "main_script", lambda: ("", str(path), ()))
             monkeypatch.setattr(launcher, "_SHORT_LIFE", 0.0)
-            monkeypatch.setattr(launcher, "_AGAIN", 0.0)
+            monkeypatch.setattr(launcher, "_NEXT_TRY", 0.0)
             monkeypatch.setattr(module, name, refuse_twice)
             found._on_use()
             while found._launcher is before and not trouble:  # noqa: ASYNC110 - nobody tells

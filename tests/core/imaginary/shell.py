@@ -135,7 +135,7 @@ class ImaginaryShell(Commands):
         ledger = self.core.restart_book()
         broken = self.broken
         commands = self.core.ended(
-            slot, self.now, blamed=started, requeue=back, jitter=jitter
+            slot, self.now, had_begun=started, requeue=back, jitter=jitter
         )
         verdicts = [
             command
