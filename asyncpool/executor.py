@@ -211,10 +211,10 @@ class _Engine:
 
     def cancel_pending(self) -> None:
         """Cancel the calls that no worker has; those that wait in the pool a moment later."""
+        started, self._most_waiting = self._most_waiting, 0  # first: see _take_back()
         for call in list(self._queue):
             call.cancel()
-        if self._most_waiting:
-            self._most_waiting = 0
+        if started:
             call_in(self._loop, self._turn)
 
     def end_now(self, grace: float) -> None:
@@ -281,16 +281,21 @@ class _Engine:
         await self._over.wait()
         self._settle_rest()
         await self._pool.close()
+        supervisor.registry.on_return, self._traffic.feed = (
+            lambda: None,
+            None,
+        )  # no cycle
 
     def _press(self, grace: float) -> None:
         self._pool._running_supervisor().close(Finish.NOTHING, grace)  # noqa: SLF001
 
     def _break(self, error: Callable[[], Exception]) -> None:
         self.refuse(error)
-        while self._queue:
-            call, _ = self._queue.popitem(last=False)
-            if call.set_running_or_notify_cancel():
-                _settle(call, None, error())
+        with contextlib.suppress(KeyError):  # another thread may cancel the last one
+            while True:
+                call, _ = self._queue.popitem(last=False)
+                if call.set_running_or_notify_cancel():
+                    _settle(call, None, error())
 
     def _turn(self) -> None:
         """Settle the calls that have ended, and give the pool as many as it can begin soon."""
@@ -305,7 +310,7 @@ class _Engine:
                 break
             if waiting >= most:
                 return  # the end of the next call leads here again
-            waiting += self._begin(*queue.popitem(last=False))
+            waiting += self._begin()
         self._awake = False
         # A call may have come just before, from a thread that still saw the loop awake.
         if queue:
@@ -319,27 +324,32 @@ class _Engine:
             self._coming = True
             self._loop.call_soon(self._turn)
 
-    def _begin(self, call: Call, what: What) -> bool:
-        """Submit a call to the pool, and return whether it waits there."""
+    def _begin(self) -> bool:
+        """Submit the first pending call to the pool, and return whether it waits there."""
+        try:
+            call, what = self._queue.popitem(last=False)
+        except KeyError:  # another thread has cancelled it just now
+            return False
         if not call.set_running_or_notify_cancel():
             return False
         try:
             job = self._traffic.submit(*what, _OPTIONS)
         except BaseException as error:  # noqa: BLE001 - an argument's, perhaps
             # No signal is handled in this thread, so the error belongs to this call.
-            known = isinstance(error, Exception)
-            _settle(call, None, error if known else unpicklable(error))
+            known = error if isinstance(error, Exception) else unpicklable(error)
+            _settle(call, None, known)
             return False
         self._calls[job] = call, what
         job.add_done_callback(self._on_done)
-        self._cost = job.function.traits.cost
+        # Nobody knows how long it takes to load what is large, or is being pickled.
+        self._cost = job.traits.cost if job.payload else UNKNOWN
         return job.slot is None
 
     def _feed(self, room: float) -> None:
         """Submit calls for a worker that is about to get its next ones, so that it gets them at once."""
         while self._queue and room >= self._cost:
             room -= self._cost
-            self._begin(*self._queue.popitem(last=False))
+            self._begin()
 
     def _take_back(self, most: int) -> None:
         """Take the calls that no worker has out of the pool, but for the first *most*."""
@@ -352,8 +362,11 @@ class _Engine:
             job.cancel()
             call, what = jobs.pop(job)
             call.come_back(what)
-            if not most:
-                call.cancel()
+            if not self._most_waiting:  # perhaps since this loop has begun
+                try:
+                    call.cancel()
+                except BaseException as failure:  # noqa: BLE001 - a callback's
+                    say.CALLBACK_FAILED.log(LOGGER, {}, error=failure, call=call)
 
     def _on_done(self, job: PoolJob[Any]) -> None:
         call, _ = self._calls.pop(job)

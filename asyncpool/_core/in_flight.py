@@ -119,7 +119,8 @@ class InFlight:
     def room_after(self, ended: int) -> float:
         """Return how much more work the worker should get when the first *ended* jobs have ended."""
         backlog = self.backlog - sum(it[1] for it in islice(self.jobs.values(), ended))
-        return 0.0 if backlog > REFILL or self.exhausted else BUDGET - backlog
+        full = backlog > REFILL or self.blocked or self.exhausted
+        return 0.0 if full else BUDGET - backlog
 
     def takes(self, traits: JobTraits) -> bool:
         """Tell whether a job may be sent now, because it begins at once or soon."""

@@ -51,7 +51,8 @@ def work(job_fd: int, control_fd: int, page_fd: int) -> NoReturn:
         become_worker(runner)
         identity = control.identity
         set_environment(identity.environment)  # before any import
-        if sys.breakpointhook is sys.__breakpointhook__:
+        named = "PYTHONBREAKPOINT" in os.environ  # a debugger that needs no terminal
+        if sys.breakpointhook is sys.__breakpointhook__ and not named:
             sys.breakpointhook = _breakpoint
         lends = config.sandbox is None and not config.codec
         adopt(identity, control.borrow_tracker if lends else lambda: None)
@@ -95,10 +96,8 @@ def work(job_fd: int, control_fd: int, page_fd: int) -> NoReturn:
     _leave(status, runner)
 
 
-def _breakpoint(*args: Any, **kwargs: Any) -> Any:
-    """Refuse ``breakpoint()``, unless the user has named a debugger that needs no terminal."""
-    if "PYTHONBREAKPOINT" in os.environ:
-        return sys.__breakpointhook__(*args, **kwargs)  # noqa: T100 - it is asked for
+def _breakpoint(*_: Any, **__: Any) -> NoReturn:
+    """Refuse ``breakpoint()``."""
     raise RuntimeError(
         "breakpoint() in a worker, which has no terminal: call the function without a pool, or "
         "name a debugger in PYTHONBREAKPOINT that needs none"

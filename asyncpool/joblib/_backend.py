@@ -34,6 +34,13 @@ _FOR_OTHERS = {*default_parallel_config, "context"}
 _LARGE = 1 << 20
 
 
+def _same(one: object, other: object) -> bool:
+    try:
+        return bool(one == other)
+    except Exception:  # noqa: BLE001 - the comparison of arrays, say
+        return False
+
+
 class _Stored:
     """An array that calls have in common, and a file with it that their workers map.
 
@@ -94,7 +101,7 @@ class AsyncpoolBackend(AutoBatchingMixin, ParallelBackendBase):
             raise FallbackToBackend(SequentialBackend(nesting_level=self.nesting_level))
         how = self._arguments(workers, {**self.backend_kwargs, **options})
         with self._lock:
-            if self._executor is None or how != self._how:
+            if self._executor is None or not _same(how, self._how):
                 executor = ProcessPoolExecutor(**how)
                 if self._executor is not None:
                     self._executor.shutdown(wait=False)  # when its calls are done
@@ -124,10 +131,6 @@ class AsyncpoolBackend(AutoBatchingMixin, ParallelBackendBase):
                 # No cycle, with which the workers might live on; a late callback may still ask.
                 self.parallel = SimpleNamespace(verbose=0)
                 self.reset_batch_stats()
-
-    def __del__(self) -> None:
-        if self._executor is not None:
-            self._executor.shutdown(cancel_futures=True)
 
     def abort_everything(self, ensure_ready: bool = True) -> None:  # noqa: FBT001, FBT002 - joblib's
         """End what is running, since a call has failed or the time is over."""

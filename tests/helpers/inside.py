@@ -474,8 +474,9 @@ def pool_of(executor: ProcessPoolExecutor) -> Pool:
 
 
 def begin_call(engine: _Engine, call: Call, function: Callable[[], Any]) -> bool:
-    """Have the loop of an executor begin what it has just taken out of the queue."""
-    return engine._begin(call, (function, (), {}))
+    """Have the loop of an executor begin its only pending call."""
+    engine._queue[call] = function, (), {}
+    return engine._begin()
 
 
 def let_turn(executor: ProcessPoolExecutor) -> None:
