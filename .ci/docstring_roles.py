@@ -15,7 +15,12 @@ import griffe
 
 _ROLE = re.compile(r":[a-z]+:`~?([\w.]+)`")
 # Of a name that several of them have, the first one's page has the entry.
-_PUBLIC_MODULES = ("asyncpool.cluster", "asyncpool", "asyncpool.errors", "asyncpool.events")
+_PUBLIC_MODULES = (
+    "asyncpool.cluster",
+    "asyncpool",
+    "asyncpool.errors",
+    "asyncpool.events",
+)
 _ELSEWHERE = {*sys.stdlib_module_names, *dir(builtins), "anyio", "uvicorn"}
 
 

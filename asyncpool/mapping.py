@@ -99,27 +99,23 @@ class Map(Iteration[R]):
 
     def __init__(
         self,
-        check_loop: Callable[[], None],
         run: partial[MapRun],
-        iterables: tuple[Any, ...],
         present: Callable[[Batch], Iterable[R]] = _results,
     ) -> None:
-        super().__init__(check_loop, partial(_each, run, present))
-        self._run = run
-        self._iterables = iterables
-        self._present = present
+        backend, self._function, self._iterables = run.args
+        super().__init__(backend.check_loop, partial(_each, run, present))
+        self._run, self._present = run, present
 
     def __del__(self) -> None:
         if not (self._used or sys.is_finalizing()):
-            name = function_name(self._run.args[1])
+            name = function_name(self._function)
             text = f"a map of {name} was never awaited or iterated over"
             warnings.warn(text, RuntimeWarning, stacklevel=2, source=self)
 
     def unordered(self) -> Map[R]:
         """Return the same map, but with the results as they come."""
         self._used = True
-        run = partial(self._run, ordered=False)
-        return Map(self._demand.check_loop, run, self._iterables, self._present)
+        return Map(partial(self._run, ordered=False), self._present)
 
     def outcomes(self) -> Map[Outcome[R]]:
         """Return the same map, but with an :class:`Outcome` for each item.
@@ -127,7 +123,7 @@ class Map(Iteration[R]):
         So no error ends the map, and each outcome says which item it belongs to.
         """
         self._used = True
-        return Map(self._demand.check_loop, self._run, self._iterables, _outcomes)
+        return Map(self._run, _outcomes)
 
     if not TYPE_CHECKING:  # checkers see by themselves that there is none
 

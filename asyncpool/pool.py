@@ -670,7 +670,7 @@ class Submitter:
             options=self._options,
             submit=self._submit,
         )
-        return mapping.Map(backend.check_loop, run, iterables)
+        return mapping.Map(run)
 
 
 # What pools and clusters let their owner see of their workers, and do to them.

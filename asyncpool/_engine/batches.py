@@ -8,6 +8,7 @@ item takes long, or has killed the worker.  Then the other items go on in other 
 from __future__ import annotations
 
 import asyncio
+import gc
 import itertools
 import math
 import resource
@@ -546,17 +547,21 @@ _LONG = 0.01
 _WHOSE = getattr(resource, "RUSAGE_THREAD", resource.RUSAGE_SELF)
 
 
-def _waits() -> int:
-    """Return how often this thread has gone to sleep."""
-    return resource.getrusage(_WHOSE).ru_nvcsw
+def _use() -> tuple[int, float]:
+    """Return how often this thread has gone to sleep, and its CPU time."""
+    return resource.getrusage(_WHOSE).ru_nvcsw, time.thread_time()
 
 
-def _is_bound(items: object) -> bool:
-    """Tell whether an iterator uses a connection of sqlite3, which works in one thread only."""
-    frame, sqlite = getattr(items, "gi_frame", None), sys.modules.get("sqlite3")
-    used = [items, *(frame.f_locals.values() if frame is not None else ())]
-    return sqlite is not None and any(
-        isinstance(it, (sqlite.Connection, sqlite.Cursor)) for it in used
+def _is_bound(items: object, depth: int = 4) -> bool:
+    """Tell whether an iterator, or one below it, uses sqlite3, which works in one thread only."""
+    sqlite = sys.modules.get("sqlite3")
+    if sqlite is None or isinstance(items, (sqlite.Connection, sqlite.Cursor)):
+        return sqlite is not None
+    # Of a generator also what its loops iterate over.
+    return depth > 0 and any(
+        _is_bound(it, depth - 1)
+        for it in gc.get_referents(items)
+        if isinstance(it, (Iterator, tuple, sqlite.Connection))
     )
 
 
@@ -592,19 +597,19 @@ class SyncSource:
 
     def draw(self, count: int, room: int) -> list[Any]:
         """Return up to *count* items; draw no more than *room* items ahead."""
-        if self._drawing is None and not self._found and not self._ended:
-            if self._thread is not None:
-                draw = partial(self._run, self._draw, room, _LONG)
-                self._drawing = self._thread.call(draw)
-                self._drawing.add_done_callback(lambda _: self._on_news())
-            else:
-                self._run(self._draw, count, TURN)
-                if isinstance(self.error, SystemExit | KeyboardInterrupt):
-                    raise self.error
         if self._drawing is not None:
             if not self._drawing.done():
                 return []
             self._drawing = None
+        elif not self._found and not self._ended:
+            if self._thread is not None:
+                draw = partial(self._run, self._draw, room, _LONG)
+                self._drawing = self._thread.call(draw)
+                self._drawing.add_done_callback(lambda _: self._on_news())
+                return []
+            self._run(self._draw, count, TURN)
+            if isinstance(self.error, SystemExit | KeyboardInterrupt):
+                raise self.error
         found, self._found = self._found[:count], self._found[count:]
         return found
 
@@ -614,16 +619,20 @@ class SyncSource:
         until = now + seconds
         try:
             while not self._ended:
-                waits = _waits()
+                waits, used = _use()
                 goal = min(count, len(found) + (1 if self._thread else _AT_ONCE))
                 # What it has found before an error stays there.
                 found.extend(itertools.islice(self._items, goal - len(found)))
-                self._ended = len(found) < goal
+                if len(found) < goal:
+                    self._ended = (
+                        True  # not False: aclose() may have ended it meanwhile
+                    )
                 before, now = now, time.monotonic()
                 # The first step may only open what the others read.
-                slow = (
-                    now - before > _LONG and _waits() > waits and self._thread is None
-                )
+                slow = now - before > _LONG and self._thread is None
+                if slow:  # another thread that has the GIL makes it wait too
+                    others, computed = _use()
+                    slow = others > waits and computed - used < (now - before) / 4
                 if slow and self._begun and not _is_bound(self._items):
                     loop = asyncio.get_running_loop()
                     self._thread = ThreadPool(loop, "draw", most=1, apart=0.0)
@@ -638,6 +647,7 @@ class SyncSource:
 
     async def aclose(self) -> None:
         """Draw no more, and close async iterables; nobody waits for a thread."""
+        self._ended = True  # behind its next step, a thread draws no more
         if self._thread is not None:
             self._thread.close()
 

@@ -12,6 +12,7 @@ import asyncio
 import contextlib
 import logging
 import os
+import re
 import select
 import sys
 from collections import Counter, deque
@@ -282,6 +283,8 @@ class Output:
             return
         as_it_is = self._mode == "inherit" or self._words["trusted"]
         shown = line.decode(errors="replace") if as_it_is else text.printable(line)
+        if not as_it_is and _LINES.hasHandlers():  # perhaps a log goes there
+            shown = f"{self._words['label']}: {shown}"
         stream = self._stream()
         # The pool must survive if its service's own stdout is closed or full.
         with contextlib.suppress(OSError, ValueError, AttributeError):
@@ -310,8 +313,8 @@ def _is_writable(stream: TextIO | None) -> bool:
 
 # What loggers of workers record.
 
-# How the names of the service's loggers begin, with a dot behind each.
-_OURS = "asyncpool."
+# How the names of the service's loggers begin, and what looks like them.
+_OURS = re.compile(r"\W*asyncpool(?![\w-])")
 
 _TURN = 0.00025  # s
 _AHEAD = 64
@@ -395,7 +398,7 @@ class WorkerLogs:
         except ProtocolError as error:
             author.distrust(str(error))
             return
-        if f"{found['name']}.".startswith(_OURS):
+        if _OURS.match(found["name"]):
             # What is under this name was said by the service.  A pool in a worker says it too,
             # and so may a worker that lies.
             found["name"] = text.JOB_LOGGER
@@ -465,6 +468,8 @@ def _record_of(found: dict[str, Any], fields: dict[str, Any]) -> logging.LogReco
         attributes[text.printable(free)] = shown
     if fields.get("message_id") not in _IDS:
         attributes["extra_message_id"] = attributes.pop("message_id")
+    if not found["levelname"].isalnum():  # it would look like a level and a name
+        found["levelname"] = logging.getLevelName(found["levelno"])
     for name in log_records.TEXTS:
         found[name] = _SHOWN.get(name, text.printable)(found[name])
     for name in ("taskName", "exc_text", "stack_info"):

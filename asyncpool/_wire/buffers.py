@@ -188,7 +188,9 @@ def dump(
     taught, without = others and others(), b""
     from asyncpool._wire.by_value import GlobalsPickler  # noqa: PLC0415 - workers need none
 
-    return OutOfBandPickle(*GlobalsPickler(write, limit, pause).pack(value))
+    return OutOfBandPickle(
+        *GlobalsPickler(write, limit, pause).pack(value, warn=not in_band)
+    )
 
 
 def dumps_call(value: object, others: Callable[[], Reducers] | None = None) -> bytes:
@@ -428,7 +430,9 @@ def _reduce_tensor(tensor: Any) -> Any:
     """Return a tensor of PyTorch as the array that has its memory, if there can be one."""
     torch = sys.modules["torch"]
     with suppress(Exception):  # it is sparse, say, or on a GPU
-        if tensor.nbytes >= LARGE and not tensor.requires_grad and not vars(tensor):
+        whole = tensor.untyped_storage().nbytes()  # less, if it repeats elements
+        is_plain = not tensor.requires_grad and not vars(tensor)
+        if is_plain and LARGE <= tensor.nbytes <= whole:
             if tensor.dtype is torch.bfloat16:  # NumPy has no such type
                 return torch.Tensor.view, (tensor.view(torch.int16), tensor.dtype)
             return torch.from_numpy, (tensor.numpy(),)
@@ -440,7 +444,7 @@ def _reduce_frame(frame: Any) -> Any:
     polars = sys.modules["polars"]
     with suppress(Exception):  # there is no pyarrow, say, or a column of objects
         size = frame.estimated_size()
-        if size >= LARGE:
+        if size >= LARGE and "" not in frame.columns:  # from_arrow() would rename that
             table = frame.to_arrow(compat_level=polars.CompatLevel.newest())
             # Arrow sends the whole memory of what is a part of another table.
             if table.get_total_buffer_size() <= 2 * size:
@@ -449,7 +453,10 @@ def _reduce_frame(frame: Any) -> Any:
 
 
 def _reduce_series(series: Any) -> Any:
-    return sys.modules["polars"].DataFrame.to_series, (series.to_frame(),)
+    polars = sys.modules["polars"]
+    if not series.name:
+        return polars.Series.alias, (series.alias("series"), "")
+    return polars.DataFrame.to_series, (series.to_frame(),)
 
 
 # By the names of their modules, and by their own.

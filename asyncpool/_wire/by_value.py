@@ -98,7 +98,9 @@ class GlobalsPickler:
         self._pieces: dict[str, _Piece] = {}
         self._missing: set[str] = set()
 
-    def pack(self, value: object) -> tuple[list[bytes], list[memoryview]]:
+    def pack(
+        self, value: object, *, warn: bool
+    ) -> tuple[list[bytes], list[memoryview]]:
         """Return the stream of *value*, with its globals, and the buffers."""
         call = self._pickle(value)
         self._collect(call)
@@ -110,7 +112,7 @@ class GlobalsPickler:
         pieces = dict.fromkeys(self._pieces.values())
         in_order = sorted(pieces, key=lambda piece: bool(piece.refers))
         units = [self._unit(piece) for piece in in_order]
-        for piece in in_order:
+        for piece in in_order if warn else ():
             size = sum(map(len, (*piece.stream, *piece.buffers)))
             if size > _MUCH and not piece.names <= _warned:
                 self._warn(piece.names, in_units(size))

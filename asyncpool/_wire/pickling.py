@@ -157,7 +157,7 @@ def pack_job(
         parts = [("fn", function)]
         parts += [(f"args[{index}]", value) for index, value in enumerate(args)]
         parts += [(f"kwargs[{key!r}]", value) for key, value in kwargs.items()]
-        attempt = partial(dump, pause=pause)
+        attempt = partial(dump, limit=limit, pause=pause)
         name, where, why = culprit("the call", error, parts, attempt)
         if any(text in describe(why) for text in _ONLY_AT_A_START):
             where += _HINT
@@ -205,8 +205,14 @@ def pack_value(value: object, limit: int | None = None) -> bytes | OutOfBandPick
         name = type(value).__qualname__
         hint = "; stream() yields what it yields" if name in _GENERATORS else ""
         what = f"the job's result, of type {name},"
-        _, where, why = culprit("", error, [("result", value)], dumps)
-        raise unpicklable(why, what, "result", name, hint=where + hint) from why
+        _, where, why = culprit(
+            "", error, [("result", value)], lambda it: dumps(it, [])
+        )
+        try:
+            raise unpicklable(why, what, "result", name, hint=where + hint) from why
+        finally:
+            why.__context__ = None  # nor a cycle here, which would keep the result
+            del why
     if limit is not None and len(data) > limit:
         raise too_large(len(data), limit, "the job's result", "result", "")
     return data
@@ -314,6 +320,8 @@ def culprit(
                 tried[id(part)] = part
                 try:
                     attempt(part)
+                except OverLimitError:
+                    pass  # what is behind the limit has not been reached
                 except Exception as own:
                     error, path = own, path + step
                     name = name or path
@@ -323,7 +331,10 @@ def culprit(
                     break
                 if len(tried) == _MOST_TRIES:
                     break
-    return name or whole, "" if path == name else f" - at `{path}`", error
+    try:
+        return name or whole, "" if path == name else f" - at `{path}`", error
+    finally:
+        del error  # no cycle of a traceback and its frame
 
 
 def _parts_of(whole: Any) -> Iterator[tuple[str, object]]:
@@ -337,7 +348,7 @@ def _parts_of(whole: Any) -> Iterator[tuple[str, object]]:
     elif isinstance(whole, list | tuple):
         yield from ((f"[{at}]", it) for at, it in enumerate(whole))
     elif isinstance(whole, dict):
-        yield from ((f"[{key!r}]", it) for key, it in whole.items())
+        yield from ((f"[{key!r:.100}]", it) for key, it in whole.items())
     # An object may leave out attributes, so they are what its class has pickled.
     state = (*whole.__reduce_ex__(5), None)[2]
     for fields in state if type(state) is tuple else (state,):
@@ -497,8 +508,10 @@ def pack_error(error: BaseException) -> bytes:
     remote = traceback_of(error)
     name, text = map(printable_text, (type_name(error), text_of(error)))
     attempts: list[Callable[[BaseException], bytes]] = [dumps, _dumps_rebuilt]
-    if any(vars(cls).get("__slots__") for cls in type(error).__mro__):
-        attempts.reverse()  # the class's own way leaves out what is in slots, as a rule
+    cls = type(error)
+    own = cls.__reduce__ is not _builtin_base(cls).__reduce__
+    if not own and any(vars(it).get("__slots__") for it in cls.__mro__):
+        attempts.reverse()  # the way of exceptions leaves out what is in slots
     for attempt in attempts:
         try:
             data = attempt(error)

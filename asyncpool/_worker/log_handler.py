@@ -62,7 +62,8 @@ class RecordHandler(logging.Handler):
         logging.disable(config.disabled)
         root = logging.getLogger()
         # Else each logging.info() would call basicConfig(), as do many scripts: a handler on stderr.
-        root.addHandler(logging.NullHandler())
+        self._quiet = logging.NullHandler()
+        root.addHandler(self._quiet)
         root.__class__ = _Root
         root.parent = logging.RootLogger(logging.NOTSET)
         root.parent.addHandler(self)
@@ -72,7 +73,9 @@ class RecordHandler(logging.Handler):
 
     def leave(self) -> None:
         """Leave all loggers alone, in a process that is not the worker."""
-        logging.getLogger().parent = None
+        root = logging.getLogger()
+        root.parent = None
+        root.removeHandler(self._quiet)
 
     def createLock(self) -> None:  # noqa: N802 - logging's name
         """Use no lock: an interrupted job might never release it."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import sys
 import threading
@@ -25,7 +26,7 @@ from joblib.parallel import (
 
 from asyncpool._wire.buffers import ARRAYS, dump, reduce_array
 from asyncpool.executor import ProcessPoolExecutor
-from asyncpool.joblib import prepare, run_packed
+from asyncpool.joblib import load_mapped, prepare, run_packed
 
 # What ``Parallel`` passes to every backend.
 _FOR_OTHERS = {*default_parallel_config, "context"}
@@ -33,12 +34,7 @@ _FOR_OTHERS = {*default_parallel_config, "context"}
 # Smaller arrays travel with each call.
 _LARGE = 1 << 20
 
-
-def _same(one: object, other: object) -> bool:
-    try:
-        return bool(one == other)
-    except Exception:  # noqa: BLE001 - the comparison of arrays, say
-        return False
+_numbers = itertools.count()
 
 
 class _Stored:
@@ -53,16 +49,19 @@ class _Stored:
 
     def __init__(self, array: Any, first: list[_Stored]) -> None:
         self.array = array  # as long as it exists, no other one has its id
-        self.first = first
+        self.first = id(first)  # no cycle
 
     @cached_property
-    def path(self) -> str:
-        """The path of the file, which exists as long as this object."""
+    def file(self) -> tuple[str, int]:
+        """The path of the file, which exists as long as this object, and a number.
+
+        No other file has both, so that a worker which compares the pickles of globals sees a new one.
+        """
         with os.fdopen(os.memfd_create("asyncpool joblib"), "wb") as file:
             joblib.dump(self.array, file)
             fd = os.dup(file.fileno())
         weakref.finalize(self, os.close, fd)
-        return f"/proc/{os.getpid()}/fd/{fd}"
+        return f"/proc/{os.getpid()}/fd/{fd}", next(_numbers)
 
 
 class AsyncpoolBackend(AutoBatchingMixin, ParallelBackendBase):
@@ -81,6 +80,7 @@ class AsyncpoolBackend(AutoBatchingMixin, ParallelBackendBase):
         self._lock = threading.Lock()  # a generator may be dropped in any thread
         self._executor: ProcessPoolExecutor | None = None
         self._how: dict[str, Any] = {}
+        self._pid = 0
         self._users = 0
         self._stored = weakref.WeakValueDictionary[int, _Stored]()
 
@@ -101,11 +101,15 @@ class AsyncpoolBackend(AutoBatchingMixin, ParallelBackendBase):
             raise FallbackToBackend(SequentialBackend(nesting_level=self.nesting_level))
         how = self._arguments(workers, {**self.backend_kwargs, **options})
         with self._lock:
-            if self._executor is None or not _same(how, self._how):
+            own = False
+            if self._executor is not None and self._pid == os.getpid():
+                with contextlib.suppress(Exception):  # it compares arrays, say
+                    own = how == self._how
+            if not own:
                 executor = ProcessPoolExecutor(**how)
                 if self._executor is not None:
                     self._executor.shutdown(wait=False)  # when its calls are done
-                self._executor, self._how = executor, how
+                self._executor, self._how, self._pid = executor, how, os.getpid()
             self._users += 1
             self.parallel = parallel
         return workers
@@ -168,11 +172,11 @@ class AsyncpoolBackend(AutoBatchingMixin, ParallelBackendBase):
         """Pickle a batch; return the call that runs it, and which needs what is *stored*."""
 
         def reduce(array: Any) -> Any:
-            if array.nbytes >= _LARGE:
+            if array.nbytes >= _LARGE and not array.dtype.hasobject:
                 it = self._stored.setdefault(id(array), _Stored(array, stored))
                 stored.append(it)
-                if it.first is not stored:
-                    return joblib.load, (it.path, "c")  # the call may change its copy
+                if it.first != id(stored):
+                    return load_mapped, it.file
             return reduce_array(array)
 
         numpy = sys.modules.get(ARRAYS)

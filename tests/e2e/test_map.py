@@ -242,12 +242,17 @@ async def test_a_slow_input_does_not_hold_up_the_loop(pair: Pool) -> None:
 
 
 async def test_a_slow_input_of_sqlite_stays_in_its_thread(pair: Pool) -> None:
-    def rows() -> Iterator[int]:
-        with contextlib.closing(sqlite3.connect(":memory:")) as database:
-            for n in reluctant(4):
-                yield database.execute("SELECT ?", (n,)).fetchone()[0]
+    rows = "WITH RECURSIVE n(i) AS (VALUES (0) UNION SELECT i + 1 FROM n LIMIT 5) SELECT * FROM n"
+    with contextlib.closing(sqlite3.connect(":memory:")) as database:
 
-    assert await pair.map(jobs.square, rows()) == [0, 1, 4, 9]
+        def inputs() -> Iterator[int]:
+            for (n,) in database.execute(rows):
+                threading.Event().wait(0.02)
+                yield n
+
+        assert await pair.map(jobs.square, inputs()) == [0, 1, 4, 9, 16]
+        both = pair.map(jobs.pair, inputs(), reluctant(4))
+        assert await both == [(n, n) for n in range(4)]
 
 
 async def test_leaving_a_map_does_not_wait_for_a_slow_input(pool: Pool) -> None:

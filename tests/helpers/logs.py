@@ -145,8 +145,9 @@ def log_in_fork() -> int:
         try:
             log("in the copy", level=logging.WARNING)
         finally:
-            os._exit(0)
-    os.waitpid(child, 0)
+            os._exit(len(logging.getLogger().handlers))
+    _, left = os.waitpid(child, 0)
+    assert left == 0, "there logging is as if nobody had configured it"
     return log("in the worker", level=logging.WARNING)
 
 

@@ -170,7 +170,7 @@ def map_of(
 ) -> Map[Any]:
     options: Any = {"options": JobOptions(max_attempts=attempts), **sizes}
     of_pool = partial(MapRun, pool, identity, (inputs,), submit=pool.submit)
-    return Map(pool.check_loop, partial(of_pool, star=False, **options), (inputs,))
+    return Map(partial(of_pool, star=False, **options))
 
 
 # None ever ends, or each at once: what is in between would depend on the machine's speed.
