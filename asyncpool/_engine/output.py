@@ -314,7 +314,7 @@ def _is_writable(stream: TextIO | None) -> bool:
 # What loggers of workers record.
 
 # How the names of the service's loggers begin, and what looks like them.
-_OURS = re.compile(r"\W*asyncpool(?![\w\\-])")
+_OURS = re.compile(r"\W*asyncpool(?![\w-]|[^ -~])")
 
 _TURN = 0.00025  # s
 _AHEAD = 64
