@@ -468,8 +468,8 @@ def _record_of(found: dict[str, Any], fields: dict[str, Any]) -> logging.LogReco
         attributes[text.printable(free)] = shown
     if fields.get("message_id") not in _IDS:
         attributes["extra_message_id"] = attributes.pop("message_id")
-    if not found["levelname"].isalnum():  # it would look like a level and a name
-        found["levelname"] = logging.getLevelName(found["levelno"])
+    # No levelname looks like a level and a name.
+    found["levelname"] = re.sub(r"[^\w +-]", "_", found["levelname"])
     for name in log_records.TEXTS:
         found[name] = _SHOWN.get(name, text.printable)(found[name])
     for name in ("taskName", "exc_text", "stack_info"):
