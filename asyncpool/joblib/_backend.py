@@ -136,6 +136,10 @@ class AsyncpoolBackend(AutoBatchingMixin, ParallelBackendBase):
                 self.parallel = SimpleNamespace(verbose=0)
                 self.reset_batch_stats()
 
+    def __del__(self) -> None:
+        if self._executor is not None and self._pid == os.getpid():
+            self._executor.shutdown(cancel_futures=True)
+
     def abort_everything(self, ensure_ready: bool = True) -> None:  # noqa: FBT001, FBT002 - joblib's
         """End what is running, since a call has failed or the time is over."""
         with self._lock:
