@@ -272,7 +272,7 @@ class _Engine:
             return
         supervisor = self._supervisor = self._pool._running_supervisor()  # noqa: SLF001
         supervisor.limit_ahead()  # a call that an agent has counts as running
-        supervisor.registry.on_return = self._come_back
+        supervisor.registry.on_return = self._turn_soon
         self._traffic = supervisor.traffic
         self._traffic.feed = self._feed
         # A pool that others share has as many workers as they have given it.
@@ -315,11 +315,11 @@ class _Engine:
         # A call may have come just before, from a thread that still saw the loop awake.
         if queue:
             self._awake = True
-            self._come_back()
+            self._turn_soon()
         elif self._closing and not self._calls:
             self._over.set()
 
-    def _come_back(self) -> None:
+    def _turn_soon(self) -> None:
         if not self._coming:
             self._coming = True
             self._loop.call_soon(self._turn)
@@ -373,7 +373,7 @@ class _Engine:
         error = job.exception()
         value = job.result() if error is None else None
         self._ended_calls[call.home].append((call, value, error))
-        self._come_back()
+        self._turn_soon()
 
     def _deliver(self) -> None:
         """Settle the futures of all calls that have ended.

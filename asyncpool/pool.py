@@ -585,11 +585,12 @@ class Submitter:
             fn: Any callable.  A function that travels by value (see :meth:`Pool.submit`) is pickled
                 once, when the iteration begins.
             *iterables: The items; iterables or async iterables, which may be endless.
-                The map draws from them only as you take results.  If a step of a plain
-                iterator takes more than 10 ms, a thread draws the rest.
+                The map draws from them only as you take results.  If a plain iterator has to
+                wait for more than 10 ms for an item, a thread draws the rest, unless the map sees
+                that it uses ``sqlite3``.
             buffersize: How many items the map draws ahead of the results that you have taken.
-                By default as many as keep the workers busy, with no more than 64 MiB of calls and
-                results.
+                By default as many as keep the workers busy; once the map knows how large calls and
+                results are, they have no more than 64 MiB, but at least two items for each worker.
             chunksize: How many items travel together at the most, and never more than 4096;
                 fewer travel if they take long.  By default as many as take a millisecond.
             **others: There are no others.  The error for one says where it belongs.

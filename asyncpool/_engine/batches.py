@@ -623,10 +623,9 @@ class SyncSource:
                 goal = min(count, len(found) + (1 if self._thread else _AT_ONCE))
                 # What it has found before an error stays there.
                 found.extend(itertools.islice(self._items, goal - len(found)))
+                # Never set to false: aclose() may have ended it meanwhile.
                 if len(found) < goal:
-                    self._ended = (
-                        True  # not False: aclose() may have ended it meanwhile
-                    )
+                    self._ended = True
                 before, now = now, time.monotonic()
                 # The first step may only open what the others read.
                 slow = now - before > _LONG and self._thread is None

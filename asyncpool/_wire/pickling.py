@@ -415,13 +415,6 @@ def text_of(error: BaseException) -> str:
 # Types whose values hold no other object, and are written at once or in pieces.
 _PLAIN: frozenset[type] = _SCALARS | {str, bytes}
 
-# How to get at the items of a container.
-_ITEMS: dict[type, Callable[[Any], Iterable[Any]]] = {
-    list: iter,
-    tuple: iter,
-    dict: dict[object, object].values,
-}
-
 # How many arguments, and items of containers among them, are checked; and how many
 # attributes of one object.  That takes 5 us.
 _LOOKS = 100
@@ -463,10 +456,10 @@ class SizeProbe:
             elif cls is int:
                 if value.bit_length() > 8 * limit:
                     raise OverLimitError
-            elif cls in _ITEMS:
+            elif cls is list or cls is tuple or cls is dict:
                 room = _LOOKS - len(found)
                 seen_all = seen_all and len(value) <= room
-                found += islice(_ITEMS[cls](value), room)
+                found += islice(value.values() if cls is dict else value, room)
             elif cls not in _PLAIN:
                 seen_all = False
         return seen_all and len(found) < _LOOKS
