@@ -154,8 +154,7 @@ def pack_job(
     except OverLimitError:
         raise
     except Exception as error:
-        parts = [("fn", function)]
-        parts += [(f"args[{index}]", value) for index, value in enumerate(args)]
+        parts = [("fn", function), *((f"args[{at}]", it) for at, it in enumerate(args))]
         parts += [(f"kwargs[{key!r}]", value) for key, value in kwargs.items()]
         attempt = partial(dump, limit=limit, pause=pause)
         name, where, why = culprit("the call", error, parts, attempt)
@@ -310,7 +309,7 @@ def culprit(
     name = path = ""
     tried: dict[int, object] = {}
     todo: Iterable[tuple[str, object]] | None = parts
-    while todo is not None:
+    while todo is not None and len(tried) < _MOST_TRIES:
         parts, todo = todo, None
         with suppress(Exception):  # of the objects' own methods
             # They come as pickle meets them: none that is behind the culprit is pickled for this.
@@ -325,8 +324,10 @@ def culprit(
                 except Exception as own:
                     error, path = own, path + step
                     name = name or path
-                    # The text of the former says all; the latter is no single object's.
-                    if not issubclass(type(own), GlobalError | RecursionError):
+                    # The text of the former says all; the latter, which cloudpickle wraps, is no
+                    # single object's.
+                    causes = {type(own), type(own.__cause__)}
+                    if not causes & {GlobalError, RecursionError}:
                         todo = _parts_of(part)
                     break
                 if len(tried) == _MOST_TRIES:

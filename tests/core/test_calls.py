@@ -5,8 +5,10 @@ from __future__ import annotations
 import array
 import copyreg
 import functools
+import itertools
 import operator
 import pickle
+import threading
 import traceback
 from collections.abc import Callable, Iterator
 from multiprocessing import Pipe
@@ -20,6 +22,7 @@ from tblib import pickling_support
 
 from asyncpool._wire.buffers import HEAVY, OverLimitError
 from asyncpool._wire.pickling import (
+    culprit,
     format_error,
     load_error,
     load_job,
@@ -43,22 +46,22 @@ def test_a_value_in_itself_and_a_very_deep_one() -> None:
     deep: list[object] = []
     for _ in range(100_000):
         deep = [deep]
-    with pytest.raises(JobNotPicklableError, match="excessively deep"):
+    with pytest.raises(JobNotPicklableError, match=r"deep recursion required\.$"):
         pack_value(deep)
+    tried = itertools.count()
+    hidden: object = threading.Lock()
+    for _ in range(400):
+        hidden = [hidden]
+    parts = [("", hidden)]
+    culprit("", Exception(), parts, lambda it: pickle.dumps((next(tried), it)))
+    assert next(tried) == 300
 
 
-@pytest.mark.parametrize(
-    "payload",
-    [
-        b"",
-        b"garbage",
-        b"\x80\x05.",
-        b"I17\n",
-        pickle.dumps(specimens.FailsWhenLoaded()),
-        pickle.dumps(specimens.ExitsWhenLoaded()),
-        pickle.dumps(specimens.InterruptsWhenLoaded()),
-    ],
-)
+FAILS = specimens.FailsWhenLoaded, specimens.ExitsWhenLoaded
+FAIL = [pickle.dumps(cls()) for cls in (*FAILS, specimens.InterruptsWhenLoaded)]
+
+
+@pytest.mark.parametrize("payload", [b"", b"garbage", b"\x80\x05.", b"I17\n", *FAIL])
 def test_a_result_that_cannot_be_loaded_is_the_jobs_own_failure(payload: bytes) -> None:
     with pytest.raises(
         JobNotPicklableError, match="cannot be unpickled here"
@@ -103,8 +106,7 @@ class Box:
 def test_a_giant_is_found_at_once_wherever_it_is(giant: object) -> None:
     with pytest.raises(OverLimitError):
         pack_job(add, (1, [giant]), {}, number=1, limit=LIMIT)
-    # Nor is what the second one of a class has.
-    Box.pickled = 0
+    Box.pickled = 0  # nor what the second one of a class has
     with pytest.raises(OverLimitError):
         pack_job(add, (Box(a=1), Box(a=giant)), {}, number=1, limit=LIMIT)
     assert Box.pickled <= 2
@@ -114,8 +116,7 @@ def test_of_more_than_400_objects_none_is_pickled_in_vain() -> None:
     Box.pickled = 0
     payload = plain(pack_job(add, ([Box()] * 1_000,), {}, number=1, limit=HEAVY))
     assert (Box.pickled, len(load_job(arrived(payload), add)[1][0])) == (1, 1_000)
-    # The class of all of them is the 400th.
-    Box.pickled = 0
+    Box.pickled = 0  # the class of all of them is the 400th
     pack_job(add, ([Box() for _ in range(399)],), {}, number=1, limit=HEAVY)
     assert Box.pickled == 399
     Box.pickled = 0
@@ -274,12 +275,10 @@ def test_what_cannot_be_unpickled_here_is_named_and_quoted(
     [
         b"",
         b"garbage",
-        pickle.dumps(17),
-        pickle.dumps((b"", "Boo: far")),
-        pickle.dumps((1, 2, 3, 4)),
+        *map(pickle.dumps, (17, (b"", "Boo: far"), (1, 2, 3, 4))),
         pickle.dumps((b"", "text", "name", "message")),
         pickle.dumps((pickle.dumps(17), "text", "name", "message")),
-        pickle.dumps(specimens.ExitsWhenLoaded()),
+        *FAIL,
     ],
 )
 def test_a_broken_payload_is_the_jobs_own_failure(payload: bytes) -> None:

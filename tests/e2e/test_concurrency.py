@@ -228,7 +228,7 @@ async def test_one_that_waits_its_turn_is_spared_by_the_kill() -> None:
 
 @KINDS
 async def test_all_have_a_timeout_and_each_shows_its_own_stack(kind: Any) -> None:
-    pool = Pool(1, concurrency=4, worker_loop=kind)
+    pool = Pool(1, concurrency=5, worker_loop=kind)
     async with patience(), Gate() as gate, pool:
         view = pool.options(timeout=3600.0)
         names = ("wait_for_ever", "at") * 2
@@ -236,6 +236,8 @@ async def test_all_have_a_timeout_and_each_shows_its_own_stack(kind: Any) -> Non
         found = [view.submit(function, gate.path) for function in functions]
         for word in ("waiting", ""):
             await gate.visitor(word, nth=2)
+        # When the loop gets to this one, the others wait; until then, a stack may show one that ran.
+        await pool.submit(several.noop, 0)
         for job in found:
             run_out(pool, job)
         errors: Any = await asyncio.gather(*found, return_exceptions=True)
