@@ -4,7 +4,7 @@ Landlock and seccomp hold for the thread that asks for them, and for all that it
 happens before the worker has a second thread.
 
 They, namespaces and capabilities have no functions in the standard library, and of the libraries
-that wrap Landlock none does the rest; see ``docs/decisions/sandbox.md``.
+that wrap Landlock none does the rest; see ``docs/decisions/codecs-and-sandboxes.md``.
 """
 
 from __future__ import annotations

@@ -46,7 +46,7 @@ _REPORT_EVERY = 1.0
 
 # Seconds after which the sampler makes Python code give up the GIL, in place of Python's 5 ms.
 # In 5 ms a short job has come to its end and releases the GIL there, so hardly any sample would
-# fall into it; see docs/decisions/profiling.md.
+# fall into it; see docs/decisions/observability.md.
 _SWITCH_INTERVAL = 0.0001
 
 

@@ -75,7 +75,7 @@ def finish(process: subprocess.Popen[str], stdin: str | None = None) -> tuple[st
         return process.communicate(stdin, timeout=PATIENCE)
     except subprocess.TimeoutExpired:
         os.killpg(process.pid, signal.SIGKILL)
-        out, err = process.communicate()
+        out, err = process.communicate(timeout=PATIENCE)
         raise AssertionError(f"the script does not end: {out}\n{err}") from None
 
 
