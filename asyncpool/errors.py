@@ -647,6 +647,9 @@ def _show(error: BaseException) -> str:
 # expensive to import, and only the part of asyncpool that stands in for that library needs them.
 # So no class here can derive from them.
 
+# What they call a broken pool.
+BROKEN = PoolBrokenError, PoolClosedError, WorkerCrashedError
+
 
 def with_base(error: E, kind: type[Exception]) -> E:
     """Return *error* itself, which from now on is also an instance of *kind*.
