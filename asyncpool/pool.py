@@ -1120,8 +1120,7 @@ class Pool(Submitter, Supervised, JobEventSource):
         rates("rate", rate)
         checks.optional(checks.at_least(0))("slot", slot)
         name = function_name(function) if callable(function) else function
-        if not isinstance(name, str | None):
-            raise TypeError(f"function must be a function or its name, not {name!r}")
+        checks.Argument((str, type(None)), "a function or its name")("function", name)
         if name == "":
             raise ValueError("function must not be empty")
         request = profile.ProfileRequest(float(seconds), float(rate), name or "")

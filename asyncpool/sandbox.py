@@ -38,7 +38,7 @@ def _absolute(name: str, path: object) -> str:
 
 
 def _paths(name: str, paths: object) -> tuple[str, ...]:
-    several = checks.several(name, paths, "paths", single=_PATH)
+    several = checks.several("paths", single=_PATH)(name, paths)
     return tuple(_absolute(name, path) for path in several)
 
 
@@ -51,7 +51,7 @@ def _ports(name: str, network: object) -> bool | tuple[int, ...]:
     """Return the TCP ports that *network* names, in order; ``False`` if it names none."""
     if isinstance(network, bool):
         return network
-    ports = checks.several(name, network, "True, False or numbers of TCP ports")
+    ports = checks.several("True, False or numbers of TCP ports")(name, network)
     for each in ports:
         if isinstance(each, str):
             raise ValueError(  # noqa: TRY004 - a text, but one that may well be meant

@@ -155,36 +155,29 @@ def apply_to(record: Any) -> None:
 
 
 def several(
-    name: str,
-    values: object,
-    words: str,
-    *,
-    single: tuple[type, ...] = (str,),
-    each: type | tuple[type, ...] = object,
-) -> tuple[Any, ...]:
-    """Return an argument that is an iterable of several things, as a tuple.
+    words: str, *, single: Any = str, each: Any = object
+) -> Callable[[str, Any], tuple[Any, ...]]:
+    """Return the check of an argument that is an iterable of several things; it makes a tuple.
 
     Args:
-        name: The name of the argument.
-        values: An iterable.
         words: What the argument takes, in words.
-        single: The types of a value that was certainly meant as a single element,
+        single: The type, or types, of a value that was certainly meant as a single element,
             even if it is iterable.
         each: The type of each element, or its types.
-
-    Raises:
-        TypeError: If it is no iterable, if it is a single element, or if one
-            element has another type.
     """
-    if isinstance(values, single):
-        raise TypeError(f"{name} takes several: ({values!r},)")
-    if isinstance(values, bytes) or not isinstance(values, Iterable):
-        raise TypeError(f"{name} takes {words}, not {values!r}")
-    found: tuple[Any, ...] = tuple(values)
-    for value in found:
-        if not isinstance(value, each):
-            raise TypeError(f"{name} takes {words}, not {value!r}")
-    return found
+
+    def check(name: str, values: object) -> tuple[Any, ...]:
+        if isinstance(values, single):
+            raise TypeError(f"{name} takes several: ({values!r},)")
+        if isinstance(values, bytes) or not isinstance(values, Iterable):
+            raise TypeError(f"{name} takes {words}, not {values!r}")
+        found: tuple[Any, ...] = tuple(values)
+        for value in found:
+            if not isinstance(value, each):
+                raise TypeError(f"{name} takes {words}, not {value!r}")
+        return found
+
+    return check
 
 
 def environment(name: str, given: Any) -> tuple[tuple[str, str], ...]:

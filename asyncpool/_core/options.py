@@ -614,7 +614,7 @@ def hash_of(key: Any) -> int:
 
 def _retry_on(name: str, value: object) -> tuple[RetryOn, ...]:
     words = "kinds of crashes and types of exceptions"
-    items = checks.several(name, value, words, single=(str, type))
+    items = checks.several(words, single=(str, type))(name, value)
     for item in items:
         if isinstance(item, str):
             if item not in set(CrashKind):
@@ -630,7 +630,7 @@ def _retry_on(name: str, value: object) -> tuple[RetryOn, ...]:
 def _retire_on(name: str, value: object) -> tuple[str, ...]:
     # Workers and agents get the names: to unpickle a class would import its module there.
     words = "types of exceptions and names of such"
-    items = checks.several(name, value, words, single=(str, type))
+    items = checks.several(words, single=(str, type))(name, value)
     for item in items:
         is_type = isinstance(item, type) and issubclass(item, BaseException)
         if not (is_type or isinstance(item, str)):

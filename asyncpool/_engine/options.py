@@ -165,9 +165,7 @@ class SupervisorConfig(CoreOptions):
     worker_loop: LoopKind = option(check_loop_kind)
     worker_output: OutputMode = option(checks.one_of(get_args(OutputMode)))
     on_crash: CrashCallback | None = option(checks.CALLBACK)
-    preload: tuple[str, ...] = option(
-        partial(checks.several, words="names of modules", each=str)
-    )
+    preload: tuple[str, ...] = option(checks.several("names of modules", each=str))
     ping_timeout: float | None = option(checks.PERIOD_OR_NONE)
     ready: ReadyWhen = option(checks.one_of(get_args(ReadyWhen)))
     close_timeout: float | None = option(checks.PERIOD_OR_NONE, None)
@@ -224,14 +222,12 @@ POOL_CHECKS: dict[str, checks.Check] = {
     "worker_limits": check_limits,
     "max_message_size": checks.at_least(1024).or_none(),
     "initializer": checks.CALLBACK,
-    "initargs": partial(checks.several, words="a tuple of arguments"),
+    "initargs": checks.several("a tuple of arguments"),
     "codec": checks.optional(lambda _, value: formats.format_of(value)),
     "functions": checks.optional(
-        partial(
-            checks.several, words="functions and names such as 'package.module:name'"
-        )
+        checks.several("functions and names such as 'package.module:name'")
     ),
-    "errors": partial(checks.several, words="classes of exceptions"),
+    "errors": checks.several("classes of exceptions"),
     "around": checks.optional(
         partial(checks.function, words="callable", named="takes a name such as")
     ),
