@@ -19,7 +19,7 @@ from asyncpool._core import checks
 from asyncpool._core.checks import option
 from asyncpool._core.core import CoreOptions
 from asyncpool._core.options import (
-    OPTIONS,
+    CHECKS,
     JobOptions,
     WorkerEnv,
     WorkerLimits,
@@ -45,10 +45,9 @@ if TYPE_CHECKING:
     from asyncpool._engine import handover, propagation
     from asyncpool._engine.deaths import CrashCallback
     from asyncpool._sandbox import confinement
-    from asyncpool._wire import formats, schemas
+    from asyncpool._wire import schemas
 else:  # for options that few pools have
     data_only = Later("asyncpool._core.data_only")
-    formats = Later("asyncpool._wire.formats")
     schemas = Later("asyncpool._wire.schemas")
     handover = Later("asyncpool._engine.handover")
     propagation = Later("asyncpool._engine.propagation")
@@ -223,7 +222,7 @@ POOL_CHECKS: dict[str, checks.Check] = {
     "max_message_size": checks.at_least(1024).or_none(),
     "initializer": checks.CALLBACK,
     "initargs": checks.several("a tuple of arguments"),
-    "codec": checks.optional(lambda _, value: formats.format_of(value)),
+    "codec": checks.optional(CHECKS["codec"]),
     "functions": checks.optional(
         checks.several("functions and names such as 'package.module:name'")
     ),
@@ -249,7 +248,7 @@ def pool_options(given: Mapping[str, Any]) -> dict[str, Any]:
     """
     options = checks.apply(POOL_CHECKS, given)
     # An option of jobs that is one of the pool, too, is the default of its jobs.
-    for_jobs = {name: given[name] for name in OPTIONS if name in given}
+    for_jobs = {name: given[name] for name in CHECKS if name in given}
     del for_jobs["codec"]
     options["job_options"] = changed(JobOptions(codec=options["codec"]), for_jobs)
     if options["sandbox"] is not None and options["worker_env"].common:
@@ -324,7 +323,7 @@ def pool_config(given: Mapping[str, Any]) -> SupervisorConfig:
             concurrency=options["concurrency"],
             around=None if around is None else handover.packed_hook(around),
             codec=b"" if data is None else data.config,
-            options=tuple(OPTIONS),
+            options=tuple(CHECKS),
         ),
         propagation=propagation.Propagation(variables) if variables else None,
         handover=first,
