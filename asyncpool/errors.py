@@ -89,6 +89,9 @@ class AsyncPoolError(Exception):
     them, so that a handler never has to parse a string.
     """
 
+    # Of a class that with_base() has made: the two that it is made of.
+    _bases: tuple[type[AsyncPoolError], type[Exception]] | None = None
+
     def __init__(self, message: str, **details: Any) -> None:
         super().__init__(message)
         self.__dict__.update(details)
@@ -96,7 +99,8 @@ class AsyncPoolError(Exception):
     def __reduce__(self) -> tuple[Any, ...]:
         # The default would call cls(*args), which fails for every subclass with
         # keyword-only parameters; and errors do travel between processes.
-        return (_rebuild, (type(self), self.args, self.__dict__.copy()))
+        cls, *base = self._bases or (type(self),)
+        return (_rebuild, (cls, self.args, self.__dict__.copy(), *base))
 
 
 def _rebuild(
@@ -154,9 +158,7 @@ class PoolClosedError(AsyncPoolError, RuntimeError):
         function: str = "",
     ) -> None:
         super().__init__(message)
-        self.job_id = job_id
-        self.delivery = delivery
-        self.function = function
+        self.job_id, self.delivery, self.function = job_id, delivery, function
 
 
 class RollInProgressError(AsyncPoolError):
@@ -206,8 +208,7 @@ class PoolFullError(AsyncPoolError):
             f"{waiting} {'job is' if waiting == 1 else 'jobs are'} waiting and max_queued is "
             f"{max_queued}: shed load, or try again when some have finished"
         )
-        self.waiting = waiting
-        self.max_queued = max_queued
+        self.waiting, self.max_queued = waiting, max_queued
 
 
 class WorkerGoneError(AsyncPoolError):
@@ -226,9 +227,7 @@ class WorkerGoneError(AsyncPoolError):
             f"{crash or f'the pool has ended worker {pid} in slot {slot}'}; the session that had "
             "it to itself is over: begin another one, and rebuild its state there"
         )
-        self.slot = slot
-        self.pid = pid
-        self.crash = crash
+        self.slot, self.pid, self.crash = slot, pid, crash
 
 
 class PoolBrokenError(AsyncPoolError):
@@ -247,9 +246,7 @@ class PoolBrokenError(AsyncPoolError):
         last = crashes[-1] if crashes else None
         end = f"; last: {last}{_last_lines(last)}" if last is not None else ""
         super().__init__(f"the pool is broken: {reason}{end}")
-        self.reason = reason
-        self.crashes = crashes
-        self.retry_after = retry_after
+        self.reason, self.crashes, self.retry_after = reason, crashes, retry_after
 
 
 class NoWorkerError(AsyncPoolError, LookupError):
@@ -271,8 +268,7 @@ class NoWorkerError(AsyncPoolError, LookupError):
             slots = ", ".join(map(str, there)) or "none"
             where += f" that is ready; slots with one: {slots}"
         super().__init__(f"there is no worker {where}")
-        self.worker = worker
-        self.there = there
+        self.worker, self.there = worker, there
 
 
 class ResizeError(AsyncPoolError):
@@ -368,9 +364,7 @@ class JobTimeoutError(JobError, TimeoutError):
         }[limit]
         text = f"{job_text(job_id, function)} {text}, {where}{_innermost_calls(stack)}"
         super().__init__(text, job_id=job_id, attempt=attempt, function=function)
-        self.limit = limit
-        self.seconds = seconds
-        self.stack = stack
+        self.limit, self.seconds, self.stack = limit, seconds, stack
 
 
 class JobCancelled(BaseException):
@@ -407,9 +401,7 @@ class JobNotPicklableError(JobError, PicklingError):
         attempt: int = 0,
     ) -> None:
         super().__init__(message, job_id=job_id, attempt=attempt)
-        self.direction = direction
-        self.name = name
-        self.text = text
+        self.direction, self.name, self.text = direction, name, text
 
 
 class JobRaisedError(JobError):
@@ -456,10 +448,8 @@ class RemoteError(JobError):
     ) -> None:
         message = f"the job raised {type_name}{f': {text}' if text else ''}"
         super().__init__(message, job_id=job_id, attempt=attempt)
-        self.type_name = type_name
-        self.text = text
-        self.traceback = traceback
-        self.args_sent = args
+        self.type_name, self.text = type_name, text
+        self.traceback, self.args_sent = traceback, args
 
 
 class HookError(JobError):
@@ -489,9 +479,7 @@ class HookError(JobError):
         when = f"before {job} had begun" if entered else f"after {job} had returned"
         text = f"the hook {hook} failed {when}: {_show(exception)}"
         super().__init__(text, job_id=job_id, attempt=attempt, function=function)
-        self.hook = hook
-        self.stage = stage
-        self.exception = exception
+        self.hook, self.stage, self.exception = hook, stage, exception
         self.__cause__: BaseException | None = exception
 
 
@@ -529,16 +517,10 @@ class WorkerCrashedError(JobError):
         tail = _innermost_calls(hung) or _last_lines(last)
         text = f"{last}; {who} {_DELIVERED[delivery]}{tail}"
         super().__init__(text, job_id=job_id, attempt=own[-1], function=function)
-        self.crashes = crashes
-        self.delivery = delivery
-        self.kind = last.kind
-        self.slot: int = last.slot
-        self.generation: int = last.generation
-        self.pid: int | None = last.pid
-        self.exit_code: int | None = last.exit_code
-        self.signal: str | None = last.signal
-        self.stderr_tail: tuple[str, ...] = last.stderr_tail
-        self.stack: str = last.stack
+        self.crashes, self.delivery, self.kind = crashes, delivery, last.kind
+        self.slot, self.generation, self.pid = last.slot, last.generation, last.pid
+        self.exit_code, self.signal = last.exit_code, last.signal
+        self.stderr_tail, self.stack = last.stderr_tail, last.stack
 
 
 def job_text(number: int, function: str) -> str:
@@ -647,10 +629,8 @@ class NodeLostError(WorkerCrashedError):
         else:
             why = f"; it was heard last {silence:.1f} s before"
         self.args: tuple[Any, ...] = (f"{gone}{why}; {job}",)
-        self.node = node
-        self.silence = silence
-        self.own_silence = own_silence
-        self.reason = reason
+        self.node, self.reason = node, reason
+        self.silence, self.own_silence = silence, own_silence
 
 
 def _show(error: BaseException) -> str:
@@ -667,6 +647,9 @@ def _show(error: BaseException) -> str:
 # expensive to import, and only the part of asyncpool that stands in for that library needs them.
 # So no class here can derive from them.
 
+# What they call a broken pool.
+BROKEN = PoolBrokenError, PoolClosedError, WorkerCrashedError
+
 
 def with_base(error: E, kind: type[Exception]) -> E:
     """Return *error* itself, which from now on is also an instance of *kind*.
@@ -681,13 +664,6 @@ def with_base(error: E, kind: type[Exception]) -> E:
 
 @functools.cache
 def _both(cls: Any, kind: Any) -> type[Any]:
-    def reduce(self: AsyncPoolError) -> tuple[Any, ...]:
-        # A pickle could not find this class by a name, since it is in no module.
-        return _rebuild, (cls, self.args, self.__dict__.copy(), kind)
-
-    namespace = {
-        "__doc__": cls.__doc__,
-        "__module__": cls.__module__,
-        "__reduce__": reduce,
-    }
-    return type(cls.__name__, (cls, kind), namespace)
+    # A pickle could not find this class by a name, since it is in no module.
+    own = {"__doc__": cls.__doc__, "__module__": cls.__module__, "_bases": (cls, kind)}
+    return type(cls.__name__, (cls, kind), own)

@@ -37,6 +37,7 @@ from typing import (
     TypeVar,
 )
 
+from asyncpool import errors
 from asyncpool._core import checks, log_messages as say
 from asyncpool._core.endings import Finish
 from asyncpool._core.functions import UNKNOWN
@@ -48,14 +49,6 @@ from asyncpool._engine.machine import DEFAULT_LAUNCHER, not_picklable, usable_cp
 from asyncpool._engine.options import OutputMode
 from asyncpool._wire.pickling import unpicklable
 from asyncpool._worker.api import call_chunk
-from asyncpool.errors import (
-    AsyncPoolError,
-    JobRaisedError,
-    PoolBrokenError,
-    PoolClosedError,
-    WorkerCrashedError,
-    with_base,
-)
 from asyncpool.pool import Pool
 
 if TYPE_CHECKING:
@@ -126,9 +119,9 @@ def _settle(call: Call, value: Any, error: BaseException | None) -> None:
 
 def _as_documented(error: BaseException) -> BaseException:
     """Return what an executor raises: the error of the call, or that of a broken pool."""
-    if isinstance(error, WorkerCrashedError | PoolBrokenError | PoolClosedError):
-        return with_base(error, BrokenProcessPool)
-    raised = error.exception if isinstance(error, JobRaisedError) else error
+    if isinstance(error, errors.BROKEN):
+        return errors.with_base(error, BrokenProcessPool)
+    raised = error.exception if isinstance(error, errors.JobRaisedError) else error
     # An asyncio future would refuse a StopIteration, and never be done.
     return error if isinstance(raised, StopIteration) else raised
 
@@ -247,7 +240,8 @@ class _Engine:
             asyncio.run(self._live())
         except BaseException as error:  # noqa: BLE001 - whatever it is, callers wait
             say.EXECUTOR_FAILED.log(LOGGER, {"pool": self._pool.name}, error=error)
-            self._break(partial(PoolClosedError, f"the executor failed: {error!r}"))
+            text = f"the executor failed: {error!r}"
+            self._break(partial(errors.PoolClosedError, text))
 
     async def _live(self) -> None:
         self._loop = asyncio.get_running_loop()
@@ -260,14 +254,14 @@ class _Engine:
                 return
         try:
             await self._pool.start()
-        except PoolClosedError:
+        except errors.PoolClosedError:
             return  # end_now() was called, so there are no calls
-        except PoolBrokenError as error:
+        except errors.PoolBrokenError as error:
             # The pool could not start, and does not try again.
-            broken = partial(PoolBrokenError, retry_after=None)
+            broken = partial(errors.PoolBrokenError, retry_after=None)
             self._break(partial(broken, reason=error.reason, crashes=error.crashes))
             return
-        except (AsyncPoolError, OSError, RuntimeError, ValueError) as error:
+        except (errors.AsyncPoolError, OSError, RuntimeError, ValueError) as error:
             self._break(partial(_not_started, self._pool.name, error))
             return
         supervisor = self._supervisor = self._pool._running_supervisor()  # noqa: SLF001
@@ -281,10 +275,8 @@ class _Engine:
         await self._over.wait()
         self._settle_rest()
         await self._pool.close()
-        supervisor.registry.on_return, self._traffic.feed = (
-            lambda: None,
-            None,
-        )  # no cycle
+        supervisor.registry.on_return = lambda: None  # no cycle
+        self._traffic.feed = None
 
     def _press(self, grace: float) -> None:
         self._pool._running_supervisor().close(Finish.NOTHING, grace)  # noqa: SLF001
@@ -401,7 +393,7 @@ class _Engine:
 
 
 def _not_started(name: str, error: Exception) -> Exception:
-    failure = PoolClosedError(f"{name} could not be started: {error}")
+    failure = errors.PoolClosedError(f"{name} could not be started: {error}")
     failure.__cause__ = error
     return failure
 

@@ -476,10 +476,7 @@ class Submitter:
             next one.  Inside the context: cancels the calls of the session.
         """
         return session.WorkerSession(
-            self._running_supervisor,
-            self._options,
-            timeout=timeout,
-            fresh=fresh,
+            self._running_supervisor, self._options, timeout=timeout, fresh=fresh
         )
 
     @overload
@@ -657,8 +654,7 @@ class Submitter:
             ):
                 raise TypeError(f"{verb}() takes iterables, not {items!r}")
         for name, value in (("buffersize", buffersize), ("chunksize", chunksize)):
-            if value is not None:
-                checks.at_least(1)(name, value)
+            checks.optional(checks.at_least(1))(name, value)
         backend = self._running_supervisor()
         run = partial(
             mapping.MapRun,
@@ -1074,8 +1070,7 @@ class Pool(Submitter, Supervised, JobEventSource):
         Cancellation:
             Safe: it has no effect on the jobs.
         """
-        if slot is not None:
-            checks.at_least(0)("slot", slot)
+        checks.optional(checks.at_least(0))("slot", slot)
         return await self._life.running_here().stacks.of_workers(slot)
 
     async def profile(
@@ -1123,11 +1118,9 @@ class Pool(Submitter, Supervised, JobEventSource):
             raise ValueError(f"seconds must be at most {longest}, not {seconds}")
         rates = checks.NUMBER.within(f"from 1 to {most}", lambda n: 1 <= n <= most)
         rates("rate", rate)
-        if slot is not None:
-            checks.at_least(0)("slot", slot)
+        checks.optional(checks.at_least(0))("slot", slot)
         name = function_name(function) if callable(function) else function
-        if not isinstance(name, str | None):
-            raise TypeError(f"function must be a function or its name, not {name!r}")
+        checks.Argument((str, type(None)), "a function or its name")("function", name)
         if name == "":
             raise ValueError("function must not be empty")
         request = profile.ProfileRequest(float(seconds), float(rate), name or "")

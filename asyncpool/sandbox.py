@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Iterable, Mapping
-from dataclasses import field
 from typing import Any
 
 from asyncpool._core import checks
+from asyncpool._core.checks import option
 from asyncpool._dataclass import dataclass
 from asyncpool._wire.text import in_units
 
@@ -38,7 +38,7 @@ def _absolute(name: str, path: object) -> str:
 
 
 def _paths(name: str, paths: object) -> tuple[str, ...]:
-    several = checks.several(name, paths, "paths", single=_PATH)
+    several = checks.several("paths", single=_PATH)(name, paths)
     return tuple(_absolute(name, path) for path in several)
 
 
@@ -51,7 +51,7 @@ def _ports(name: str, network: object) -> bool | tuple[int, ...]:
     """Return the TCP ports that *network* names, in order; ``False`` if it names none."""
     if isinstance(network, bool):
         return network
-    ports = checks.several(name, network, "True, False or numbers of TCP ports")
+    ports = checks.several("True, False or numbers of TCP ports")(name, network)
     for each in ports:
         if isinstance(each, str):
             raise ValueError(  # noqa: TRY004 - a text, but one that may well be meant
@@ -75,22 +75,9 @@ def _is_positive(number: float) -> bool:
 
 
 _POSITIVE = "> 0 and finite, or None", _is_positive
-_CHECKS: dict[str, checks.Check] = {
-    "read": _paths,
-    "write": _paths,
-    "workdir": _workdir,
-    "imports": checks.SWITCH,
-    "network": _ports,
-    "env": _environment,
-    "processes": checks.at_least(0).or_none(),
-    "memory": checks.INT.or_none().within(*_POSITIVE),
-    "cpu_seconds": checks.SECONDS.or_none().within(*_POSITIVE),
-    "cpus": checks.NUMBER.or_none().within(*_POSITIVE),
-    "user": checks.Argument(
-        (str, int, type(None)), "the name or the number of a user, or None"
-    ),
-    "strict": checks.SWITCH,
-}
+_USER = checks.Argument(
+    (str, int, type(None)), "the name or the number of a user, or None"
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -139,21 +126,23 @@ class Sandbox:
         ValueError: If one is out of range, or two contradict each other.
     """
 
-    read: Iterable[Path] = ()
-    write: Iterable[Path] = ()
-    workdir: Path | None = None
-    imports: bool = True
-    network: bool | Iterable[int] = False
-    env: Mapping[str, str] = field(default_factory=dict)
-    processes: int | None = 0
-    memory: int | None = None
-    cpu_seconds: float | None = None
-    cpus: float | None = None
-    user: str | int | None = None
-    strict: bool = True
+    read: Iterable[Path] = option(_paths, ())
+    write: Iterable[Path] = option(_paths, ())
+    workdir: Path | None = option(_workdir, None)
+    imports: bool = option(checks.SWITCH, True)
+    network: bool | Iterable[int] = option(_ports, False)
+    env: Mapping[str, str] = option(_environment, factory=dict)
+    processes: int | None = option(checks.at_least(0).or_none(), 0)
+    memory: int | None = option(checks.INT.or_none().within(*_POSITIVE), None)
+    cpu_seconds: float | None = option(
+        checks.SECONDS.or_none().within(*_POSITIVE), None
+    )
+    cpus: float | None = option(checks.NUMBER.or_none().within(*_POSITIVE), None)
+    user: str | int | None = option(_USER, None)
+    strict: bool = option(checks.SWITCH, True)
 
     def __post_init__(self) -> None:
-        checks.apply_to(self, _CHECKS)
+        checks.apply_to(self)
         read, write, workdir = self.read, self.write, self.workdir
         if workdir is not None and not is_within(workdir, [*read, *write]):
             raise ValueError(

@@ -206,19 +206,17 @@ class WorkerSession:
         return f"<WorkerSession: worker {worker.pid} in slot {worker.slot}{over}>"
 
 
+_PLAIN = JobOptions()
+
+
 def _checked(options: JobOptions) -> JobOptions:
     """Return *options*, after checking that a call of a session can have them.
 
     Raises:
         ValueError: If it cannot.
     """
-    for name, given in (
-        ("max_attempts", options.max_attempts != 1),
-        ("priority", options.priority != 0),
-        ("key", options.key is not None),
-        ("lease", options.lease is not None),
-    ):
-        if given:
+    for name in ("max_attempts", "priority", "key", "lease"):
+        if getattr(options, name) != getattr(_PLAIN, name):
             raise ValueError(
                 f"{name} is no option of a worker to oneself: its calls run once, in "
                 "this worker, in their order"

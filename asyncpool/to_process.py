@@ -14,6 +14,7 @@ import anyio
 import anyio.to_process
 from anyio.lowlevel import checkpoint_if_cancelled
 
+from asyncpool import errors
 from asyncpool._core import checks
 from asyncpool._core.functions import travels_by_name
 from asyncpool._core.options import JobOptions
@@ -24,14 +25,6 @@ from asyncpool._wire.buffers import HEAVY, OverLimitError
 from asyncpool._wire.pickling import is_flat, pack_job, unpicklable
 from asyncpool._wire.text import function_name
 from asyncpool._worker.api import call_packed
-from asyncpool.errors import (
-    JobNotPicklableError,
-    JobRaisedError,
-    PoolBrokenError,
-    PoolClosedError,
-    WorkerCrashedError,
-    with_base,
-)
 from asyncpool.pool import Pool
 
 __all__ = ["current_default_process_limiter", "run_sync"]
@@ -108,12 +101,12 @@ async def run_sync(
             if not cancellable:
                 await outlast(job)
             return await job
-        except JobRaisedError as error:
+        except errors.JobRaisedError as error:
             if isinstance(error.exception, asyncio.CancelledError):
                 raise
             raised = error.exception
-        except (WorkerCrashedError, PoolBrokenError, PoolClosedError) as error:
-            with_base(error, anyio.BrokenWorkerProcess)
+        except errors.BROKEN as error:
+            errors.with_base(error, anyio.BrokenWorkerProcess)
             raise
         finally:
             resident.calls -= 1
@@ -135,7 +128,7 @@ def _packed(func: Callable[..., Any], args: tuple[Any, ...]) -> bytes | None:
         payload = pack_job(func, args, {}, limit=HEAVY)
     except OverLimitError:
         return None
-    except (JobNotPicklableError, SystemExit, KeyboardInterrupt):
+    except (errors.JobNotPicklableError, SystemExit, KeyboardInterrupt):
         raise  # the last two may be a signal's
     except BaseException as error:
         raise unpicklable(error) from error

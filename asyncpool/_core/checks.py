@@ -5,8 +5,8 @@ it may have, and its bounds.  A single one is checked like this::
 
     checks.INT("chunksize", chunksize)
 
-and several by a table of their checks.  The fields of a record of options have their checks with
-them, see :func:`option`.
+and several by a table of their checks.  The fields of a record of options have their checks, and
+their defaults, with them, see :func:`option`.
 """
 
 from __future__ import annotations
@@ -117,9 +117,9 @@ def optional(check: Check) -> Check:
     return lambda name, value: None if value is None else check(name, value)
 
 
-def option(check: Check, default: Any = MISSING) -> Any:
+def option(check: Check, default: Any = MISSING, *, factory: Any = MISSING) -> Any:
     """Return a field of a dataclass whose value is an argument with this *check*."""
-    return field(default=default, metadata={"check": check})
+    return field(default=default, default_factory=factory, metadata={"check": check})
 
 
 def table_of(record: type[Any]) -> dict[str, Check]:
@@ -143,48 +143,41 @@ def apply(table: Mapping[str, Check], given: Mapping[str, Any]) -> dict[str, Any
     }
 
 
-def apply_to(record: object, table: Mapping[str, Check]) -> None:
-    """Check the attributes of *record* that *table* names, and keep what their checks return.
+def apply_to(record: Any) -> None:
+    """Check each :func:`option` of *record*, and keep what its check returns.
 
     Raises:
         TypeError: If one is of the wrong type.
         ValueError: If one is out of range.
     """
-    for name, check in table.items():
+    for name, check in table_of(type(record)).items():
         object.__setattr__(record, name, check(name, getattr(record, name)))
 
 
 def several(
-    name: str,
-    values: object,
-    words: str,
-    *,
-    single: tuple[type, ...] = (str,),
-    each: type | tuple[type, ...] = object,
-) -> tuple[Any, ...]:
-    """Return an argument that is an iterable of several things, as a tuple.
+    words: str, *, single: Any = str, each: Any = object
+) -> Callable[[str, Any], tuple[Any, ...]]:
+    """Return the check of an argument that is an iterable of several things; it makes a tuple.
 
     Args:
-        name: The name of the argument.
-        values: An iterable.
         words: What the argument takes, in words.
-        single: The types of a value that was certainly meant as a single element,
+        single: The type, or types, of a value that was certainly meant as a single element,
             even if it is iterable.
         each: The type of each element, or its types.
-
-    Raises:
-        TypeError: If it is no iterable, if it is a single element, or if one
-            element has another type.
     """
-    if isinstance(values, single):
-        raise TypeError(f"{name} takes several: ({values!r},)")
-    if isinstance(values, bytes) or not isinstance(values, Iterable):
-        raise TypeError(f"{name} takes {words}, not {values!r}")
-    found: tuple[Any, ...] = tuple(values)
-    for value in found:
-        if not isinstance(value, each):
-            raise TypeError(f"{name} takes {words}, not {value!r}")
-    return found
+
+    def check(name: str, values: object) -> tuple[Any, ...]:
+        if isinstance(values, single):
+            raise TypeError(f"{name} takes several: ({values!r},)")
+        if isinstance(values, bytes) or not isinstance(values, Iterable):
+            raise TypeError(f"{name} takes {words}, not {values!r}")
+        found: tuple[Any, ...] = tuple(values)
+        for value in found:
+            if not isinstance(value, each):
+                raise TypeError(f"{name} takes {words}, not {value!r}")
+        return found
+
+    return check
 
 
 def environment(name: str, given: Any) -> tuple[tuple[str, str], ...]:

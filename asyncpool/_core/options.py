@@ -86,6 +86,29 @@ class RecycleLimits(NamedTuple):
     memory: int | None
 
 
+def _cpus(name: str, numbers: object) -> tuple[int, ...]:
+    cpus: tuple[Any, ...] = tuple(numbers) if isinstance(numbers, Iterable) else ()
+    if not cpus or not all(isinstance(cpu, int) and cpu >= 0 for cpu in cpus):
+        raise ValueError(f"{name} must be numbers of CPUs, not {numbers!r}")
+    return cpus
+
+
+def _rlimits(name: str, limits: Mapping[Any, Any]) -> Mapping[str, KernelLimit]:
+    checks.Argument((Mapping,), "a mapping")(name, limits)
+    for each, limit in limits.items():
+        if not isinstance(each, str) or not each.startswith("RLIMIT_"):
+            raise ValueError(f"{name} takes names such as 'RLIMIT_AS', not {each!r}")
+        both = limit if isinstance(limit, tuple) else (limit, limit)
+        if [type(value) for value in both] != [int, int]:
+            raise TypeError(f"the limit of {each} must be an int or two, not {limit!r}")
+    return MappingProxyType(dict(limits))
+
+
+_AMOUNT = checks.INT.or_none().within("> 0 or None", checks.is_positive)
+_TIME = checks.SECONDS.or_none().within("> 0 or None", checks.is_positive)
+_PART = checks.NUMBER.within("at least 0 and below 1", lambda part: 0 <= part < 1)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerLimits:
     """When workers are replaced by fresh ones, and what the kernel allows them.
@@ -129,18 +152,18 @@ class WorkerLimits:
         TypeError: If one is of the wrong type.
     """
 
-    max_jobs: int | None = None
-    max_age: float | None = None
-    max_memory: int | None = None
-    kill_memory: int | None = None
-    nice: int = 0
-    cpu_affinity: Iterable[int] | None = None
-    rlimits: Mapping[str, KernelLimit] = field(default_factory=dict)
-    jitter: float = 0.1
-    drain_timeout: float | None = 600.0
+    max_jobs: int | None = option(_AMOUNT, None)
+    max_age: float | None = option(_TIME, None)
+    max_memory: int | None = option(_AMOUNT, None)
+    kill_memory: int | None = option(_AMOUNT, None)
+    nice: int = option(checks.INT, 0)
+    cpu_affinity: Iterable[int] | None = option(checks.optional(_cpus), None)
+    rlimits: Mapping[str, KernelLimit] = option(_rlimits, factory=dict)
+    jitter: float = option(_PART, 0.1)
+    drain_timeout: float | None = option(_TIME, 600.0)
 
     def __post_init__(self) -> None:
-        checks.apply_to(self, _LIMITS)
+        checks.apply_to(self)
         if self.max_memory and self.kill_memory and self.kill_memory <= self.max_memory:
             raise ValueError(
                 f"kill_memory must be more than max_memory ({in_units(self.max_memory)}), "
@@ -172,43 +195,6 @@ class WorkerLimits:
         age = None if self.max_age is None else self.max_age * part
         memory = None if self.max_memory is None else round(self.max_memory * part)
         return RecycleLimits(jobs, age, memory)
-
-
-def _cpus(name: str, numbers: object) -> tuple[int, ...] | None:
-    if numbers is None:
-        return None
-    cpus: tuple[Any, ...] = tuple(numbers) if isinstance(numbers, Iterable) else ()
-    if not cpus or not all(isinstance(cpu, int) and cpu >= 0 for cpu in cpus):
-        raise ValueError(f"{name} must be numbers of CPUs, not {numbers!r}")
-    return cpus
-
-
-def _rlimits(name: str, limits: Mapping[Any, Any]) -> Mapping[str, KernelLimit]:
-    checks.Argument((Mapping,), "a mapping")(name, limits)
-    for each, limit in limits.items():
-        if not isinstance(each, str) or not each.startswith("RLIMIT_"):
-            raise ValueError(f"{name} takes names such as 'RLIMIT_AS', not {each!r}")
-        both = limit if isinstance(limit, tuple) else (limit, limit)
-        if [type(value) for value in both] != [int, int]:
-            raise TypeError(f"the limit of {each} must be an int or two, not {limit!r}")
-    return MappingProxyType(dict(limits))
-
-
-_AMOUNT = checks.INT.or_none().within("> 0 or None", checks.is_positive)
-_TIME = checks.SECONDS.or_none().within("> 0 or None", checks.is_positive)
-_LIMITS: dict[str, checks.Check] = {
-    "max_jobs": _AMOUNT,
-    "max_age": _TIME,
-    "max_memory": _AMOUNT,
-    "kill_memory": _AMOUNT,
-    "nice": checks.INT,
-    "cpu_affinity": _cpus,
-    "rlimits": _rlimits,
-    "jitter": checks.NUMBER.within(
-        "at least 0 and below 1", lambda part: 0 <= part < 1
-    ),
-    "drain_timeout": _TIME,
-}
 
 
 # The environment variables that workers have beside those of the service.
@@ -283,13 +269,6 @@ class WorkerEnv:
 
 
 _COUNT = checks.INT.or_none().within(">= 1 or None", lambda number: number >= 1)
-_RESTARTS: dict[str, checks.Check] = {
-    "initial_delay": checks.SECONDS,
-    "max_delay": checks.SECONDS,
-    "max_failed_starts": _COUNT,
-    "max_restarts": _COUNT,
-    "period": checks.SECONDS,
-}
 
 # After so many failed starts in a row a pool without any worker is broken, by default.
 MAX_FAILED_STARTS = 5
@@ -334,14 +313,14 @@ class RestartPolicy:
         TypeError: If a value is of the wrong type.
     """
 
-    initial_delay: float = 0.05
-    max_delay: float = 30.0
-    max_failed_starts: int | None = MAX_FAILED_STARTS
-    max_restarts: int | None = None
-    period: float = 60.0
+    initial_delay: float = option(checks.SECONDS, 0.05)
+    max_delay: float = option(checks.SECONDS, 30.0)
+    max_failed_starts: int | None = option(_COUNT, MAX_FAILED_STARTS)
+    max_restarts: int | None = option(_COUNT, None)
+    period: float = option(checks.SECONDS, 60.0)
 
     def __post_init__(self) -> None:
-        checks.apply_to(self, _RESTARTS)
+        checks.apply_to(self)
         if not 0 <= self.initial_delay <= self.max_delay:
             raise ValueError(
                 f"initial_delay must be between 0 and max_delay ({self.max_delay:g}), "
@@ -635,7 +614,7 @@ def hash_of(key: Any) -> int:
 
 def _retry_on(name: str, value: object) -> tuple[RetryOn, ...]:
     words = "kinds of crashes and types of exceptions"
-    items = checks.several(name, value, words, single=(str, type))
+    items = checks.several(words, single=(str, type))(name, value)
     for item in items:
         if isinstance(item, str):
             if item not in set(CrashKind):
@@ -651,7 +630,7 @@ def _retry_on(name: str, value: object) -> tuple[RetryOn, ...]:
 def _retire_on(name: str, value: object) -> tuple[str, ...]:
     # Workers and agents get the names: to unpickle a class would import its module there.
     words = "types of exceptions and names of such"
-    items = checks.several(name, value, words, single=(str, type))
+    items = checks.several(words, single=(str, type))(name, value)
     for item in items:
         is_type = isinstance(item, type) and issubclass(item, BaseException)
         if not (is_type or isinstance(item, str)):

@@ -574,7 +574,6 @@ class StreamJob(PoolJob[Any]):
         self._received = self._taken = 0
         self._heard_at = 0.0
         self._news: asyncio.Future[None] | None = None
-        self._first: asyncio.Future[None] | None = None
         self.add_done_callback(StreamJob._ring)
 
     def receive(self, frame: Frame) -> None:
@@ -619,9 +618,7 @@ class StreamJob(PoolJob[Any]):
             Safe, and any number may wait.
         """
         while not self._received and not self.done():
-            if self._first is None:
-                self._first = self.get_loop().create_future()
-            await asyncio.wait([self._first])
+            await asyncio.wait([self._next_news()])  # several may wait for the same
         if not self._received:
             self.result()
 
@@ -634,8 +631,7 @@ class StreamJob(PoolJob[Any]):
         while not self._items:
             if self.done():
                 return None
-            self._news = self.get_loop().create_future()
-            await self._news
+            await self._next_news()
         self._taken += 1
         frame = self._items.popleft()
         due = self._taken + self._prefetch
@@ -649,8 +645,7 @@ class StreamJob(PoolJob[Any]):
         They count as taken by whoever they are passed to, which gives the credit.
         """
         while not self._items and not self.done():
-            self._news = self.get_loop().create_future()
-            await self._news
+            await self._next_news()
         items = [*self._items]
         self._items.clear()
         return items
@@ -662,13 +657,14 @@ class StreamJob(PoolJob[Any]):
             self._heard_at = self.get_loop().time()
             self.owner.give_credit(self)
 
+    def _next_news(self) -> asyncio.Future[None]:
+        if self._news is None or self._news.done():
+            self._news = self.get_loop().create_future()
+        return self._news
+
     def _ring(self, _: Any = None) -> None:
-        news, self._news = self._news, None
-        if news is not None and not news.done():
-            news.set_result(None)
-        first, self._first = self._first, None
-        if first is not None:
-            first.set_result(None)
+        if self._news is not None and not self._news.done():
+            self._news.set_result(None)
 
 
 # Which class of job there is for each way to call a function, if its caller is in this process.

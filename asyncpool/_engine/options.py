@@ -19,7 +19,7 @@ from asyncpool._core import checks
 from asyncpool._core.checks import option
 from asyncpool._core.core import CoreOptions
 from asyncpool._core.options import (
-    OPTIONS,
+    CHECKS,
     JobOptions,
     WorkerEnv,
     WorkerLimits,
@@ -45,10 +45,9 @@ if TYPE_CHECKING:
     from asyncpool._engine import handover, propagation
     from asyncpool._engine.deaths import CrashCallback
     from asyncpool._sandbox import confinement
-    from asyncpool._wire import formats, schemas
+    from asyncpool._wire import schemas
 else:  # for options that few pools have
     data_only = Later("asyncpool._core.data_only")
-    formats = Later("asyncpool._wire.formats")
     schemas = Later("asyncpool._wire.schemas")
     handover = Later("asyncpool._engine.handover")
     propagation = Later("asyncpool._engine.propagation")
@@ -165,9 +164,7 @@ class SupervisorConfig(CoreOptions):
     worker_loop: LoopKind = option(check_loop_kind)
     worker_output: OutputMode = option(checks.one_of(get_args(OutputMode)))
     on_crash: CrashCallback | None = option(checks.CALLBACK)
-    preload: tuple[str, ...] = option(
-        partial(checks.several, words="names of modules", each=str)
-    )
+    preload: tuple[str, ...] = option(checks.several("names of modules", each=str))
     ping_timeout: float | None = option(checks.PERIOD_OR_NONE)
     ready: ReadyWhen = option(checks.one_of(get_args(ReadyWhen)))
     close_timeout: float | None = option(checks.PERIOD_OR_NONE, None)
@@ -224,14 +221,12 @@ POOL_CHECKS: dict[str, checks.Check] = {
     "worker_limits": check_limits,
     "max_message_size": checks.at_least(1024).or_none(),
     "initializer": checks.CALLBACK,
-    "initargs": partial(checks.several, words="a tuple of arguments"),
-    "codec": checks.optional(lambda _, value: formats.format_of(value)),
+    "initargs": checks.several("a tuple of arguments"),
+    "codec": checks.optional(CHECKS["codec"]),
     "functions": checks.optional(
-        partial(
-            checks.several, words="functions and names such as 'package.module:name'"
-        )
+        checks.several("functions and names such as 'package.module:name'")
     ),
-    "errors": partial(checks.several, words="classes of exceptions"),
+    "errors": checks.several("classes of exceptions"),
     "around": checks.optional(
         partial(checks.function, words="callable", named="takes a name such as")
     ),
@@ -253,7 +248,7 @@ def pool_options(given: Mapping[str, Any]) -> dict[str, Any]:
     """
     options = checks.apply(POOL_CHECKS, given)
     # An option of jobs that is one of the pool, too, is the default of its jobs.
-    for_jobs = {name: given[name] for name in OPTIONS if name in given}
+    for_jobs = {name: given[name] for name in CHECKS if name in given}
     del for_jobs["codec"]
     options["job_options"] = changed(JobOptions(codec=options["codec"]), for_jobs)
     if options["sandbox"] is not None and options["worker_env"].common:
@@ -328,7 +323,7 @@ def pool_config(given: Mapping[str, Any]) -> SupervisorConfig:
             concurrency=options["concurrency"],
             around=None if around is None else handover.packed_hook(around),
             codec=b"" if data is None else data.config,
-            options=tuple(OPTIONS),
+            options=tuple(CHECKS),
         ),
         propagation=propagation.Propagation(variables) if variables else None,
         handover=first,

@@ -35,7 +35,7 @@ class Propagation:
 
     def __init__(self, variables: Iterable[ContextVar[Any] | str]) -> None:
         kinds = str, ContextVar
-        given = checks.several("propagate", variables, _WORDS, single=kinds, each=kinds)
+        given = checks.several(_WORDS, single=kinds, each=kinds)("propagate", variables)
         self._variables = tuple(map(_resolve, given))
         self._last = (b"", b"", b"")
 

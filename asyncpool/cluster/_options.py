@@ -37,7 +37,7 @@ def _workers(name: str, value: int | None) -> tuple[int, int]:
 
 def _bind(name: str, value: object) -> tuple[str, ...]:
     addresses = (value,) if isinstance(value, str) else value
-    return checks.several(name, addresses, _ADDRESSES, each=str)
+    return checks.several(_ADDRESSES, each=str)(name, addresses)
 
 
 def _limits(name: str, value: object) -> WorkerLimits:
