@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from asyncpool._wire.buffers import dumps_call
 from asyncpool._wire.messages import MAX_HOOK, MAX_INITIALIZER
-from asyncpool._wire.pickling import culprit, unpicklable
+from asyncpool._wire.pickling import refuse, unpicklable
 from asyncpool._wire.posix import Handed
 from asyncpool._wire.text import function_name
 
@@ -59,8 +59,7 @@ class Handover:
             parts += [(f"initargs[{i}]", value) for i, value in enumerate(initargs)]
             attempt = partial(dumps_call, others=spawning.reducers)
             whole = "the initializer with its arguments"
-            name, where, why = culprit(whole, error, parts, attempt)
-            raise unpicklable(why, name, hint=where) from why
+            refuse(error, parts, attempt, whole)
         finally:
             set_spawning_popen(before)
         if len(self.payload) > MAX_INITIALIZER:

@@ -62,33 +62,27 @@ class OutOfBandPickle:
         buffers: What stays out of the stream: views of memory that the object owns.
     """
 
-    __slots__ = ("_stream", "buffers", "pieces")
+    __slots__ = ("_is_heavy", "buffers", "pieces")
 
     def __init__(
         self, pieces: Sequence[bytes | memoryview], buffers: list[memoryview]
     ) -> None:
-        self.pieces: Sequence[bytes | memoryview] = pieces
-        self.buffers: list[memoryview] = buffers
-        self._stream = sum(map(len, pieces))
+        self.pieces, self.buffers = pieces, buffers
+        self._is_heavy = sum(map(len, pieces)) > HEAVY
 
     def __len__(self) -> int:
         """Return how many bytes it has in all."""
-        return self._stream + sum(map(len, self.buffers))
-
-    @property
-    def travels_inline(self) -> bool:
-        """Whether it can travel like any other object."""
-        return not self.buffers and self._stream <= HEAVY
+        return sum(map(len, (*self.pieces, *self.buffers)))
 
     @property
     def payload(self) -> bytes:
         """The payload of the frame itself: the stream, or nothing if that is long."""
-        return b"".join(self.pieces) if self._stream <= HEAVY else b""
+        return b"" if self._is_heavy else b"".join(self.pieces)
 
     @property
     def areas(self) -> list[Sequence[bytes | memoryview]]:
-        """What travels beside the frame: the areas, each in pieces."""
-        stream = [] if self._stream <= HEAVY else [self.pieces]
+        """What travels beside the frame: the areas, each in pieces; none of a small object."""
+        stream = [self.pieces] if self._is_heavy else []
         return [*stream, *([view] for view in self.buffers)]
 
     @property
@@ -124,12 +118,10 @@ def is_heavy(payload: bytes | memoryview | ReceivedPickle) -> bool:
 
 def lay_out(sizes: Iterable[int]) -> tuple[list[int], int]:
     """Return where areas of *sizes* begin, and where the last one ends."""
-    offsets: list[int] = []
-    end = 0
+    offsets, end = list[int](), 0
     for size in sizes:
-        start = -(-end // _ALIGNMENT) * _ALIGNMENT
-        offsets.append(start)
-        end = start + size
+        offsets.append(-(-end // _ALIGNMENT) * _ALIGNMENT)
+        end = offsets[-1] + size
     return offsets, end
 
 
@@ -244,10 +236,6 @@ class _Watched(pickle.Pickler):
         return NotImplemented
 
 
-class _FoundError(Exception):
-    """The stream contains the name of the main module, which it must not contain."""
-
-
 class _Writer:
     """A file for a pickler, which writes a frame when it has 64 KB of it.
 
@@ -285,7 +273,7 @@ class _Writer:
             short = len(piece) <= HEAVY or not self.pieces
             # A frame ends between two names, so that none is cut.
             if (short or piece[:1] == pickle.FRAME) and self._without in piece:
-                raise _FoundError
+                raise pickle.PicklingError("the other process has another __main__")
         self.pieces.append(piece)
         if self._pause is not None:
             self._pause()
@@ -353,14 +341,13 @@ def teach(pickler: Any, others: Reducers | None = None) -> None:
     *others* are for objects that this module does not know, and go before its own.
     """
     known = getattr(pickler, "dispatch_table", copyreg.dispatch_table)
-    table: Reducers = {}
+    table: Reducers = {
+        found: reduce
+        for (module, name), reduce in _TAUGHT.items()
+        # A module that is still being imported may not have the name yet.
+        if (found := getattr(sys.modules.get(module), name, None))
+    }
     files: Reducers = {TextIOWrapper: _reduce_file} if TextIOWrapper in known else {}
-    for name, reducers in _TAUGHT:
-        if module := sys.modules.get(name):
-            for cls, reduce in reducers.items():
-                # A module that is still being imported may not have the name yet.
-                if found := getattr(module, cls, None):
-                    table[found] = reduce
     if table or others or files:
         # cloudpickle's class has such an attribute too, which hides that of the
         # instance.
@@ -399,31 +386,48 @@ def reduce_array(array: Any) -> Any:
     dtype, flags = array.dtype, array.flags
     if array.nbytes < LARGE or dtype.hasobject:
         return array.__reduce_ex__(5)
-    if _has_plain_type(array):
-        if not flags.forc and not _is_transposed(array):
-            array = array.copy()  # copying releases the GIL
-        return array.__reduce_ex__(5)
-    # NumPy has always made new arrays of these, so that one may write to them.
-    if not (flags.forc and flags.writeable):
-        array = array.copy("A")
-    bare = array.view(f"V{dtype.itemsize}")
-    function, (buffer, _, *rest) = bare.__reduce_ex__(5)
-    return function, (buffer, dtype, *rest)
+    try:
+        memoryview(array)
+    except Exception:  # noqa: BLE001 - NumPy may raise anything
+        # NumPy has always made new arrays of these, so that one may write to them.
+        if not (flags.forc and flags.writeable):
+            array = array.copy("A")
+        bare = array.view(f"V{dtype.itemsize}")
+        function, (buffer, _, *rest) = bare.__reduce_ex__(5)
+        return function, (buffer, dtype, *rest)
+    if not flags.forc and not _is_transposed(array):
+        array = array.copy()  # copying releases the GIL
+    return array.__reduce_ex__(5)
 
 
-def stays_apart(array: Any) -> bool:
-    """Tell whether the buffer of *array* stays out of a pickle, and is not copied for that.
+def _size_of(value: Any) -> int:
+    """Return how many bytes an array, a tensor or a table has; 0 if *value* is none of these."""
+    cls = type(value)
+    if cls.__module__ == "array":
+        return memoryview(value).nbytes
+    if hasattr(cls, "nbytes"):
+        return int(value.nbytes)
+    # As tables of polars say it.
+    return value.estimated_size() if hasattr(cls, "estimated_size") else 0
 
-    The pickle of a class that is derived from NumPy's, such as a masked array, has a
-    copy of it.  The pickle of an array of objects has a list.
 
-    Raises:
-        Exception: If it has no buffer to offer.
+def is_copied(value: Any, limit: int) -> bool:
+    """Tell whether a pickler copies a buffer of *value* at once that is larger than *limit*.
+
+    It does not if the buffer stays out of the pickle.  The pickle of a class that is derived from
+    NumPy's, such as a masked array, has a copy of it, as that of the standard library's arrays.
+    The pickle of an array of objects has a list.
     """
-    view, cls = memoryview(array), type(array)
-    base: Any = getattr(sys.modules.get(ARRAYS), "ndarray", ())
-    is_derived = cls is not base and issubclass(cls, base)
-    return view.contiguous and "O" not in view.format and not is_derived
+    try:
+        if _size_of(value) <= limit:
+            return False
+        view, cls = memoryview(value), type(value)
+        base: Any = getattr(sys.modules.get(ARRAYS), "ndarray", ())
+        is_derived = cls is not base and issubclass(cls, base)
+        in_one_piece = view.contiguous and "O" not in view.format
+        return bool(is_derived or cls.__module__ == "array" or not in_one_piece)
+    except Exception:  # noqa: BLE001 - it has no buffer to offer
+        return True
 
 
 def _reduce_tensor(tensor: Any) -> Any:
@@ -432,7 +436,7 @@ def _reduce_tensor(tensor: Any) -> Any:
     with suppress(Exception):  # it is sparse, say, or on a GPU
         whole = tensor.untyped_storage().nbytes()  # less, if it repeats elements
         is_plain = not tensor.requires_grad and not vars(tensor)
-        if is_plain and LARGE <= tensor.nbytes <= whole:
+        if is_plain and LARGE <= _size_of(tensor) <= whole:
             if tensor.dtype is torch.bfloat16:  # NumPy has no such type
                 return torch.Tensor.view, (tensor.view(torch.int16), tensor.dtype)
             return torch.from_numpy, (tensor.numpy(),)
@@ -443,7 +447,7 @@ def _reduce_frame(frame: Any) -> Any:
     """Return a table of polars as the one of Arrow that has its memory, if there can be one."""
     polars = sys.modules["polars"]
     with suppress(Exception):  # there is no pyarrow, say, or a column of objects
-        size = frame.estimated_size()
+        size = _size_of(frame)
         if size >= LARGE and "" not in frame.columns:  # from_arrow() would rename that
             table = frame.to_arrow(compat_level=polars.CompatLevel.newest())
             # Arrow sends the whole memory of what is a part of another table.
@@ -460,20 +464,13 @@ def _reduce_series(series: Any) -> Any:
 
 
 # By the names of their modules, and by their own.
-_TAUGHT: tuple[tuple[str, dict[str, Callable[[Any], Any]]], ...] = (
-    (ARRAYS, {"ndarray": reduce_array}),
-    (FRAMES, {"DataFrame": _reduce_frame, "Series": _reduce_series}),
-    ("torch", {"Tensor": _reduce_tensor}),
-    (CONNECTIONS, {"Connection": _refuse}),
-)
-
-
-def _has_plain_type(array: Any) -> bool:
-    try:
-        memoryview(array)
-    except Exception:  # noqa: BLE001 - NumPy may raise anything
-        return False
-    return True
+_TAUGHT: dict[tuple[str, str], Callable[[Any], Any]] = {
+    (ARRAYS, "ndarray"): reduce_array,
+    (FRAMES, "DataFrame"): _reduce_frame,
+    (FRAMES, "Series"): _reduce_series,
+    ("torch", "Tensor"): _reduce_tensor,
+    (CONNECTIONS, "Connection"): _refuse,
+}
 
 
 def _is_transposed(array: Any) -> bool:

@@ -24,7 +24,7 @@ import traceback
 from contextlib import suppress
 from functools import cache, partial
 from io import BytesIO
-from itertools import chain, islice
+from itertools import islice
 from sys import modules
 from types import BuiltinFunctionType, FunctionType, MethodType
 
@@ -39,10 +39,10 @@ from asyncpool._wire.buffers import (
     OverLimitError,
     ReceivedPickle,
     dump,
+    is_copied,
     is_heavy,
     keep_large,
     loads,
-    stays_apart,
     teach,
 )
 from asyncpool._wire.scripts import GlobalError, pickler_of_results
@@ -59,7 +59,7 @@ TYPE_CHECKING = False  # see _wire/records.py
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
     from types import TracebackType
-    from typing import Any, Literal
+    from typing import Any, Literal, NoReturn
 
     Packed = bytes | OutOfBandPickle
     Direction = Literal["arguments", "result", "exception", "details"]
@@ -85,10 +85,15 @@ _ONLY_HERE = (
 )
 
 
-def dumps(value: object, buffers: list[memoryview] | None = None) -> bytes:
+def dumps(
+    value: object, buffers: list[memoryview] | None = None, *, rebuilt: bool = False
+) -> bytes:
     """Pickle what a worker sends, by value where the pool would not find a reference.
 
-    Large buffers go into the empty list *buffers*, if there is one.
+    Args:
+        value: Anything.
+        buffers: An empty list for large buffers; without it they are in the pickle.
+        rebuilt: Whether exceptions are rebuilt without their ``__init__``.
 
     Raises:
         Exception: Any that the value's own methods raise, or the serializer.
@@ -96,8 +101,8 @@ def dumps(value: object, buffers: list[memoryview] | None = None) -> bytes:
     keep = None if buffers is None else keep_large(buffers)
     try:
         # What teach() knows; not a function, whose call would cost 35 ns for each job.
-        if ARRAYS in modules or CONNECTIONS in modules or FRAMES in modules:
-            data = dumps_with(pickle.Pickler, value, keep)
+        if rebuilt or ARRAYS in modules or CONNECTIONS in modules or FRAMES in modules:
+            data = _dumps_with(pickle.Pickler, value, keep, rebuilt)
         else:
             data = pickle.dumps(value, 5, buffer_callback=keep)  # faster by 1.5 us
     except Exception:
@@ -106,7 +111,15 @@ def dumps(value: object, buffers: list[memoryview] | None = None) -> bytes:
         return data
     if buffers:
         buffers.clear()
-    return dumps_with(pickler_of_results(), value, keep)
+    return _dumps_with(pickler_of_results(), value, keep, rebuilt)
+
+
+def _dumps_with(base: Any, value: object, keep: Any, rebuilt: bool) -> bytes:  # noqa: FBT001
+    file = BytesIO()
+    pickler = (_rebuilding(base) if rebuilt else base)(file, 5, buffer_callback=keep)
+    teach(pickler)
+    pickler.dump(value)
+    return file.getvalue()
 
 
 def pack_job(
@@ -157,11 +170,8 @@ def pack_job(
         parts = [("fn", function), *((f"args[{at}]", it) for at, it in enumerate(args))]
         parts += [(f"kwargs[{key!r}]", value) for key, value in kwargs.items()]
         attempt = partial(dump, limit=limit, pause=pause)
-        name, where, why = culprit("the call", error, parts, attempt)
-        if any(text in describe(why) for text in _ONLY_AT_A_START):
-            where += _HINT
-        raise unpicklable(why, name, hint=where) from why
-    return pickled.payload if pickled.travels_inline else pickled
+        refuse(error, parts, attempt, hint=_HINT, when=_ONLY_AT_A_START)
+    return pickled if pickled.areas else pickled.payload
 
 
 def load_job(
@@ -204,14 +214,8 @@ def pack_value(value: object, limit: int | None = None) -> bytes | OutOfBandPick
         name = type(value).__qualname__
         hint = "; stream() yields what it yields" if name in _GENERATORS else ""
         what = f"the job's result, of type {name},"
-        _, where, why = culprit(
-            "", error, [("result", value)], lambda it: dumps(it, [])
-        )
-        try:
-            raise unpicklable(why, what, "result", name, hint=where + hint) from why
-        finally:
-            why.__context__ = None  # nor a cycle here, which would keep the result
-            del why
+        parts, attempt = [("result", value)], partial(dumps, buffers=[])
+        refuse(error, parts, attempt, what, "result", name, hint=hint)
     if limit is not None and len(data) > limit:
         raise too_large(len(data), limit, "the job's result", "result", "")
     return data
@@ -251,19 +255,6 @@ def unloadable(
     return unpicklable(error, what, direction, "", verb="unpickled here")
 
 
-def dumps_with(
-    pickler: Any,
-    value: object,
-    keep: Callable[[pickle.PickleBuffer], bool] | None = None,
-) -> bytes:
-    """Return *value* as a pickler of this class writes it, taught to reduce what pickle gets wrong."""
-    file = BytesIO()
-    made = pickler(file, 5, buffer_callback=keep)
-    teach(made)
-    made.dump(value)
-    return file.getvalue()
-
-
 def is_flat(values: Iterable[Any]) -> bool:
     """Tell whether it is certain, without pickling them, that *values* are small when pickled."""
     room = LARGE
@@ -288,52 +279,65 @@ _CALLABLES = (FunctionType, MethodType, BuiltinFunctionType, partial)
 _PARTS = ("__defaults__", "__kwdefaults__", "__self__", "func", "args", "keywords")
 
 
-def culprit(
-    whole: str,
+def refuse(
     error: Exception,
     parts: Iterable[tuple[str, object]],
     attempt: Callable[[object], object],
-) -> tuple[str, str, Exception]:
-    """Find what makes it impossible to pickle something.
+    whole: str = "the call",
+    direction: Direction = "arguments",
+    name: str = "",
+    *,
+    kind: str = "",
+    hint: str = "",
+    when: Iterable[str] = ("",),
+) -> NoReturn:
+    """Say what makes it impossible to pickle something, and where in it that is.
 
     Args:
-        whole: What it is.
         error: What pickling it has raised.
         parts: Its parts, each with its name.
         attempt: Pickles one.
+        whole: What it is, for the text: if each part can be pickled, or if *name* is given.
+        direction: As the error has it.
+        name: How the error names it; by default that is the part, or *whole*.
+        kind: What precedes that in the text.
+        hint: What the text ends with,
+        when: if the reason contains one of these.
 
-    Returns:
-        The name of the part that cannot be pickled, or *whole* if each can be; the end of the
-        error's text, which says where in this part the culprit is; and why.
+    Raises:
+        JobNotPicklableError: In any case.
     """
-    name = path = ""
+    part = path = ""
     tried: dict[int, object] = {}
-    todo: Iterable[tuple[str, object]] | None = parts
-    while todo is not None and len(tried) < _MOST_TRIES:
-        parts, todo = todo, None
-        with suppress(Exception):  # of the objects' own methods
-            # They come as pickle meets them: none that is behind the culprit is pickled for this.
-            for step, part in parts:
-                if type(part) in _PLAIN or id(part) in tried:
-                    continue
-                tried[id(part)] = part
-                try:
-                    attempt(part)
-                except OverLimitError:
-                    pass  # what is behind the limit has not been reached
-                except Exception as own:
-                    error, path = own, path + step
-                    name = name or path
-                    # The text of the former says all; the latter, which cloudpickle wraps, is no
-                    # single object's.
-                    causes = {type(own), type(own.__cause__)}
-                    if not causes & {GlobalError, RecursionError}:
-                        todo = _parts_of(part)
+    todo = iter(parts)
+    with suppress(
+        Exception
+    ):  # of the objects' own methods, or since there are no more of them
+        # They come as pickle meets them: none that is behind the culprit is pickled for this.
+        while len(tried) < _MOST_TRIES:
+            step, value = next(todo)
+            if type(value) in _PLAIN or id(value) in tried:
+                continue
+            tried[id(value)] = value
+            try:
+                attempt(value)
+            except OverLimitError:
+                pass  # what is behind the limit has not been reached
+            except Exception as own:
+                error, path = own, path + step
+                part = part or path
+                # The text of the former says all; the latter, which cloudpickle wraps, is no
+                # single object's.
+                if {type(own), type(own.__cause__)} & {GlobalError, RecursionError}:
                     break
-                if len(tried) == _MOST_TRIES:
-                    break
+                todo = _parts_of(value)
+    what = whole if name else kind + (part or whole)
+    where = "" if path == part else f" - at `{path}`"
+    if any(text in describe(error) for text in when):
+        where += hint
+    name = name or part or whole
     try:
-        return name or whole, "" if path == name else f" - at `{path}`", error
+        raise unpicklable(error, what, direction, name, hint=where) from error
     finally:
         del error  # no cycle of a traceback and its frame
 
@@ -435,8 +439,7 @@ class SizeProbe:
     __slots__ = ("_limit", "_objects")
 
     def __init__(self, limit: int) -> None:
-        self._limit = limit
-        self._objects = _OBJECTS
+        self._limit, self._objects = limit, _OBJECTS
 
     def search(self, values: Iterable[Any]) -> bool:
         """Check *values*, and the items of containers among them.
@@ -451,13 +454,11 @@ class SizeProbe:
         found = list(islice(values, _LOOKS))  # the list grows during the loop
         for value in found:
             cls = type(value)
-            if cls is str:
-                if len(value) > limit:
-                    raise OverLimitError
-            elif cls is int:
-                if value.bit_length() > 8 * limit:
-                    raise OverLimitError
-            elif cls is list or cls is tuple or cls is dict:
+            if (cls is str and len(value) > limit) or (
+                cls is int and value.bit_length() > 8 * limit
+            ):
+                raise OverLimitError
+            if cls is list or cls is tuple or cls is dict:
                 room = _LOOKS - len(found)
                 seen_all = seen_all and len(value) <= room
                 found += islice(value.values() if cls is dict else value, room)
@@ -473,7 +474,7 @@ class SizeProbe:
                 there are too many.
         """
         self._objects -= 1
-        if self._objects < 0 or self._is_copied(value):
+        if self._objects < 0 or is_copied(value, self._limit):
             raise OverLimitError
         try:
             attributes = value.__dict__
@@ -482,49 +483,29 @@ class SizeProbe:
         if type(attributes) is dict and attributes:
             self.search(attributes.values())
 
-    def _is_copied(self, value: Any) -> bool:
-        """Tell whether a pickler copies a large buffer of *value* at once."""
-        cls, limit, size = type(value), self._limit, 0
-        try:
-            if cls.__module__ == "array":
-                return bool(len(value) * value.itemsize > limit)
-            if hasattr(cls, "nbytes"):
-                size = value.nbytes
-            elif hasattr(cls, "estimated_size"):  # as tables of polars say it
-                size = value.estimated_size()
-            return bool(size > limit and not stays_apart(value))
-        except Exception:
-            return True
-
 
 def pack_error(error: BaseException) -> bytes:
     """Return the payload of an ``ERROR`` frame, whatever *error* is that the job raised."""
     remote = traceback_of(error)
     name, text = map(printable_text, (type_name(error), text_of(error)))
-    attempts: list[Callable[[BaseException], bytes]] = [dumps, _dumps_rebuilt]
     cls = type(error)
     own = cls.__reduce__ is not _builtin_base(cls).__reduce__
-    if not own and any(vars(it).get("__slots__") for it in cls.__mro__):
-        attempts.reverse()  # the way of exceptions leaves out what is in slots
-    for attempt in attempts:
-        try:
-            data = attempt(error)
-            copy = pickle.loads(
-                data
-            )  # only an actual one shows that the pool can make it
-            if type(copy) is type(error) and (
-                attempt is _dumps_rebuilt or _is_faithful(copy, error)
-            ):
-                return pickle.dumps((data, remote, name, text), 5)
-        except BaseException:  # noqa: S112 - the next way is tried
-            continue
-    substitute = JobNotPicklableError(
-        f"the job raised {name}, which cannot be pickled: {text}",
-        direction="exception",
-        name=name,
-        text=text,
-    )
-    return pickle.dumps((pickle.dumps(substitute, 5), remote, name, text), 5)
+    # The way of exceptions leaves out what is in slots.
+    first = not own and any(vars(it).get("__slots__") for it in cls.__mro__)
+    for rebuilt in (first, not first):
+        with suppress(BaseException):  # the next way is tried
+            data = dumps(error, rebuilt=rebuilt)
+            # Only an actual one shows that the pool can make it.
+            copy = pickle.loads(data)
+            if type(copy) is cls and (rebuilt or _is_faithful(copy, error)):
+                break
+    else:
+        told = f"the job raised {name}, which cannot be pickled: {text}"
+        substitute = JobNotPicklableError(
+            told, direction="exception", name=name, text=text
+        )
+        data = pickle.dumps(substitute, 5)
+    return pickle.dumps((data, remote, name, text), 5)
 
 
 def load_error(
@@ -590,16 +571,6 @@ def _is_faithful(copy: BaseException, error: BaseException) -> bool:
     )
 
 
-def _dumps_rebuilt(error: BaseException) -> bytes:
-    try:
-        data = dumps_with(_rebuilding(pickle.Pickler), error)
-    except Exception:
-        data = MAIN
-    if MAIN in data:
-        data = dumps_with(_rebuilding(pickler_of_results()), error)
-    return data
-
-
 @cache
 def _rebuilding(base: Any) -> Any:
     """Derive picklers of exceptions that are rebuilt without their ``__init__``."""
@@ -630,8 +601,9 @@ def _rebuild(
     # the built-in base class, which fills the fields of an OSError or a
     # UnicodeDecodeError.
     _builtin_base(cls).__init__(error, *args)
-    for name, value in chain.from_iterable(state.items() for state in states):
-        object.__setattr__(error, name, value)
+    for state in states:
+        for name, value in state.items():
+            object.__setattr__(error, name, value)
     return error
 
 
