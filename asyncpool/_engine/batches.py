@@ -634,7 +634,7 @@ class SyncSource:
                     slow = others > waits and computed - used < (now - before) / 4
                 if slow and self._begun and not _is_bound(self._items):
                     loop = asyncio.get_running_loop()
-                    self._thread = ThreadPool(loop, "draw", most=1, apart=0.0)
+                    self._thread = ThreadPool(loop, "draw", most=1)
                 self._begun = True
                 if len(found) == count or now > until:
                     break

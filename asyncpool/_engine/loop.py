@@ -19,7 +19,7 @@ from collections import deque
 from collections.abc import Callable
 from functools import partial
 from queue import SimpleQueue
-from typing import Any, NamedTuple, ParamSpec, TypeVar, TypeVarTuple
+from typing import Any, NamedTuple, TypeVar, TypeVarTuple
 
 
 class Alarm:
@@ -172,7 +172,6 @@ def fail_quietly(future: asyncio.Future[Any], error: BaseException) -> None:
         future.exception()  # marks it as retrieved
 
 
-P = ParamSpec("P")
 Ts = TypeVarTuple("Ts")
 
 
@@ -251,17 +250,15 @@ class Threads:
 
     Args:
         loop: The pool's loop.
+
+    Attributes:
+        copy: Calls a function that releases the GIL or takes only a moment.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._copiers = ThreadPool(loop, "copy", most=_COPIERS, apart=0.0)
+        self._copiers = ThreadPool(loop, "copy", most=_COPIERS)
         self._picklers = ThreadPool(loop, "pickle", most=_PICKLERS, apart=_LONG)
-
-    def copy(
-        self, function: Callable[P, R], *args: P.args, **kwargs: P.kwargs
-    ) -> asyncio.Future[R]:
-        """Call *function*, which releases the GIL or takes only a moment."""
-        return self._copiers.call(partial(function, *args, **kwargs))
+        self.copy = self._copiers.call
 
     def pickle(
         self,
@@ -277,7 +274,7 @@ class Threads:
             unwanted: Returns whether the work may be given up.
         """
         pause = Pause(unwanted)
-        return self._picklers.call(partial(function, *args, pause), pause)
+        return self._picklers.call(function, *args, pause, pause=pause)
 
     async def close(self) -> None:
         """Wait until all calls are done, and end the threads.
@@ -288,13 +285,13 @@ class Threads:
         Cancellation:
             Leaves the calls alone at once.
         """
-        running = self._copiers.running | self._picklers.running
+        running = [*self._copiers.running, *self._picklers.running]
         try:
             if running:
                 await asyncio.wait(running, timeout=_THREAD_GRACE)
         finally:
-            for threads in (self._copiers, self._picklers):
-                threads.close()
+            self._copiers.close()
+            self._picklers.close()
 
 
 class _Call(NamedTuple):
@@ -302,13 +299,13 @@ class _Call(NamedTuple):
 
     Attributes:
         function: What the thread calls.
-        pause: The pause that *function* calls, if it does.
+        pause: The pause that *function* calls, perhaps.
         answer: The future that the caller has, and may cancel.
         ended: Done when the thread has finished the call.
     """
 
     function: Callable[[], Any]
-    pause: Pause | None
+    pause: Pause
     answer: asyncio.Future[Any]
     ended: asyncio.Future[None]
 
@@ -325,37 +322,36 @@ class ThreadPool:
         name: What its threads do.
         most: How many calls may be made at once.
         apart: How many seconds a call must have lasted before the next one begins beside it.
-
-    Attributes:
-        running: The end of each call that has not ended.
     """
 
     def __init__(
-        self, loop: asyncio.AbstractEventLoop, name: str, *, most: int, apart: float
+        self, loop: asyncio.AbstractEventLoop, name: str, *, most: int, apart: float = 0
     ) -> None:
-        self._loop = loop
-        self._name = name
-        self._most = most
-        self._apart = apart
+        self._loop, self._name = loop, name
+        self._most, self._apart = most, apart
         self._waiting: deque[_Call] = deque()
         self._made: list[_Call] = []
         # When the last call has lasted long enough for the next one to begin.
         self._until = Alarm(loop, lambda _: self._go_on())
         self._threads: list[threading.Thread] = []
         self._calls: SimpleQueue[_Call | None] = SimpleQueue()
-        self.running: set[asyncio.Future[None]] = set()
+
+    @property
+    def running(self) -> list[asyncio.Future[None]]:
+        """The end of each call that has not ended."""
+        calls = *self._made, *self._waiting
+        return [call.ended for call in calls if not call.ended.done()]
 
     def call(
-        self, function: Callable[[], R], pause: Pause | None = None
+        self, function: Callable[[*Ts], R], *args: *Ts, pause: Pause | None = None
     ) -> asyncio.Future[R]:
         """Make a call in a thread; cancelling the future does not stop the call."""
         # Two futures, and not asyncio.shield(): if the caller has gone, nobody retrieves what
         # the call raises after that, and asyncio would complain.
         answer: asyncio.Future[R] = self._loop.create_future()
         ended: asyncio.Future[None] = self._loop.create_future()
-        self.running.add(ended)
-        ended.add_done_callback(self.running.discard)
-        self._waiting.append(_Call(function, pause, answer, ended))
+        pause = pause or Pause(answer.done)
+        self._waiting.append(_Call(partial(function, *args), pause, answer, ended))
         self._go_on()
         return answer
 
@@ -363,8 +359,7 @@ class ThreadPool:
         """Begin with the next calls, if they may begin."""
         while self._waiting and len(self._made) < self._most and not self._until.is_set:
             call = self._waiting.popleft()
-            if call.pause:
-                call.pause.second = bool(self._made)
+            call.pause.second = bool(self._made)
             self._made.append(call)
             if self._apart:
                 self._until.set_in(self._apart)
@@ -389,8 +384,8 @@ class ThreadPool:
         if call is self._made[-1]:
             self._until.cancel()
         self._made.remove(call)
-        if self._made and (pause := self._made[0].pause):
-            pause.second = False
+        if self._made:
+            self._made[0].pause.second = False
         self._go_on()
 
     def close(self) -> None:
@@ -398,8 +393,7 @@ class ThreadPool:
         stuck = bool(self.running)
         self._until.cancel()
         for call in self._made:  # those that rest: nothing else would wake them up
-            if call.pause:
-                call.pause.second = False
+            call.pause.second = False
         while not self._calls.empty():
             if not_begun := self._calls.get():
                 self._waiting.append(not_begun)

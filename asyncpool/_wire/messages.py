@@ -125,13 +125,13 @@ def note_on_misplaced(names: Iterable[str], text: str, options: Collection[str])
     Returns:
         A sentence, or an empty text if none of *names* is the reason.
     """
-    takes_none = "takes no keyword arguments" in text
     for name in names:
-        refused = (
-            f"unexpected keyword argument '{name}'" in text
-            or f"'{name}' is an invalid keyword argument" in text
+        refusals = (
+            f"unexpected keyword argument '{name}'",
+            f"'{name}' is an invalid keyword argument",
+            "takes no keyword arguments",
         )
-        if name in options and (refused or takes_none):
+        if name in options and any(it in text for it in refusals):
             return (
                 f"The function was given {name}=...: as an option of the job it goes into "
                 f"Pool.options({name}=...).submit(...)."
@@ -410,15 +410,13 @@ MAX_VARIABLES = 1 << 16
 # The most bytes of the trace context.  W3C allows 8192 bytes of baggage, and some 600 besides.
 MAX_TRACE = 1 << 14
 
-# The most bytes of the names of classes after which the worker retires.
-MAX_RETIRE_ON = 1 << 14
-
 # The most bytes of each part, in their order.
 PARTS = {
     "details": MAX_DETAILS,
     "variables": MAX_VARIABLES,
     "trace": MAX_TRACE,
-    "retire_on": MAX_RETIRE_ON,
+    # The names of classes.
+    "retire_on": 1 << 14,
 }
 
 # The time limits, and what marshal adds, have 38 bytes.
@@ -463,17 +461,14 @@ class JobContext(Record):
         """
         if self == PLAIN:
             return b""
-        timeout, deadline, *parts = self
-        if any(parts):
-            for (name, most), part in zip(PARTS.items(), parts, strict=True):
-                if len(part) > most:
-                    text = f"{name} have {len(part)} bytes, and {most} is the most"
-                    raise ValueError(text)
-        timeout = None if timeout is None else float(timeout)
-        deadline = None if deadline is None else float(deadline)
+        limits, parts = [it and float(it) for it in self[:2]], self[2:]
+        for (name, most), part in zip(PARTS.items(), parts, strict=True):
+            if len(part) > most:
+                text = f"{name} have {len(part)} bytes, and {most} is the most"
+                raise ValueError(text)
         # Later versions write what several variables refer to in another way: equal contexts would
         # have different bytes.
-        return marshal.dumps((timeout, deadline, *parts), 2)
+        return marshal.dumps((*limits, *parts), 2)
 
     @classmethod
     def unpack(cls, payload: bytes) -> JobContext:

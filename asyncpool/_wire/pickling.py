@@ -45,7 +45,7 @@ from asyncpool._wire.buffers import (
     loads,
     teach,
 )
-from asyncpool._wire.scripts import GlobalError, pickler_of_results
+from asyncpool._wire.scripts import GlobalError
 from asyncpool._wire.text import function_name, printable_block, printable_text
 from asyncpool.errors import (
     HookError,
@@ -111,7 +111,9 @@ def dumps(
         return data
     if buffers:
         buffers.clear()
-    return _dumps_with(pickler_of_results(), value, keep, rebuilt)
+    from asyncpool._wire.by_value import ResultPickler  # noqa: PLC0415 - it takes 20 ms
+
+    return _dumps_with(ResultPickler, value, keep, rebuilt)
 
 
 def _dumps_with(base: Any, value: object, keep: Any, rebuilt: bool) -> bytes:  # noqa: FBT001

@@ -20,7 +20,8 @@ from asyncpool._wire.buffers import (
     dumps_call,
     loads,
 )
-from asyncpool._wire.scripts import Script, make_without_hooks
+from asyncpool._wire.by_value import make_without_hooks
+from asyncpool._wire.scripts import Script
 
 GUARDED = """
 def work(): pass
