@@ -40,10 +40,8 @@ class Alarm:
     def __init__(
         self, loop: asyncio.AbstractEventLoop, callback: Callable[[float], object]
     ) -> None:
-        self.is_set = False
-        self.due: float = 0.0
-        self._loop = loop
-        self._callback = callback
+        self.is_set, self.due = False, 0.0
+        self._loop, self._callback = loop, callback
         self._timer: asyncio.TimerHandle | None = None
 
     def set_at(self, when: float | None) -> None:
@@ -309,6 +307,16 @@ class _Call(NamedTuple):
     answer: asyncio.Future[Any]
     ended: asyncio.Future[None]
 
+    def make(self) -> Callable[[], None]:
+        """Make the call; return what hands its outcome to the caller."""
+        try:
+            return partial(self.answer.set_result, self.function())
+        except StopIteration as error:  # a future does not accept that
+            other = RuntimeError(f"it raised {error!r}")
+            return partial(self.answer.set_exception, other)
+        except BaseException as error:  # noqa: BLE001 - it is the caller's
+            return partial(self.answer.set_exception, error)
+
 
 class ThreadPool:
     """Some threads that take calls from one queue.
@@ -365,20 +373,18 @@ class ThreadPool:
                 self._until.set_in(self._apart)
             self._calls.put(call)
             if len(self._threads) < len(self._made):
-                self._start_one()
+                name = f"asyncpool-{self._name}_{len(self._threads)}"
+                thread = threading.Thread(target=self._work, name=name, daemon=True)
+                with contextlib.suppress(RuntimeError):  # there may be no more of them
+                    thread.start()
+                    self._threads.append(thread)
             if not self._threads:
                 self._calls.get()
-                self._settle(call, *_outcome_of(call.function))
+                self._settle(call, call.make())
 
-    def _settle(self, call: _Call, value: Any, error: BaseException | None) -> None:
-        if call.answer.done():
-            pass  # the caller has cancelled it
-        elif error is None:
-            call.answer.set_result(value)
-        elif isinstance(error, StopIteration):  # a future does not accept that
-            call.answer.set_exception(RuntimeError(f"it raised {error!r}"))
-        else:
-            call.answer.set_exception(error)
+    def _settle(self, call: _Call, hand_over: Callable[[], None]) -> None:
+        if not call.answer.done():  # or else the caller has cancelled it
+            hand_over()
         if not call.ended.done():
             call.ended.set_result(None)
         if call is self._made[-1]:
@@ -406,22 +412,7 @@ class ThreadPool:
         while self._threads and not stuck:
             self._threads.pop().join()  # it only has to wake up
 
-    def _start_one(self) -> None:
-        name = f"asyncpool-{self._name}_{len(self._threads)}"
-        thread = threading.Thread(target=self._work, name=name, daemon=True)
-        with contextlib.suppress(RuntimeError):  # the system may allow no more threads
-            thread.start()
-            self._threads.append(thread)
-
     def _work(self) -> None:
         while call := self._calls.get():
-            outcome = _outcome_of(call.function)
-            call_in(self._loop, self._settle, call, *outcome)
-            del call, outcome
-
-
-def _outcome_of(function: Callable[[], Any]) -> tuple[Any, BaseException | None]:
-    try:
-        return function(), None
-    except BaseException as error:  # noqa: BLE001 - it is the caller's
-        return None, error
+            call_in(self._loop, self._settle, call, call.make())
+            del call

@@ -26,6 +26,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
     from typing import Any, NoReturn, TypeAlias
 
+    Pause: TypeAlias = Callable[[], None]
+    Payload: TypeAlias = "bytes | memoryview | ReceivedPickle"
+    Piece: TypeAlias = bytes | memoryview
     Reducers: TypeAlias = dict[type, Callable[[Any], Any]]
 
 # Buffers of at least this many bytes stay out of a pickle.
@@ -64,9 +67,7 @@ class OutOfBandPickle:
 
     __slots__ = ("_is_heavy", "buffers", "pieces")
 
-    def __init__(
-        self, pieces: Sequence[bytes | memoryview], buffers: list[memoryview]
-    ) -> None:
+    def __init__(self, pieces: Sequence[Piece], buffers: list[memoryview]) -> None:
         self.pieces, self.buffers = pieces, buffers
         self._is_heavy = sum(map(len, pieces)) > HEAVY
 
@@ -80,7 +81,7 @@ class OutOfBandPickle:
         return b"" if self._is_heavy else b"".join(self.pieces)
 
     @property
-    def areas(self) -> list[Sequence[bytes | memoryview]]:
+    def areas(self) -> list[Sequence[Piece]]:
         """What travels beside the frame: the areas, each in pieces; none of a small object."""
         stream = [self.pieces] if self._is_heavy else []
         return [*stream, *([view] for view in self.buffers)]
@@ -101,16 +102,16 @@ class ReceivedPickle:
 
     __slots__ = ("buffers", "stream")
 
-    def __init__(self, payload: bytes | memoryview, areas: list[memoryview]) -> None:
-        self.stream: bytes | memoryview = payload or (areas.pop(0) if areas else b"")
-        self.buffers: list[memoryview] = areas
+    def __init__(self, payload: Piece, areas: list[memoryview]) -> None:
+        self.stream = payload or (areas.pop(0) if areas else b"")
+        self.buffers = areas
 
     def __len__(self) -> int:
         """Return how many bytes it has in all."""
         return sum(map(len, (self.stream, *self.buffers)))
 
 
-def is_heavy(payload: bytes | memoryview | ReceivedPickle) -> bool:
+def is_heavy(payload: Payload) -> bool:
     """Tell whether *payload* takes long to load."""
     stream = payload.stream if isinstance(payload, ReceivedPickle) else payload
     return len(stream) > HEAVY
@@ -135,7 +136,7 @@ def dump(
     value: object,
     *,
     limit: int | None = None,
-    pause: Callable[[], None] | None = None,
+    pause: Pause | None = None,
     watch: Callable[[Any], None] | None = None,
     in_band: bool = False,
     others: Callable[[], Reducers] | None = None,
@@ -158,7 +159,7 @@ def dump(
     """
 
     def write(pickler: Any, value: object) -> tuple[list[bytes], list[memoryview]]:
-        writer = _Writer(limit, pause, without=without)
+        writer = _Writer(limit, pause, without)
         buffers: list[memoryview] = []
         keep = None if in_band else keep_large(buffers)
         made = pickler(writer, 5, buffer_callback=keep)
@@ -203,11 +204,7 @@ def keep_large(buffers: list[memoryview]) -> Callable[[pickle.PickleBuffer], boo
     return keep
 
 
-def loads(
-    payload: bytes | memoryview | ReceivedPickle,
-    *,
-    pause: Callable[[], None] | None = None,
-) -> Any:
+def loads(payload: Payload, *, pause: Pause | None = None) -> Any:
     """Load the object from *payload*.
 
     Args:
@@ -217,13 +214,12 @@ def loads(
     Raises:
         BaseException: Any that unpickling raises.
     """
-    received = (
-        payload if isinstance(payload, ReceivedPickle) else ReceivedPickle(payload, [])
-    )
+    if not isinstance(payload, ReceivedPickle):
+        payload = ReceivedPickle(payload, [])
     if pause is None:
-        return pickle.loads(received.stream, buffers=received.buffers)
-    reader: Any = _Reader(received.stream, pause)
-    return pickle.Unpickler(reader, buffers=received.buffers).load()
+        return pickle.loads(payload.stream, buffers=payload.buffers)
+    reader: Any = _Reader(payload.stream, pause)
+    return pickle.Unpickler(reader, buffers=payload.buffers).load()
 
 
 class _Watched(pickle.Pickler):
@@ -242,17 +238,9 @@ class _Writer:
     A longer piece is the content of one bytes object, or the like.
     """
 
-    def __init__(
-        self,
-        limit: int | None,
-        pause: Callable[[], None] | None,
-        *,
-        without: bytes,
-    ) -> None:
+    def __init__(self, limit: int | None, pause: Pause | None, without: bytes) -> None:
         self.pieces: list[bytes] = []
-        self._room = limit
-        self._pause = pause
-        self._without = without
+        self._room, self._pause, self._without = limit, pause, without
 
     def write(self, data: bytes | bytearray | pickle.PickleBuffer) -> None:
         # A PickleBuffer is a large buffer that stays in the stream.
@@ -286,9 +274,8 @@ class _Reader:
     change a piece while it is unpickled.
     """
 
-    def __init__(self, stream: bytes | memoryview, pause: Callable[[], None]) -> None:
-        self._stream = memoryview(stream)
-        self._pause = pause
+    def __init__(self, stream: Piece, pause: Pause) -> None:
+        self._stream, self._pause = memoryview(stream), pause
         self._at = 0
 
     def read(self, size: int) -> bytes:

@@ -23,6 +23,7 @@ import pickle
 import sys
 import warnings
 from collections import ChainMap
+from enum import member
 from functools import cached_property, partial, singledispatchmethod
 from types import CodeType, FunctionType, ModuleType
 from weakref import WeakKeyDictionary
@@ -44,7 +45,11 @@ from asyncpool._wire.text import in_units
 TYPE_CHECKING = False  # see _wire/records.py
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
-    from typing import Any
+    from typing import Any, TypeAlias
+
+    from asyncpool._wire.buffers import Pause
+
+    Written: TypeAlias = tuple[list[bytes], list[memoryview]]
 
 # How many bytes of a large buffer are hashed at once.
 _CHUNK = 262_144
@@ -71,18 +76,16 @@ class _Piece:
         reads: The globals that its functions read, each with the name of such a
             function.
         memo: The objects in it, as the pickler has recorded them.
-        unit: What is sent for it, once that is known.
     """
 
     stream: list[bytes]
     buffers: list[memoryview]
+    memo: Any = None
 
-    def __init__(self, names: frozenset[str]) -> None:
-        self.names = names
+    def __init__(self, names: Iterable[str]) -> None:
+        self.names = frozenset(names)
         self.refers: set[str] = set()
         self.reads: dict[str, str] = {}
-        self.memo: Any = None
-        self.unit: Unit | None = None
 
 
 class GlobalsPickler:
@@ -96,11 +99,9 @@ class GlobalsPickler:
 
     def __init__(
         self,
-        write: Callable[
-            [Callable[..., Any], object], tuple[list[bytes], list[memoryview]]
-        ],
+        write: Callable[[Callable[..., Any], object], Written],
         limit: int | None,
-        pause: Callable[[], None] | None,
+        pause: Pause | None,
     ) -> None:
         self._write, self._limit, self._pause = write, limit, pause
         self._script = scripts.script()
@@ -109,9 +110,7 @@ class GlobalsPickler:
         self._pieces: dict[str, _Piece] = {}
         self._missing: set[str] = set()
 
-    def pack(
-        self, value: object, *, warn: bool
-    ) -> tuple[list[bytes], list[memoryview]]:
+    def pack(self, value: object, *, warn: bool) -> Written:
         """Return the stream of *value*, with its globals, and the buffers."""
         call = self._pickle(value)
         self._collect(call)
@@ -127,12 +126,12 @@ class GlobalsPickler:
             size = sum(map(len, (*piece.stream, *piece.buffers)))
             if size > _MUCH and not piece.names <= _warned:
                 self._warn(piece.names, in_units(size))
-        missing, buffers = tuple(sorted(self._missing)), _wrap(call.buffers)
-        what = units, missing, call.stream, buffers
+        buffers = [*map(pickle.PickleBuffer, call.buffers)]
+        what = units, tuple(sorted(self._missing)), call.stream, buffers
         return self._write(pickle.Pickler, _Made(scripts.unpack, what))
 
     def _pickle(self, value: object, names: Iterable[str] = ()) -> _Piece:
-        piece = _Piece(frozenset(names))
+        piece = _Piece(names)
         make = partial(_CallPickler, piece, self._own)
         piece.stream, piece.buffers = self._write(make, value)
         return piece
@@ -224,24 +223,22 @@ class GlobalsPickler:
                 together = {name: self._main[name] for name in pieces if name in group}
                 pieces.update(dict.fromkeys(group, self._pickle(together, group)))
 
-    def _reach(self, name: str) -> set[str]:
+    def _reach(self, name: str) -> list[str]:
         """Return *name*, and all globals that must exist before it can be made."""
-        reached, todo = {name}, [name]
-        while todo:
-            new = self._pieces[todo.pop()].refers & self._pieces.keys() - reached
-            reached |= new
-            todo += new
+        reached = [name]  # the list grows during the loop
+        for one in reached:
+            needed = self._pieces[one].refers & self._pieces.keys()
+            reached += needed.difference(reached)
         return reached
 
     def _unit(self, piece: _Piece) -> Unit:
-        if piece.unit is None or piece.refers:
-            names = tuple(sorted(piece.names))
-            # If a global that it refers to has changed and is made anew, it must be made
-            # anew, too.
-            parts = [self._pieces[name] for name in sorted(self._reach(names[0]))]
-            digest = hash(tuple(self._digests_of(parts)))
-            piece.unit = Unit(names, digest, piece.stream, _wrap(piece.buffers))
-        return piece.unit
+        names = tuple(sorted(piece.names))
+        # If a global that it refers to has changed and is made anew, it must be made
+        # anew, too.
+        parts = [self._pieces[name] for name in sorted(self._reach(names[0]))]
+        digest = hash(tuple(self._digests_of(parts)))
+        buffers = [*map(pickle.PickleBuffer, piece.buffers)]
+        return Unit(names, digest, piece.stream, buffers)
 
     def _digests_of(self, pieces: Iterable[_Piece]) -> Iterator[int]:
         """Yield the digests of what is in *pieces*."""
@@ -298,10 +295,6 @@ class _Made:
 
     def __reduce__(self) -> tuple[Any, ...]:
         return self._how
-
-
-def _wrap(buffers: Iterable[memoryview]) -> list[pickle.PickleBuffer]:
-    return [pickle.PickleBuffer(buffer) for buffer in buffers]
 
 
 def _of_cached_property(prop: Any) -> Any:
@@ -481,24 +474,18 @@ def _of_class(cls: type, reduced: Any) -> Any:
 def _of_enum(cls: Any, reduced: Any) -> Any:
     """Send aliases too, and what ``__init__`` or ``__new__`` has set in the members."""
     _, (bases, name, qualname, _, *others), (namespace, slots), *rest = reduced
-    members = {key: _as_member(it.value) for key, it in cls.__members__.items()}
+    members = {key: it.value for key, it in cls.__members__.items()}
+    for key, value in members.items():
+        if hasattr(type(value), "__get__"):  # a function would not become one
+            members[key] = member(value)
     namespace = {key: it for key, it in namespace.items() if key not in members}
     extra = {
-        member.name: {k: v for k, v in member.__dict__.items() if k not in _OF_MEMBERS}
-        for member in cls.__members__.values()
+        it.name: {k: v for k, v in it.__dict__.items() if k not in _OF_MEMBERS}
+        for it in cls.__members__.values()
     }
     state = namespace, slots, {key: given for key, given in extra.items() if given}
     arguments = (bases, name, qualname, members, *others)
     return reduced[0], arguments, state, *rest[:-1], set_enum_state
-
-
-def _as_member(value: Any) -> Any:
-    """Return *value* such that an enum makes a member of it, also if it is a function."""
-    if not hasattr(type(value), "__get__"):
-        return value
-    from enum import member  # noqa: PLC0415 - workers need not import it
-
-    return member(value)
 
 
 def make_without_hooks(owners: list[type], *how: Any) -> Any:

@@ -12,6 +12,7 @@ import ctypes
 import fcntl
 import functools
 import mmap
+import operator
 import os
 import weakref
 
@@ -93,10 +94,8 @@ def create(size: int) -> int:
     return fd
 
 
-@functools.cache
-def _array_type(size: int) -> Any:
-    # Keep the types.  A dropped type is a reference cycle, and there are few sizes.
-    return ctypes.c_ubyte * size
+# Keep the types.  A dropped type is a reference cycle, and there are few sizes.
+_array_type = functools.cache(functools.partial(operator.mul, ctypes.c_ubyte))
 
 
 class Memory:

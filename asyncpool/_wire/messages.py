@@ -473,9 +473,8 @@ class JobContext(Record):
     @classmethod
     def unpack(cls, payload: bytes) -> JobContext:
         """Read the payload of a ``CONTEXT`` frame; it must come from the pool."""
-        if not payload:
-            return PLAIN
-        return cls(*marshal.loads(payload))  # noqa: S302 - the pool is trusted
+        # The pool is trusted.
+        return cls(*marshal.loads(payload)) if payload else PLAIN  # noqa: S302
 
     def end(self, began: float) -> float | None:
         """Return until when an attempt may run that began at *began*."""

@@ -37,7 +37,6 @@ from asyncpool._wire.buffers import (
     MAIN,
     OutOfBandPickle,
     OverLimitError,
-    ReceivedPickle,
     dump,
     is_copied,
     is_heavy,
@@ -61,6 +60,9 @@ if TYPE_CHECKING:
     from types import TracebackType
     from typing import Any, Literal, NoReturn
 
+    from asyncpool._wire.buffers import Pause, Payload
+
+    Call = tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]
     Packed = bytes | OutOfBandPickle
     Direction = Literal["arguments", "result", "exception", "details"]
 
@@ -131,8 +133,8 @@ def pack_job(
     *,
     number: int = 0,
     limit: int | None = None,
-    pause: Callable[[], None] | None = None,
-) -> bytes | OutOfBandPickle:
+    pause: Pause | None = None,
+) -> Packed:
     """Return what a ``JOB`` frame carries, or what travels beside it.
 
     Args:
@@ -152,11 +154,7 @@ def pack_job(
     try:
         # Without a limit, pickling is faster by 1.1 us, which is a tenth of a short
         # job.
-        if (
-            number
-            and (not args or is_flat(args))
-            and (not kwargs or is_flat(kwargs.values()))
-        ):
+        if number and is_flat(args) and is_flat(kwargs.values()):
             # There are no classes, so neither reducers nor __main__ matter.
             return pickle.dumps((args, kwargs), 5)
         call = (args, kwargs) if number else (function, args, kwargs)
@@ -176,10 +174,7 @@ def pack_job(
     return pickled if pickled.areas else pickled.payload
 
 
-def load_job(
-    payload: bytes | memoryview | ReceivedPickle,
-    function: Callable[..., Any] | None = None,
-) -> tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]:
+def load_job(payload: Payload, function: Callable[..., Any] | None = None) -> Call:
     """Read what came with a ``JOB`` frame, which must come from the pool.
 
     Args:
@@ -196,7 +191,7 @@ def load_job(
 _GENERATORS = frozenset(("generator", "async_generator"))
 
 
-def pack_value(value: object, limit: int | None = None) -> bytes | OutOfBandPickle:
+def pack_value(value: object, limit: int | None = None) -> Packed:
     """Return what a ``VALUE`` frame carries, or what travels beside it.
 
     Raises:
@@ -216,16 +211,16 @@ def pack_value(value: object, limit: int | None = None) -> bytes | OutOfBandPick
         name = type(value).__qualname__
         hint = "; stream() yields what it yields" if name in _GENERATORS else ""
         what = f"the job's result, of type {name},"
-        parts, attempt = [("result", value)], partial(dumps, buffers=[])
-        refuse(error, parts, attempt, what, "result", name, hint=hint)
+        parts = [("result", value)]
+        refuse(error, parts, lambda it: dumps(it, []), what, "result", name, hint=hint)
     if limit is not None and len(data) > limit:
         raise too_large(len(data), limit, "the job's result", "result", "")
     return data
 
 
 def load_value(
-    payload: bytes | memoryview | ReceivedPickle,
-    pause: Callable[[], None] | None = None,
+    payload: Payload,
+    pause: Pause | None = None,
     what: str = "the job's result",
     direction: Direction = "result",
 ) -> Any:
@@ -245,16 +240,7 @@ def load_value(
             return pickle.loads(payload)
         return loads(payload, pause=pause)
     except BaseException as error:  # what is unpickled may raise anything
-        raise unloadable(error, what, direction) from error
-
-
-def unloadable(
-    error: BaseException,
-    what: str = "the job's result",
-    direction: Direction = "result",
-) -> JobNotPicklableError:
-    """Return the error for a result, or for *what* else, whose unpickling has raised *error*."""
-    return unpicklable(error, what, direction, "", verb="unpickled here")
+        raise unpicklable(error, what, direction, "", verb=_UNPICKLED) from error
 
 
 def is_flat(values: Iterable[Any]) -> bool:
@@ -312,9 +298,7 @@ def refuse(
     part = path = ""
     tried: dict[int, object] = {}
     todo = iter(parts)
-    with suppress(
-        Exception
-    ):  # of the objects' own methods, or since there are no more of them
+    with suppress(Exception):  # of the objects' own methods, or there are no more parts
         # They come as pickle meets them: none that is behind the culprit is pickled for this.
         while len(tried) < _MOST_TRIES:
             step, value = next(todo)
@@ -389,6 +373,14 @@ def unpicklable(
     )
     refusal.__cause__ = error
     return refusal
+
+
+_UNPICKLED = "unpickled here"
+
+# Returns the error for a result whose unpickling has raised the argument.
+unloadable = partial(
+    unpicklable, what="the job's result", direction="result", name="", verb=_UNPICKLED
+)
 
 
 def too_large(
@@ -510,10 +502,7 @@ def pack_error(error: BaseException) -> bytes:
     return pickle.dumps((data, remote, name, text), 5)
 
 
-def load_error(
-    payload: bytes | memoryview | ReceivedPickle,
-    pause: Callable[[], None] | None = None,
-) -> BaseException:
+def load_error(payload: Payload, pause: Pause | None = None) -> BaseException:
     """Read the payload of an ``ERROR`` frame; the remote traceback is its cause.
 
     *pause* is called now and then while a large one is unpickled.  An exception that
@@ -561,16 +550,12 @@ def _check_error(error: object) -> BaseException:
 
 
 def _is_faithful(copy: BaseException, error: BaseException) -> bool:
-    return (
-        text_of(copy) == text_of(error)
-        and copy.__dict__.keys() == error.__dict__.keys()
-        # What SystemExit and StopIteration take from their arguments, a reducer of copyreg may
-        # forget, as that of tblib does, which Dask imports.
-        and all(
-            (getattr(copy, it, None) is None) is (getattr(error, it, None) is None)
-            for it in ("code", "value")
-        )
-    )
+    # What SystemExit and StopIteration take from their arguments, a reducer of copyreg may
+    # forget, as that of tblib does, which Dask imports.
+    for name in ("code", "value"):
+        if (getattr(copy, name, None) is None) != (getattr(error, name, None) is None):
+            return False
+    return text_of(copy) == text_of(error) and vars(copy).keys() == vars(error).keys()
 
 
 @cache
@@ -711,11 +696,7 @@ class WorkerSerializer:
     pack_error: Callable[..., bytes] = staticmethod(pack_error)
     pack_details: Callable[[object], bytes] = staticmethod(dumps)
     load_details: Callable[[bytes], Any] = staticmethod(pickle.loads)
-
-    @staticmethod
-    def known_as(function: Callable[..., Any], known: Any) -> object:
-        del known
-        return function_name(function)
+    known_as: Callable[..., object] = staticmethod(lambda fn, _: function_name(fn))
 
 
 PICKLE = Serializer()

@@ -241,11 +241,9 @@ def _set(unit: Unit) -> None:
 def own_object(path: str, tracker: str | None = None) -> Any:
     """Return the function or class that is at *path* in this process's ``__main__``."""
     if tracker is not None:
-        from cloudpickle.cloudpickle import (  # noqa: PLC0415 - it takes 20 ms
-            _DYNAMIC_CLASS_TRACKER_BY_ID as CLASSES,
-        )
+        from cloudpickle.cloudpickle import _DYNAMIC_CLASS_TRACKER_BY_ID  # noqa: PLC0415 - 20 ms
 
-        found = CLASSES.get(tracker)
+        found = _DYNAMIC_CLASS_TRACKER_BY_ID.get(tracker)
         if found is not None:
             return found
     unit = _coming.get(path.partition(".")[0])
