@@ -93,8 +93,9 @@ class Packer:
                 self._ahead.append(job)
             self.packed(job, payload)
         else:
-            refused = isinstance(error, JobNotPicklableError)
-            self.refused(job, error if refused else unpicklable(error))
+            if not isinstance(error, JobNotPicklableError):
+                error = unpicklable(error)
+            self.refused(job, error)
         self.go_on()
 
 

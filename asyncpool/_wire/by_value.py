@@ -22,7 +22,6 @@ import operator
 import pickle
 import sys
 import warnings
-from collections import ChainMap
 from enum import member
 from functools import cached_property, partial, singledispatchmethod
 from types import CodeType, FunctionType, ModuleType
@@ -127,7 +126,7 @@ class GlobalsPickler:
             if size > _MUCH and not piece.names <= _warned:
                 self._warn(piece.names, in_units(size))
         buffers = [*map(pickle.PickleBuffer, call.buffers)]
-        what = units, tuple(sorted(self._missing)), call.stream, buffers
+        what = [*map(tuple, units)], tuple(sorted(self._missing)), call.stream, buffers
         return self._write(pickle.Pickler, _Made(scripts.unpack, what))
 
     def _pickle(self, value: object, names: Iterable[str] = ()) -> _Piece:
@@ -316,7 +315,7 @@ def _of_code(code: CodeType) -> Any:
     return make, tuple(code.co_filename if it == _NO_FILE else it for it in args)
 
 
-_MENDED = {
+_MENDED: dict[type, Callable[[Any], Any]] = {
     CodeType: _of_code,
     cached_property: _of_cached_property,
     singledispatchmethod: _of_dispatching_method,
@@ -329,8 +328,6 @@ class ResultPickler(cloudpickle.Pickler):
     What came from that process goes back as a name.  The name means the object there,
     even if the worker has changed its own.
     """
-
-    dispatch_table = ChainMap(_MENDED, cloudpickle.Pickler.dispatch_table)  # noqa: RUF012
 
     def reducer_override(self, obj: Any) -> Any:
         if type(obj) is scripts.LAZY:  # the other side gets what is imported
@@ -429,7 +426,8 @@ def _mended(obj: Any, reduced: Any) -> Any:
     before the globals that it reads are there.
     """
     if reduced is NotImplemented:
-        return reduced
+        reduce = _MENDED.get(type(obj))
+        return reduced if reduce is None else reduce(obj)
     if reduced[0] is _make_skeleton_class:
         return _of_class(obj, reduced)
     if reduced[0] is _make_skeleton_enum:

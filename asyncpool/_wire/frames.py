@@ -192,17 +192,13 @@ class FrameDecoder:
         most: int = MAX_PAYLOAD,
         bare: bool = False,
     ) -> None:
-        self.rest = bytearray()
-        self.is_empty = True
-        self.max_payload = max_payload
-        self._allocate = allocate
-        self._turn = range(most)
-        self._bare = bare
-        self._long: list[Frame] = []
-        self.target: memoryview | None = None
+        self.max_payload, self._allocate = max_payload, allocate
+        self._turn, self._bare = range(most), bare
+        self.rest, self.is_empty, self.more = bytearray(), True, False
         # How many bytes are needed before there is anything to parse.
         self._need = HEADER_SIZE
-        self.more = False
+        self._long: list[Frame] = []
+        self.target: memoryview | None = None
         self.error: ProtocolError | None = None
 
     @property

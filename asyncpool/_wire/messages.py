@@ -55,8 +55,6 @@ def tidy(text: str) -> str:
             thread = "" if line == COROUTINE else line.partition("0x")[2] or line
             threads.pop(thread, None)
             threads[thread] = lines
-    if not threads:
-        return ""
     coroutine = threads.pop("", [])
     *others, main = threads.values() or [[]]
     kept = [line for thread in others if not is_ours(thread[-1]) for line in thread]
@@ -191,10 +189,10 @@ class Failure(Record):
             ProtocolError: If it is no such payload.
         """
         try:
-            stage, summary, text, final = json.loads(payload)
+            *texts, final = json.loads(payload)
+            stage, summary, text = (str(it)[:MAX_TEXT] for it in texts)
         except (ValueError, TypeError, RecursionError) as error:
             raise ProtocolError("a report of a failure cannot be read") from error
-        stage, summary, text = (str(it)[:MAX_TEXT] for it in (stage, summary, text))
         return cls(stage, summary, text, final is True)
 
 

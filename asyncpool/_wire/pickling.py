@@ -188,9 +188,6 @@ def load_job(payload: Payload, function: Callable[..., Any] | None = None) -> Ca
     return call if function is None else (function, *call)
 
 
-_GENERATORS = frozenset(("generator", "async_generator"))
-
-
 def pack_value(value: object, limit: int | None = None) -> Packed:
     """Return what a ``VALUE`` frame carries, or what travels beside it.
 
@@ -209,7 +206,8 @@ def pack_value(value: object, limit: int | None = None) -> Packed:
                 data = OutOfBandPickle([data], buffers)
     except Exception as error:
         name = type(value).__qualname__
-        hint = "; stream() yields what it yields" if name in _GENERATORS else ""
+        is_generator = name in {"generator", "async_generator"}
+        hint = "; stream() yields what it yields" if is_generator else ""
         what = f"the job's result, of type {name},"
         parts = [("result", value)]
         refuse(error, parts, lambda it: dumps(it, []), what, "result", name, hint=hint)

@@ -195,7 +195,7 @@ def has_come(path: str) -> bool:
 
 
 def unpack(
-    units: list[Unit],
+    units: list[tuple[Any, ...]],
     missing: tuple[str, ...],
     stream: list[bytes],
     buffers: Sequence[Any],
@@ -204,7 +204,8 @@ def unpack(
     for name in missing:
         if _digests.pop(name, None) is not None:
             namespace().pop(name, None)
-    for unit in units:
+    for fields in units:
+        unit = Unit(*fields)
         for name in unit.names:
             if name not in _digests and name in namespace():
                 # A job has set it, or the import of the script.

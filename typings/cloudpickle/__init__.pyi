@@ -1,13 +1,11 @@
 # What the package uses of cloudpickle, which has no annotations of its own.
 
 import pickle
-from collections import ChainMap
 from collections.abc import Callable
 from types import FunctionType
 from typing import Any
 
 class Pickler(pickle.Pickler):
-    dispatch_table: ChainMap[type, Callable[[Any], Any]]  # type: ignore[mutable-override]
     def _dynamic_function_reduce(self, func: FunctionType) -> Any: ...
 
 def dumps(
