@@ -34,9 +34,8 @@ from asyncpool._core.options import JobOptions
 from asyncpool._dataclass import replace
 from asyncpool._engine.job import ChunkJob, PoolJob
 from asyncpool._engine.loop import ThreadPool
-from asyncpool._wire.buffers import dumps_call
 from asyncpool._wire.page import CHUNK_SIZE, LOST, ItemError
-from asyncpool._wire.pickling import unpicklable
+from asyncpool._wire.pickling import dumps_call, unpicklable
 from asyncpool._wire.scripts import Abroad
 from asyncpool._wire.text import function_name
 from asyncpool._worker.api import run_chunk

@@ -11,9 +11,8 @@ from typing import Any
 
 from asyncpool._core import checks
 from asyncpool._wire import scripts
-from asyncpool._wire.buffers import dump, dumps_call
 from asyncpool._wire.messages import MAX_VARIABLES, with_parts
-from asyncpool._wire.pickling import refuse
+from asyncpool._wire.pickling import dump, dumps_call, refuse
 from asyncpool.errors import JobNotPicklableError
 
 _UNSET = object()

@@ -11,6 +11,9 @@ gives another message.  So a worker makes the copy itself, and compares it.  If 
 the worker packs the exception so that it is rebuilt without its ``__init__``. An exception that
 cannot be sent at all is replaced by an error that names it and carries its text.
 
+A stream is written and read in pieces of about 64 KB, as pickle frames it.  Between two pieces, a
+thread that does this can let others run.
+
 A pool chooses its serializer once, and each function of the pool has the choice at hand.  The
 classes here are for pickle; ``_core/data_only.py`` and ``_worker/data.py`` derive those of data-
 only pools.  Their attributes are plain functions: for the path of a job that costs as much as a
@@ -19,32 +22,25 @@ global function.
 
 from __future__ import annotations
 
+import copyreg
 import pickle
+import sys
 import traceback
 from contextlib import suppress
 from functools import cache, partial
-from io import BytesIO
+from io import BytesIO, TextIOWrapper
 from itertools import islice
 from sys import modules
 from types import BuiltinFunctionType, FunctionType, MethodType
 
+from asyncpool._wire import scripts
 from asyncpool._wire.buffers import (
-    ARRAYS,
-    CONNECTIONS,
-    FRAMES,
     HEAVY,
     LARGE,
-    MAIN,
     OutOfBandPickle,
     OverLimitError,
-    dump,
-    is_copied,
-    is_heavy,
-    keep_large,
-    loads,
-    teach,
+    ReceivedPickle,
 )
-from asyncpool._wire.scripts import GlobalError
 from asyncpool._wire.text import function_name, printable_block, printable_text
 from asyncpool.errors import (
     HookError,
@@ -60,11 +56,20 @@ if TYPE_CHECKING:
     from types import TracebackType
     from typing import Any, Literal, NoReturn
 
-    from asyncpool._wire.buffers import Pause, Payload
+    from asyncpool._wire.buffers import Pause, Payload, Piece
 
+    Reducers = dict[type, Callable[[Any], Any]]
     Call = tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]
     Packed = bytes | OutOfBandPickle
     Direction = Literal["arguments", "result", "exception", "details"]
+
+# What the name of the main module looks like inside a pickle.  A string that happens to
+# contain it only costs a second pickling.
+MAIN = b"__main__"
+
+# How many bytes are copied at once while the thread holds the GIL: in fresh memory that
+# takes 0.2 ms.
+_CHUNK = 262_144
 
 # Types whose values hold no other object.
 _SCALARS: frozenset[type] = frozenset((int, float, bool, type(None)))
@@ -85,6 +90,96 @@ _ONLY_HERE = (
     "of its package, there before the pool starts (for pytest's --import-mode=importlib: by "
     "`pythonpath` in its configuration)"
 )
+
+
+def dump(
+    value: object,
+    *,
+    limit: int | None = None,
+    pause: Pause | None = None,
+    watch: Callable[[Any], None] | None = None,
+    in_band: bool = False,
+    others: Callable[[], Reducers] | None = None,
+) -> OutOfBandPickle:
+    """Pickle *value*, by value where the other process would not find a reference.
+
+    Args:
+        value: Anything.
+        limit: The most bytes that the stream may have.
+        pause: Called between the pieces of the stream.
+        watch: Called with each object of a user's class before it is pickled; may
+            raise a :class:`OverLimitError`.
+        in_band: Whether large buffers go into the stream, like everything else.
+        others: Called for each try.  Returns how to reduce objects that pickle does
+            not know.
+
+    Raises:
+        OverLimitError: If the stream gets longer than *limit*.
+        Exception: Any that the value's own methods raise, or the serializer.
+    """
+
+    def write(pickler: Any, value: object) -> tuple[list[bytes], list[memoryview]]:
+        writer = _Writer(limit, pause, without)
+        buffers: list[memoryview] = []
+        keep = None if in_band else keep_large(buffers)
+        made = pickler(writer, 5, buffer_callback=keep)
+        if watch is not None and pickler is not pickle.Pickler:
+            made.watch = watch
+        teach(made, taught)
+        made.dump(value)
+        return writer.pieces, buffers
+
+    try:
+        if not scripts.is_local(value):
+            taught, without = others and others(), MAIN
+            fast = pickle.Pickler if watch is None else _Watched
+            return OutOfBandPickle(*write(fast, value))
+    except OverLimitError:
+        raise
+    except Exception:  # noqa: S110 - by value, then
+        pass
+    taught, without = others and others(), b""
+    from asyncpool._wire.by_value import GlobalsPickler  # noqa: PLC0415 - workers need none
+
+    return OutOfBandPickle(
+        *GlobalsPickler(write, limit, pause).pack(value, warn=not in_band)
+    )
+
+
+def dumps_call(value: object, others: Callable[[], Reducers] | None = None) -> bytes:
+    """Return *value* pickled for a worker, in one piece; see :func:`dump`."""
+    return b"".join(dump(value, in_band=True, others=others).pieces)
+
+
+def keep_large(buffers: list[memoryview]) -> Callable[[pickle.PickleBuffer], bool]:
+    """Return a pickler's callback that keeps large buffers out of the stream."""
+
+    def keep(buffer: pickle.PickleBuffer) -> bool:
+        view = buffer.raw()
+        if len(view) < LARGE:
+            return True
+        buffers.append(view)
+        return False
+
+    return keep
+
+
+def loads(payload: Payload, *, pause: Pause | None = None) -> Any:
+    """Load the object from *payload*.
+
+    Args:
+        payload: A stream, or a pickle with its buffers.
+        pause: Called between the pieces of the stream.
+
+    Raises:
+        BaseException: Any that unpickling raises.
+    """
+    if not isinstance(payload, ReceivedPickle):
+        payload = ReceivedPickle(payload, [])
+    if pause is None:
+        return pickle.loads(payload.stream, buffers=payload.buffers)
+    reader: Any = _Reader(payload.stream, pause)
+    return pickle.Unpickler(reader, buffers=payload.buffers).load()
 
 
 def dumps(
@@ -126,6 +221,85 @@ def _dumps_with(base: Any, value: object, keep: Any, rebuilt: bool) -> bytes:  #
     return file.getvalue()
 
 
+class _Watched(pickle.Pickler):
+    """Calls ``watch`` with each object of a user's class, which takes 0.2 us."""
+
+    watch: Any = None
+
+    def reducer_override(self, value: object) -> Any:
+        self.watch(value)
+        return NotImplemented
+
+
+class _Writer:
+    """A file for a pickler, which writes a frame when it has 64 KB of it.
+
+    A longer piece is the content of one bytes object, or the like.
+    """
+
+    def __init__(self, limit: int | None, pause: Pause | None, without: bytes) -> None:
+        self.pieces: list[bytes] = []
+        self._room, self._pause, self._without = limit, pause, without
+
+    def write(self, data: bytes | bytearray | pickle.PickleBuffer) -> None:
+        # A PickleBuffer is a large buffer that stays in the stream.
+        piece = data.raw() if isinstance(data, pickle.PickleBuffer) else data
+        if self._room is not None:
+            self._room -= len(piece)
+            if self._room < 0:
+                raise OverLimitError
+        if type(piece) is bytes:
+            self._add(piece)
+            return
+        for start in range(0, len(piece), _CHUNK):  # memory that can change is copied
+            self._add(bytes(memoryview(piece)[start : start + _CHUNK]))
+
+    def _add(self, piece: bytes) -> None:
+        if self._without:
+            # It may only look like a frame; but to search 64 MB of a user's data takes 6 ms.
+            short = len(piece) <= HEAVY or not self.pieces
+            # A frame ends between two names, so that none is cut.
+            if (short or piece[:1] == pickle.FRAME) and self._without in piece:
+                raise pickle.PicklingError("the other process has another __main__")
+        self.pieces.append(piece)
+        if self._pause is not None:
+            self._pause()
+
+
+class _Reader:
+    """A file for an unpickler, which reads a frame of 64 KB at a time.
+
+    Each piece is a copy.  So another process that can still write to the memory cannot
+    change a piece while it is unpickled.
+    """
+
+    def __init__(self, stream: Piece, pause: Pause) -> None:
+        self._stream, self._pause = memoryview(stream), pause
+        self._at = 0
+
+    def read(self, size: int) -> bytes:
+        self._pause()
+        start, self._at = self._at, self._at + size
+        return bytes(self._stream[start : self._at])
+
+    def readinto(self, target: memoryview) -> int:
+        """Read an object that is too large for a frame: one long bytes object."""
+        source = self._stream[self._at : self._at + len(target)]
+        self._at += len(target)
+        for start in range(0, len(source), _CHUNK):
+            self._pause()
+            chunk = source[start : start + _CHUNK]
+            target[start : start + len(chunk)] = chunk
+        return len(source)
+
+    # Only protocols that asyncpool does not write need it.
+    def readline(self) -> bytes:
+        raise pickle.UnpicklingError("the stream is malformed")
+
+
+# Jobs and their results.
+
+
 def pack_job(
     function: Callable[..., object],
     args: tuple[Any, ...],
@@ -160,17 +334,16 @@ def pack_job(
         call = (args, kwargs) if number else (function, args, kwargs)
         watch = None
         if limit is not None:
-            probe = SizeProbe(limit)
-            if not probe.search((function, *args, *kwargs.values())[number > 0 :]):
-                watch = probe.watch
+            parts = (function, *args, *kwargs.values())[number > 0 :]
+            watch = _look_for_large(parts, limit)
         pickled = dump(call, limit=limit, pause=pause, watch=watch)
     except OverLimitError:
         raise
     except Exception as error:
-        parts = [("fn", function), *((f"args[{at}]", it) for at, it in enumerate(args))]
-        parts += [(f"kwargs[{key!r}]", value) for key, value in kwargs.items()]
+        named = [("fn", function), *((f"args[{at}]", it) for at, it in enumerate(args))]
+        named += [(f"kwargs[{key!r}]", value) for key, value in kwargs.items()]
         attempt = partial(dump, limit=limit, pause=pause)
-        refuse(error, parts, attempt, hint=_HINT, when=_ONLY_AT_A_START)
+        refuse(error, named, attempt, hint=_HINT, when=_ONLY_AT_A_START)
     return pickled if pickled.areas else pickled.payload
 
 
@@ -312,7 +485,10 @@ def refuse(
                 part = part or path
                 # The text of the former says all; the latter, which cloudpickle wraps, is no
                 # single object's.
-                if {type(own), type(own.__cause__)} & {GlobalError, RecursionError}:
+                if {type(own), type(own.__cause__)} & {
+                    scripts.GlobalError,
+                    RecursionError,
+                }:
                     break
                 todo = _parts_of(value)
     what = whole if name else kind + (part or whole)
@@ -396,7 +572,9 @@ def too_large(
 
 def describe(error: BaseException) -> str:
     """Return the type and the text of *error*."""
-    if issubclass(type(error), GlobalError):  # reading its __class__ may run code
+    if issubclass(
+        type(error), scripts.GlobalError
+    ):  # reading its __class__ may run code
         return str(error)
     return f"{type(error).__qualname__}: {text_of(error)}"
 
@@ -421,36 +599,35 @@ _LOOKS = 100
 _OBJECTS = 400
 
 
-class SizeProbe:
-    """Looks for large objects in one call.
+def _look_for_large(values: Iterable[Any], limit: int) -> Callable[[Any], None] | None:
+    """Look for large objects among *values*, and the items of containers among them.
 
     Args:
+        values: The parts of a call.
         limit: How many bytes an object may have without being large.
+
+    Returns:
+        What is to be called with each object of a user's class that is about to be pickled: it
+        raises an :class:`OverLimitError` if the object is large, or holds a large one, or if there
+        are too many.  ``None`` if every object was checked, so that there is no need.
+
+    Raises:
+        OverLimitError: If there is a large object.
     """
+    objects = iter(range(_OBJECTS))
 
-    __slots__ = ("_limit", "_objects")
-
-    def __init__(self, limit: int) -> None:
-        self._limit, self._objects = limit, _OBJECTS
-
-    def search(self, values: Iterable[Any]) -> bool:
-        """Check *values*, and the items of containers among them.
-
-        Returns:
-            Whether every object was checked, so that no pickler needs :meth:`watch`.
-
-        Raises:
-            OverLimitError: If there is a large object.
-        """
-        limit, seen_all = self._limit, True
+    def search(values: Iterable[Any]) -> bool:
+        seen_all = True
         found = list(islice(values, _LOOKS))  # the list grows during the loop
         for value in found:
             cls = type(value)
-            if (cls is str and len(value) > limit) or (
-                cls is int and value.bit_length() > 8 * limit
-            ):
-                raise OverLimitError
-            if cls is list or cls is tuple or cls is dict:
+            if cls is str:
+                if len(value) > limit:
+                    raise OverLimitError
+            elif cls is int:
+                if value.bit_length() > 8 * limit:
+                    raise OverLimitError
+            elif cls is list or cls is tuple or cls is dict:
                 room = _LOOKS - len(found)
                 seen_all = seen_all and len(value) <= room
                 found += islice(value.values() if cls is dict else value, room)
@@ -458,22 +635,17 @@ class SizeProbe:
                 seen_all = False
         return seen_all and len(found) < _LOOKS
 
-    def watch(self, value: Any) -> None:
-        """Check an object of a user's class that is about to be pickled.
-
-        Raises:
-            OverLimitError: If the object is large, or holds a large one, or if
-                there are too many.
-        """
-        self._objects -= 1
-        if self._objects < 0 or is_copied(value, self._limit):
+    def watch(value: Any) -> None:
+        if next(objects, None) is None or _is_copied(value, limit):
             raise OverLimitError
         try:
             attributes = value.__dict__
         except Exception:
             return
         if type(attributes) is dict and attributes:
-            self.search(attributes.values())
+            search(attributes.values())
+
+    return None if search(values) else watch
 
 
 def pack_error(error: BaseException) -> bytes:
@@ -643,6 +815,188 @@ def format_error(error: BaseException, tb: TracebackType | None) -> str:
         for frame, line in traceback.walk_tb(tb)
     ]
     return "".join((head, *frames, f"{describe(error)}\n"))
+
+
+# Other ways to reduce objects that pickle gets wrong, or is slow with.
+#
+# Each pickler gets a table of its own.  So no other pickler in the process changes, as
+# one would with ``copyreg``.
+#
+# Most of this is about arrays whose buffer NumPy copies into the pickle although it could
+# stay out.
+#
+# NumPy keeps the buffer of an array out of a pickle if the buffer is in one piece and the
+# buffer protocol knows its type.  NumPy copies strided arrays and arrays of dates as a
+# whole instead, with the GIL held, and copies them once more when they are unpickled: 64
+# MB of dates took 0.5 s there and back.  This makes these arrays fit: it copies
+# strided arrays first, and pickles arrays of dates as numbers, with their type put back
+# on the other side.
+#
+# What the other side calls is NumPy's own function, with the type that it is given.
+
+ARRAYS = "numpy"
+FRAMES = "polars"
+CONNECTIONS = "multiprocessing.connection"
+
+_DISPATCH_TABLE = vars(pickle.Pickler)["dispatch_table"]
+
+
+def teach(pickler: Any, others: Reducers | None = None) -> None:
+    """Let *pickler* reduce objects as this module says.
+
+    *others* are for objects that this module does not know, and go before its own.
+    """
+    known = getattr(pickler, "dispatch_table", copyreg.dispatch_table)
+    table: Reducers = {}
+    for name, reducers in _TAUGHT.items():
+        if module := modules.get(name):
+            for cls, reduce in reducers.items():
+                # A module that is still being imported may not have the name yet.
+                if found := getattr(module, cls, None):
+                    table[found] = reduce
+    files: Reducers = {TextIOWrapper: _reduce_file} if TextIOWrapper in known else {}
+    if table or others or files:
+        if type(known) is not dict:  # but cloudpickle's chain: to copy it takes 15 us
+            known = {**copyreg.dispatch_table, **known.maps[0]}
+        # cloudpickle's class has such an attribute too, which hides that of the
+        # instance.
+        table = {**known, **table} if others is None else {**table, **others, **known}
+        _DISPATCH_TABLE.__set__(pickler, {**table, **files})
+
+
+def _reduce_file(file: TextIOWrapper) -> Any:
+    """Refuse an open file, as the standard library's pickler does.
+
+    cloudpickle would send its whole content, and what the worker writes there would be
+    lost.
+    """
+    for name in ("stdout", "stderr"):
+        if file is getattr(sys, name):
+            return getattr, (sys, name)
+    raise TypeError(
+        f"cannot send {file!r}, which is open here: send its path, or what is in it"
+    )
+
+
+def _refuse(connection: object) -> NoReturn:
+    """Refuse a connection of ``multiprocessing``.
+
+    The standard library's own pickler passes its descriptor on.  All other picklers see
+    an object with a number in it.  The copy would use, and close, whatever descriptor
+    has that number in the other process.
+    """
+    raise TypeError(
+        f"cannot send {connection!r}, which is a descriptor of this process"
+    )
+
+
+def reduce_array(array: Any) -> Any:
+    """Return the parts of *array*, for a pickler that keeps large buffers apart."""
+    dtype, flags = array.dtype, array.flags
+    if array.nbytes < LARGE or dtype.hasobject:
+        return array.__reduce_ex__(5)
+    try:
+        memoryview(array)
+    except Exception:
+        # NumPy has always made new arrays of these, so that one may write to them.
+        if not (flags.forc and flags.writeable):
+            array = array.copy("A")
+        bare = array.view(f"V{dtype.itemsize}")
+        function, (buffer, _, *rest) = bare.__reduce_ex__(5)
+        return function, (buffer, dtype, *rest)
+    if not flags.forc and not _is_transposed(array):
+        array = array.copy()  # copying releases the GIL
+    return array.__reduce_ex__(5)
+
+
+def _size_of(value: Any) -> int:
+    """Return how many bytes an array, a tensor or a table has; 0 if *value* is none of these."""
+    cls = type(value)
+    if cls.__module__ == "array":
+        return memoryview(value).nbytes
+    if hasattr(cls, "nbytes"):
+        return int(value.nbytes)
+    # As tables of polars say it.
+    return value.estimated_size() if hasattr(cls, "estimated_size") else 0
+
+
+def _is_copied(value: Any, limit: int) -> bool:
+    """Tell whether a pickler copies a buffer of *value* at once that is larger than *limit*.
+
+    It does not if the buffer stays out of the pickle.  The pickle of a class that is derived from
+    NumPy's, such as a masked array, has a copy of it, as that of the standard library's arrays.
+    The pickle of an array of objects has a list.
+    """
+    try:
+        if _size_of(value) <= limit:
+            return False
+        view, cls = memoryview(value), type(value)
+        base: Any = getattr(modules.get(ARRAYS), "ndarray", ())
+        is_derived = cls is not base and issubclass(cls, base)
+        in_one_piece = view.contiguous and "O" not in view.format
+        return bool(is_derived or cls.__module__ == "array" or not in_one_piece)
+    except Exception:
+        return True
+
+
+def _reduce_tensor(tensor: Any) -> Any:
+    """Return a tensor of PyTorch as the array that has its memory, if there can be one."""
+    torch = modules["torch"]
+    with suppress(Exception):  # it is sparse, say, or on a GPU
+        whole = tensor.untyped_storage().nbytes()  # less, if it repeats elements
+        is_plain = not tensor.requires_grad and not vars(tensor)
+        if is_plain and LARGE <= _size_of(tensor) <= whole:
+            if tensor.dtype is torch.bfloat16:  # NumPy has no such type
+                return torch.Tensor.view, (tensor.view(torch.int16), tensor.dtype)
+            return torch.from_numpy, (tensor.numpy(),)
+    return tensor.__reduce_ex__(5)
+
+
+def _reduce_frame(frame: Any) -> Any:
+    """Return a table of polars as the one of Arrow that has its memory, if there can be one."""
+    polars = modules["polars"]
+    with suppress(Exception):  # there is no pyarrow, say, or a column of objects
+        size = _size_of(frame)
+        if size >= LARGE and "" not in frame.columns:  # from_arrow() would rename that
+            table = frame.to_arrow(compat_level=polars.CompatLevel.newest())
+            # Arrow sends the whole memory of what is a part of another table.
+            if table.get_total_buffer_size() <= 2 * size:
+                return polars.from_arrow, (table,)
+    return frame.__reduce_ex__(5)
+
+
+def _reduce_series(series: Any) -> Any:
+    polars = modules["polars"]
+    if not series.name:
+        return polars.Series.alias, (series.alias("series"), "")
+    return polars.DataFrame.to_series, (series.to_frame(),)
+
+
+# By the names of their modules, and by their own.
+_TAUGHT: dict[str, dict[str, Callable[[Any], Any]]] = {
+    ARRAYS: {"ndarray": reduce_array},
+    FRAMES: {"DataFrame": _reduce_frame, "Series": _reduce_series},
+    "torch": {"Tensor": _reduce_tensor},
+    CONNECTIONS: {"Connection": _refuse},
+}
+
+
+def _is_transposed(array: Any) -> bool:
+    """Tell whether *array* is in one piece except for the order of its axes.
+
+    Newer versions of NumPy keep the buffers of such arrays out of a pickle, too.
+    """
+    axes = sorted(range(array.ndim), key=lambda axis: -array.strides[axis])
+    return bool(array.transpose(axes).flags.c_contiguous)
+
+
+# The serializers.
+
+
+def is_heavy(payload: Payload) -> bool:
+    """Tell whether *payload* takes long to load."""
+    stream = payload.stream if isinstance(payload, ReceivedPickle) else payload
+    return len(stream) > HEAVY
 
 
 class Serializer:

@@ -20,11 +20,9 @@ from asyncpool._wire.buffers import (
     LARGE,
     OutOfBandPickle,
     OverLimitError,
-    dump,
     lay_out,
-    loads,
 )
-from asyncpool._wire.pickling import pack_job, pack_value
+from asyncpool._wire.pickling import dump, loads, pack_job, pack_value
 from tests.helpers.parcels import Array, Pause, arrived
 
 # What a pickler writes at a time, and an unpickler reads.
