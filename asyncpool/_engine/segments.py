@@ -272,7 +272,7 @@ class Segments:
         """Release all segments, and ignore views that end later; threads may still do the work."""
         self._alarm.cancel()
         for segment in list(self._segments.values()):
-            segment.memory.forget_view()
+            segment.memory.view = None
             self.forget(segment)
 
     def _on_gone(self, number: int) -> None:

@@ -53,7 +53,10 @@ class _Known:
 
     script: Script | None = None
     in_use: bool = False
-    listeners: tuple[Callable[[], None], ...] = ()
+
+
+# Called, in any thread, when workers must first import the script.
+listeners: set[Callable[[], None]] = set()
 
 
 # The path of the script that this worker is importing now, or "".
@@ -99,7 +102,7 @@ def is_importable(thing: object) -> bool:
     found = path_of(thing).partition(".")[0] in known.importable
     if found and not _Known.in_use:
         _Known.in_use = True
-        for listener in _Known.listeners:
+        for listener in tuple(listeners):
             listener()
     return found
 
@@ -107,16 +110,6 @@ def is_importable(thing: object) -> bool:
 def is_in_use() -> bool:
     """Tell whether workers were sent anything for which they must import the script."""
     return _Known.in_use
-
-
-def listen(listener: Callable[[], None]) -> None:
-    """Call *listener*, in any thread, when workers must first import the script."""
-    _Known.listeners += (listener,)
-
-
-def forget(listener: Callable[[], None]) -> None:
-    """Do not call *listener* any more."""
-    _Known.listeners = tuple(one for one in _Known.listeners if one != listener)
 
 
 def is_definition(thing: object) -> bool:
