@@ -40,7 +40,8 @@ class Alarm:
     def __init__(
         self, loop: asyncio.AbstractEventLoop, callback: Callable[[float], object]
     ) -> None:
-        self.is_set, self.due = False, 0.0
+        self.is_set = False
+        self.due: float = 0.0
         self._loop, self._callback = loop, callback
         self._timer: asyncio.TimerHandle | None = None
 

@@ -290,9 +290,10 @@ def ask_to_stop(memory: Writable, start: int, job: int) -> None:
 def _load(outcome: Any) -> Any:
     if type(outcome) is not tuple:
         return outcome
-    if len(outcome) > 1:
-        return ItemError(load_error(outcome[0]))
+    data, *is_error = outcome
+    if is_error:
+        return ItemError(load_error(data))
     try:
-        return load_value(outcome[0])
+        return load_value(data)
     except JobNotPicklableError as error:
         return ItemError(error)

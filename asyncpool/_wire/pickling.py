@@ -857,7 +857,8 @@ def teach(pickler: Any, others: Reducers | None = None) -> None:
     files: Reducers = {TextIOWrapper: _reduce_file} if TextIOWrapper in known else {}
     if table or others or files:
         if type(known) is not dict:  # but cloudpickle's chain: to copy it takes 15 us
-            known = {**copyreg.dispatch_table, **known.maps[0]}
+            own: Any = known
+            known = {**copyreg.dispatch_table, **own.maps[0]}
         # cloudpickle's class has such an attribute too, which hides that of the
         # instance.
         table = {**known, **table} if others is None else {**table, **others, **known}
@@ -1048,7 +1049,11 @@ class WorkerSerializer:
     pack_error: Callable[..., bytes] = staticmethod(pack_error)
     pack_details: Callable[[object], bytes] = staticmethod(dumps)
     load_details: Callable[[bytes], Any] = staticmethod(pickle.loads)
-    known_as: Callable[..., object] = staticmethod(lambda fn, _: function_name(fn))
+
+    @staticmethod
+    def known_as(function: Callable[..., Any], known: Any) -> object:
+        del known
+        return function_name(function)
 
 
 PICKLE = Serializer()
