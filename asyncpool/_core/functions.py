@@ -20,9 +20,8 @@ from itertools import count
 from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
 from typing import TYPE_CHECKING
 
-from asyncpool._wire.buffers import MAIN
 from asyncpool._wire.frames import MAX_NUMBER
-from asyncpool._wire.pickling import PICKLE, Serializer
+from asyncpool._wire.pickling import MAIN, PICKLE, Serializer
 from asyncpool._wire.scripts import is_importable
 from asyncpool._wire.text import function_name
 

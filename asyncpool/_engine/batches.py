@@ -34,9 +34,8 @@ from asyncpool._core.options import JobOptions
 from asyncpool._dataclass import replace
 from asyncpool._engine.job import ChunkJob, PoolJob
 from asyncpool._engine.loop import ThreadPool
-from asyncpool._wire.buffers import dumps_call
 from asyncpool._wire.page import CHUNK_SIZE, LOST, ItemError
-from asyncpool._wire.pickling import unpicklable
+from asyncpool._wire.pickling import dumps_call, unpicklable
 from asyncpool._wire.scripts import Abroad
 from asyncpool._wire.text import function_name
 from asyncpool._worker.api import run_chunk
@@ -634,7 +633,7 @@ class SyncSource:
                     slow = others > waits and computed - used < (now - before) / 4
                 if slow and self._begun and not _is_bound(self._items):
                     loop = asyncio.get_running_loop()
-                    self._thread = ThreadPool(loop, "draw", most=1, apart=0.0)
+                    self._thread = ThreadPool(loop, "draw", most=1)
                 self._begun = True
                 if len(found) == count or now > until:
                     break

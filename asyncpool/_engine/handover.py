@@ -17,14 +17,13 @@ from multiprocessing.context import get_spawning_popen, set_spawning_popen
 from multiprocessing.reduction import ForkingPickler
 from typing import TYPE_CHECKING, Any, cast
 
-from asyncpool._wire.buffers import dumps_call
 from asyncpool._wire.messages import MAX_HOOK, MAX_INITIALIZER
-from asyncpool._wire.pickling import culprit, unpicklable
+from asyncpool._wire.pickling import dumps_call, refuse, unpicklable
 from asyncpool._wire.posix import Handed
 from asyncpool._wire.text import function_name
 
 if TYPE_CHECKING:
-    from asyncpool._wire.buffers import Reducers
+    from asyncpool._wire.pickling import Reducers
     from asyncpool._wire.semaphores import Mappings
 
 
@@ -59,8 +58,7 @@ class Handover:
             parts += [(f"initargs[{i}]", value) for i, value in enumerate(initargs)]
             attempt = partial(dumps_call, others=spawning.reducers)
             whole = "the initializer with its arguments"
-            name, where, why = culprit(whole, error, parts, attempt)
-            raise unpicklable(why, name, hint=where) from why
+            refuse(error, parts, attempt, whole)
         finally:
             set_spawning_popen(before)
         if len(self.payload) > MAX_INITIALIZER:

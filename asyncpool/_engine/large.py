@@ -83,17 +83,19 @@ class Packer:
         self, job: PoolJob[Any], packed: asyncio.Future[bytes | OutOfBandPickle]
     ) -> None:
         self._begun -= 1
+        # Retrieved in any case: the loop complains about an exception that nobody retrieves.
         error = None if packed.cancelled() else packed.exception()
-        if not job.done() and not packed.cancelled():
-            if error is None:
-                payload = packed.result()
-                if isinstance(payload, OutOfBandPickle):
-                    self._ahead.append(job)
-                self.packed(job, payload)
-            else:
-                if not isinstance(error, JobNotPicklableError):
-                    error = unpicklable(error)
-                self.refused(job, error)
+        if packed.cancelled() or job.done():
+            pass
+        elif error is None:
+            payload = packed.result()
+            if isinstance(payload, OutOfBandPickle):
+                self._ahead.append(job)
+            self.packed(job, payload)
+        else:
+            if not isinstance(error, JobNotPicklableError):
+                error = unpicklable(error)
+            self.refused(job, error)
         self.go_on()
 
 

@@ -151,7 +151,7 @@ class Launcher:
         self._used: set[LauncherHandle] = set()
         self._later: asyncio.TimerHandle | None = None
         if imports and script is None and confinement is None:
-            scripts.listen(self._on_use)
+            scripts.listeners.add(self._on_use)
 
     @property
     def shared(self) -> str:
@@ -198,7 +198,7 @@ class Launcher:
         Cancellation:
             Processes may be left when this returns.
         """
-        scripts.forget(self._on_use)
+        scripts.listeners.discard(self._on_use)
         if self._later is not None:
             self._later.cancel()
         self._launcher = None

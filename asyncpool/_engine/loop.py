@@ -19,7 +19,7 @@ from collections import deque
 from collections.abc import Callable
 from functools import partial
 from queue import SimpleQueue
-from typing import Any, NamedTuple, ParamSpec, TypeVar, TypeVarTuple
+from typing import Any, NamedTuple, TypeVar, TypeVarTuple
 
 
 class Alarm:
@@ -42,8 +42,7 @@ class Alarm:
     ) -> None:
         self.is_set = False
         self.due: float = 0.0
-        self._loop = loop
-        self._callback = callback
+        self._loop, self._callback = loop, callback
         self._timer: asyncio.TimerHandle | None = None
 
     def set_at(self, when: float | None) -> None:
@@ -172,7 +171,6 @@ def fail_quietly(future: asyncio.Future[Any], error: BaseException) -> None:
         future.exception()  # marks it as retrieved
 
 
-P = ParamSpec("P")
 Ts = TypeVarTuple("Ts")
 
 
@@ -251,17 +249,15 @@ class Threads:
 
     Args:
         loop: The pool's loop.
+
+    Attributes:
+        copy: Calls a function that releases the GIL or takes only a moment.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._copiers = ThreadPool(loop, "copy", most=_COPIERS, apart=0.0)
+        self._copiers = ThreadPool(loop, "copy", most=_COPIERS)
         self._picklers = ThreadPool(loop, "pickle", most=_PICKLERS, apart=_LONG)
-
-    def copy(
-        self, function: Callable[P, R], *args: P.args, **kwargs: P.kwargs
-    ) -> asyncio.Future[R]:
-        """Call *function*, which releases the GIL or takes only a moment."""
-        return self._copiers.call(partial(function, *args, **kwargs))
+        self.copy = self._copiers.call
 
     def pickle(
         self,
@@ -277,7 +273,7 @@ class Threads:
             unwanted: Returns whether the work may be given up.
         """
         pause = Pause(unwanted)
-        return self._picklers.call(partial(function, *args, pause), pause)
+        return self._picklers.call(function, *args, pause, pause=pause)
 
     async def close(self) -> None:
         """Wait until all calls are done, and end the threads.
@@ -288,13 +284,13 @@ class Threads:
         Cancellation:
             Leaves the calls alone at once.
         """
-        running = self._copiers.running | self._picklers.running
+        running = [*self._copiers.running, *self._picklers.running]
         try:
             if running:
                 await asyncio.wait(running, timeout=_THREAD_GRACE)
         finally:
-            for threads in (self._copiers, self._picklers):
-                threads.close()
+            self._copiers.close()
+            self._picklers.close()
 
 
 class _Call(NamedTuple):
@@ -302,15 +298,25 @@ class _Call(NamedTuple):
 
     Attributes:
         function: What the thread calls.
-        pause: The pause that *function* calls, if it does.
+        pause: The pause that *function* calls, perhaps.
         answer: The future that the caller has, and may cancel.
         ended: Done when the thread has finished the call.
     """
 
     function: Callable[[], Any]
-    pause: Pause | None
+    pause: Pause
     answer: asyncio.Future[Any]
     ended: asyncio.Future[None]
+
+    def make(self) -> Callable[[], None]:
+        """Make the call; return what hands its outcome to the caller."""
+        try:
+            return partial(self.answer.set_result, self.function())
+        except StopIteration as error:  # a future does not accept that
+            other = RuntimeError(f"it raised {error!r}")
+            return partial(self.answer.set_exception, other)
+        except BaseException as error:  # noqa: BLE001 - it is the caller's
+            return partial(self.answer.set_exception, error)
 
 
 class ThreadPool:
@@ -325,37 +331,36 @@ class ThreadPool:
         name: What its threads do.
         most: How many calls may be made at once.
         apart: How many seconds a call must have lasted before the next one begins beside it.
-
-    Attributes:
-        running: The end of each call that has not ended.
     """
 
     def __init__(
-        self, loop: asyncio.AbstractEventLoop, name: str, *, most: int, apart: float
+        self, loop: asyncio.AbstractEventLoop, name: str, *, most: int, apart: float = 0
     ) -> None:
-        self._loop = loop
-        self._name = name
-        self._most = most
-        self._apart = apart
+        self._loop, self._name = loop, name
+        self._most, self._apart = most, apart
         self._waiting: deque[_Call] = deque()
         self._made: list[_Call] = []
         # When the last call has lasted long enough for the next one to begin.
         self._until = Alarm(loop, lambda _: self._go_on())
         self._threads: list[threading.Thread] = []
         self._calls: SimpleQueue[_Call | None] = SimpleQueue()
-        self.running: set[asyncio.Future[None]] = set()
+
+    @property
+    def running(self) -> list[asyncio.Future[None]]:
+        """The end of each call that has not ended."""
+        calls = *self._made, *self._waiting
+        return [call.ended for call in calls if not call.ended.done()]
 
     def call(
-        self, function: Callable[[], R], pause: Pause | None = None
+        self, function: Callable[[*Ts], R], *args: *Ts, pause: Pause | None = None
     ) -> asyncio.Future[R]:
         """Make a call in a thread; cancelling the future does not stop the call."""
         # Two futures, and not asyncio.shield(): if the caller has gone, nobody retrieves what
         # the call raises after that, and asyncio would complain.
         answer: asyncio.Future[R] = self._loop.create_future()
         ended: asyncio.Future[None] = self._loop.create_future()
-        self.running.add(ended)
-        ended.add_done_callback(self.running.discard)
-        self._waiting.append(_Call(function, pause, answer, ended))
+        pause = pause or Pause(answer.done)
+        self._waiting.append(_Call(partial(function, *args), pause, answer, ended))
         self._go_on()
         return answer
 
@@ -363,34 +368,31 @@ class ThreadPool:
         """Begin with the next calls, if they may begin."""
         while self._waiting and len(self._made) < self._most and not self._until.is_set:
             call = self._waiting.popleft()
-            if call.pause:
-                call.pause.second = bool(self._made)
+            call.pause.second = bool(self._made)
             self._made.append(call)
             if self._apart:
                 self._until.set_in(self._apart)
             self._calls.put(call)
             if len(self._threads) < len(self._made):
-                self._start_one()
+                name = f"asyncpool-{self._name}_{len(self._threads)}"
+                thread = threading.Thread(target=self._work, name=name, daemon=True)
+                with contextlib.suppress(RuntimeError):  # there may be no more of them
+                    thread.start()
+                    self._threads.append(thread)
             if not self._threads:
                 self._calls.get()
-                self._settle(call, *_outcome_of(call.function))
+                self._settle(call, call.make())
 
-    def _settle(self, call: _Call, value: Any, error: BaseException | None) -> None:
-        if call.answer.done():
-            pass  # the caller has cancelled it
-        elif error is None:
-            call.answer.set_result(value)
-        elif isinstance(error, StopIteration):  # a future does not accept that
-            call.answer.set_exception(RuntimeError(f"it raised {error!r}"))
-        else:
-            call.answer.set_exception(error)
+    def _settle(self, call: _Call, hand_over: Callable[[], None]) -> None:
+        if not call.answer.done():  # or else the caller has cancelled it
+            hand_over()
         if not call.ended.done():
             call.ended.set_result(None)
         if call is self._made[-1]:
             self._until.cancel()
         self._made.remove(call)
-        if self._made and (pause := self._made[0].pause):
-            pause.second = False
+        if self._made:
+            self._made[0].pause.second = False
         self._go_on()
 
     def close(self) -> None:
@@ -398,8 +400,7 @@ class ThreadPool:
         stuck = bool(self.running)
         self._until.cancel()
         for call in self._made:  # those that rest: nothing else would wake them up
-            if call.pause:
-                call.pause.second = False
+            call.pause.second = False
         while not self._calls.empty():
             if not_begun := self._calls.get():
                 self._waiting.append(not_begun)
@@ -412,22 +413,7 @@ class ThreadPool:
         while self._threads and not stuck:
             self._threads.pop().join()  # it only has to wake up
 
-    def _start_one(self) -> None:
-        name = f"asyncpool-{self._name}_{len(self._threads)}"
-        thread = threading.Thread(target=self._work, name=name, daemon=True)
-        with contextlib.suppress(RuntimeError):  # the system may allow no more threads
-            thread.start()
-            self._threads.append(thread)
-
     def _work(self) -> None:
         while call := self._calls.get():
-            outcome = _outcome_of(call.function)
-            call_in(self._loop, self._settle, call, *outcome)
-            del call, outcome
-
-
-def _outcome_of(function: Callable[[], Any]) -> tuple[Any, BaseException | None]:
-    try:
-        return function(), None
-    except BaseException as error:  # noqa: BLE001 - it is the caller's
-        return None, error
+            call_in(self._loop, self._settle, call, call.make())
+            del call

@@ -104,11 +104,8 @@ class Segment:
     __slots__ = ("free_since", "memory", "number", "owner", "use")
 
     def __init__(self, number: int, owner: SegmentOwner, memory: Memory) -> None:
-        self.number = number
-        self.owner = owner
-        self.memory = memory
-        self.use = Use.POOL
-        self.free_since = 0.0
+        self.number, self.owner, self.memory = number, owner, memory
+        self.use, self.free_since = Use.POOL, 0.0
 
 
 class Segments:
@@ -131,17 +128,14 @@ class Segments:
     def __init__(
         self, loop: asyncio.AbstractEventLoop, bound: int, threads: Threads
     ) -> None:
-        self._loop = loop
-        self._threads = threads
-        self._bound = bound
+        self._loop, self._threads, self._bound = loop, threads, bound
         self._numbers = itertools.count(1)
         self._segments: dict[int, Segment] = {}
         # The free ones by number, the one that has been free the longest first.
         self._free: dict[int, Segment] = {}
         # The same ones, by owner and size.
         self._shelves: dict[tuple[SegmentOwner, int], dict[int, Segment]] = {}
-        self._idle = 0  # bytes that are free
-        self.total = 0
+        self.total = self._idle = 0  # bytes, in all and that are free
         self._alarm = Alarm(loop, self._trim)
 
     def take(self, owner: SegmentOwner, size: int) -> Segment | None:
@@ -173,11 +167,10 @@ class Segments:
         made = self._threads.copy(_make, size)
         try:
             fd, memory = await shielded(made)
-        except Exception:  # noqa: BLE001 - no memory, no descriptors, no ctypes
+        except BaseException as error:
             self.total -= size
-            return None
-        except BaseException:
-            self.total -= size
+            if isinstance(error, Exception):  # no memory, no descriptors, no ctypes
+                return None
             made.add_done_callback(_unmake)
             raise
         if owner.closed:
@@ -279,7 +272,7 @@ class Segments:
         """Release all segments, and ignore views that end later; threads may still do the work."""
         self._alarm.cancel()
         for segment in list(self._segments.values()):
-            segment.memory.forget_view()
+            segment.memory.view = None
             self.forget(segment)
 
     def _on_gone(self, number: int) -> None:

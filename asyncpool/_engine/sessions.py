@@ -34,9 +34,9 @@ from asyncpool._engine.job import Job, PoolJob
 from asyncpool._engine.large import Call
 from asyncpool._engine.loop import Pause, Threads
 from asyncpool._engine.registry import broken_errors
-from asyncpool._wire.buffers import OverLimitError, dump
+from asyncpool._wire.buffers import OverLimitError
 from asyncpool._wire.messages import MAX_BROADCASTS, WorkerConfig
-from asyncpool._wire.pickling import PICKLE, Serializer, too_large, unpicklable
+from asyncpool._wire.pickling import PICKLE, Serializer, dump, too_large, unpicklable
 from asyncpool._wire.scripts import Abroad, is_in_use
 from asyncpool._wire.text import function_name
 from asyncpool.errors import (

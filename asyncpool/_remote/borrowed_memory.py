@@ -104,7 +104,7 @@ class BorrowedMemory:
         """Forget all; the views that there are last as long as they are used."""
         for number, found in [*self._segments.items()]:
             if found.memory is not None:
-                found.memory.forget_view()
+                found.memory.view = None
             self._forget(number)
 
     def _forget(self, number: int) -> None:

@@ -432,7 +432,7 @@ def _call_of(call: Call) -> bytes | OutOfBandPickle:
         return payload
     stream, buffers = split_parts(payload)
     packed = OutOfBandPickle([stream], buffers)
-    return packed.payload if packed.travels_inline else packed
+    return packed if packed.areas else packed.payload
 
 
 async def _lent(client: AgentClient, number: int, packed: OutOfBandPickle) -> bytes:

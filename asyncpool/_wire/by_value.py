@@ -10,18 +10,31 @@ So functions and classes that are globals themselves travel as names, and the wo
 makes them only once.  Globals that hold the same object, or need each other to be made,
 form one *unit*.  The sender sends a unit as a whole, and the worker sets it as a whole.
 
-cloudpickle does the pickling.  It is imported where it is needed, since the import
-takes 20 ms.
+cloudpickle does the pickling.  What it leaves out of classes and code, or cannot send, is
+mended here, for calls and for results.  Its import takes 20 ms, so who needs this module
+imports it at that moment.
 """
 
 from __future__ import annotations
 
+import functools
+import operator
 import pickle
 import sys
 import warnings
-from functools import cache, partial
-from types import FunctionType, ModuleType
+from enum import member
+from functools import cached_property, partial, singledispatchmethod
+from types import CodeType, FunctionType, ModuleType
 from weakref import WeakKeyDictionary
+
+import cloudpickle
+from cloudpickle.cloudpickle import (
+    _class_setstate,
+    _extract_code_globals,
+    _get_or_create_tracker_id,
+    _make_skeleton_class,
+    _make_skeleton_enum,
+)
 
 from asyncpool._wire import scripts
 from asyncpool._wire.buffers import HEAVY, OverLimitError
@@ -31,11 +44,11 @@ from asyncpool._wire.text import in_units
 TYPE_CHECKING = False  # see _wire/records.py
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
-    from typing import Any
+    from typing import Any, TypeAlias
 
-    from cloudpickle import Pickler as _Base
-else:
-    _Base = object
+    from asyncpool._wire.buffers import Pause
+
+    Written: TypeAlias = tuple[list[bytes], list[memoryview]]
 
 # How many bytes of a large buffer are hashed at once.
 _CHUNK = 262_144
@@ -62,17 +75,16 @@ class _Piece:
         reads: The globals that its functions read, each with the name of such a
             function.
         memo: The objects in it, as the pickler has recorded them.
-        unit: What is sent for it, once that is known.
     """
 
-    def __init__(self, names: frozenset[str]) -> None:
-        self.names = names
-        self.stream: list[bytes] = []
-        self.buffers: list[memoryview] = []
+    stream: list[bytes]
+    buffers: list[memoryview]
+    memo: Any = None
+
+    def __init__(self, names: Iterable[str]) -> None:
+        self.names = frozenset(names)
         self.refers: set[str] = set()
         self.reads: dict[str, str] = {}
-        self.memo: Any = None
-        self.unit: Unit | None = None
 
 
 class GlobalsPickler:
@@ -86,21 +98,18 @@ class GlobalsPickler:
 
     def __init__(
         self,
-        write: Callable[
-            [Callable[..., Any], object], tuple[list[bytes], list[memoryview]]
-        ],
+        write: Callable[[Callable[..., Any], object], Written],
         limit: int | None,
-        pause: Callable[[], None] | None,
+        pause: Pause | None,
     ) -> None:
         self._write, self._limit, self._pause = write, limit, pause
         self._script = scripts.script()
         self._own = frozenset[str]() if self._script is None else self._script.own
+        self._main = namespace()
         self._pieces: dict[str, _Piece] = {}
         self._missing: set[str] = set()
 
-    def pack(
-        self, value: object, *, warn: bool
-    ) -> tuple[list[bytes], list[memoryview]]:
+    def pack(self, value: object, *, warn: bool) -> Written:
         """Return the stream of *value*, with its globals, and the buffers."""
         call = self._pickle(value)
         self._collect(call)
@@ -116,20 +125,19 @@ class GlobalsPickler:
             size = sum(map(len, (*piece.stream, *piece.buffers)))
             if size > _MUCH and not piece.names <= _warned:
                 self._warn(piece.names, in_units(size))
-        missing, buffers = tuple(sorted(self._missing)), _wrap(call.buffers)
-        what = [*map(tuple, units)], missing, call.stream, buffers
+        buffers = [*map(pickle.PickleBuffer, call.buffers)]
+        what = [*map(tuple, units)], tuple(sorted(self._missing)), call.stream, buffers
         return self._write(pickle.Pickler, _Made(scripts.unpack, what))
 
     def _pickle(self, value: object, names: Iterable[str] = ()) -> _Piece:
-        piece = _Piece(frozenset(names))
-        make = partial(_pickler_of_calls(), piece, self._own)
+        piece = _Piece(names)
+        make = partial(_CallPickler, piece, self._own)
         piece.stream, piece.buffers = self._write(make, value)
         return piece
 
     def _collect(self, call: _Piece) -> None:
         """Pickle all globals that are needed, each by itself."""
-        main = namespace()
-        pieces, wanted = self._pieces, [call]
+        main, pieces, wanted = self._main, self._pieces, [call]
         for piece in wanted:
             for name in (*piece.refers, *piece.reads):
                 if name in pieces or name in self._own:
@@ -142,8 +150,11 @@ class GlobalsPickler:
                 except (OverLimitError, GlobalError):
                     raise
                 except Exception as error:
-                    reader = piece.reads.get(name)
-                    raise self._refusal(name, main[name], reader, error) from error
+                    which = f"the global {name!r}, a {type(main[name]).__qualname__},"
+                    if reader := piece.reads.get(name):
+                        which = f"{reader} needs {which} which"
+                    text = f"{which} cannot be pickled ({error}): {self._way_out()}"
+                    raise GlobalError(text) from error
                 wanted.append(pieces[name])
 
     def _define(self, name: str, value: object) -> _Piece:
@@ -158,18 +169,11 @@ class GlobalsPickler:
             known = _functions[value] = name, key, piece
         return known[2]
 
-    def _refusal(
-        self, name: str, value: object, reader: str | None, error: Exception
-    ) -> GlobalError:
-        which = f"the global {name!r}, a {type(value).__qualname__},"
-        which = f"{reader} needs {which} which" if reader else which
-        return GlobalError(f"{which} cannot be pickled ({error}): {self._way_out()}")
-
     def _warn(self, names: frozenset[str], size: str) -> None:
         """Warn of a large global, once."""
         _warned.update(names)
         name = min(names)
-        kind = type(namespace()[name]).__qualname__
+        kind = type(self._main[name]).__qualname__
         warnings.warn(
             f"the global {name!r}, a {kind} of {size}, is pickled anew for each call that needs it, "
             f"to see whether it has changed: have an initializer make it, or {self._way_out()}",
@@ -192,53 +196,48 @@ class GlobalsPickler:
 
     def _join(self) -> None:
         """Join the pieces that hold the same object, or refer to each other."""
-        main = namespace()
-        for group in self._groups():
-            together = {name: main[name] for name in self._pieces if name in group}
-            piece = self._pickle(together, group)
-            self._pieces.update(dict.fromkeys(group, piece))
-
-    def _groups(self) -> list[set[str]]:
         pieces = self._pieces
-        groups = {name: {name} for name in pieces}
-
-        def join(one: str, other: str) -> None:
-            if groups[one] is not groups[other]:
-                groups[one] |= groups[other]
-                groups.update(dict.fromkeys(groups[other], groups[one]))
-
         with_data = [name for name, piece in pieces.items() if piece.memo is not None]
         holders: dict[int, str] = {}
-        for name in with_data if len(with_data) > 1 else ():
-            for key, (number, thing) in pieces[name].memo.copy().items():
-                # The first one is the dictionary that was made for pickling.
-                if number and not isinstance(thing, _COMMON):
-                    join(holders.setdefault(key, name), name)
-        for name, piece in pieces.items():
-            for other in piece.refers - {name} - self._own:
-                if name in self._reach(other):
-                    join(name, other)
-        found = {id(group): group for group in groups.values()}
-        return [group for group in found.values() if len(group) > 1]
+        joined = {
+            (holders.setdefault(key, name), name)
+            for name in (with_data if len(with_data) > 1 else ())
+            for key, (number, thing) in pieces[name].memo.copy().items()
+            # The first one is the dictionary that was made for pickling.
+            if number and not isinstance(thing, _COMMON)
+        }
+        joined |= {
+            (name, other)
+            for name, piece in pieces.items()
+            for other in piece.refers - self._own
+            if name in self._reach(other)
+        }
+        groups: list[set[str]] = []
+        for names in joined:
+            near = [group for group in groups if not group.isdisjoint(names)]
+            groups = [group for group in groups if group not in near]
+            groups.append(set(names).union(*near))
+        for group in groups:
+            if len(group) > 1:
+                together = {name: self._main[name] for name in pieces if name in group}
+                pieces.update(dict.fromkeys(group, self._pickle(together, group)))
 
-    def _reach(self, name: str) -> set[str]:
+    def _reach(self, name: str) -> list[str]:
         """Return *name*, and all globals that must exist before it can be made."""
-        reached, todo = {name}, [name]
-        while todo:
-            new = self._pieces[todo.pop()].refers & self._pieces.keys() - reached
-            reached |= new
-            todo += new
+        reached = [name]  # the list grows during the loop
+        for one in reached:
+            needed = self._pieces[one].refers & self._pieces.keys()
+            reached += needed.difference(reached)
         return reached
 
     def _unit(self, piece: _Piece) -> Unit:
-        if piece.unit is None or piece.refers:
-            names = tuple(sorted(piece.names))
-            # If a global that it refers to has changed and is made anew, it must be made
-            # anew, too.
-            parts = [self._pieces[name] for name in sorted(self._reach(names[0]))]
-            digest = hash(tuple(self._digests_of(parts)))
-            piece.unit = Unit(names, digest, piece.stream, _wrap(piece.buffers))
-        return piece.unit
+        names = tuple(sorted(piece.names))
+        # If a global that it refers to has changed and is made anew, it must be made
+        # anew, too.
+        parts = [self._pieces[name] for name in sorted(self._reach(names[0]))]
+        digest = hash(tuple(self._digests_of(parts)))
+        buffers = [*map(pickle.PickleBuffer, piece.buffers)]
+        return Unit(names, digest, piece.stream, buffers)
 
     def _digests_of(self, pieces: Iterable[_Piece]) -> Iterator[int]:
         """Yield the digests of what is in *pieces*."""
@@ -270,7 +269,7 @@ def _constancy(function: object, own: frozenset[str]) -> tuple[Any, ...] | None:
         or not all(type(hint) is str for hint in function.__annotations__.values())
     ):
         return None
-    names, main = _names_in(function.__code__), function.__globals__
+    names, main = _extract_code_globals(function.__code__), function.__globals__
     hints = tuple(function.__annotations__.items())
     # If it reads modules, its pickle may depend on parts of them.
     modules = any(type(main.get(name)) is ModuleType for name in names)
@@ -278,7 +277,7 @@ def _constancy(function: object, own: frozenset[str]) -> tuple[Any, ...] | None:
     label = function.__name__, function.__qualname__, function.__module__
     # A function that is a global of another name is sent as a reference to its own
     # name, if it is still there.
-    there = scripts.is_at(function.__qualname__, function)
+    there = scripts.path_of(function)
     found = tuple(name in main for name in names)
     return function.__code__, label, function.__doc__, hints, parts, there, found, own
 
@@ -297,11 +296,59 @@ class _Made:
         return self._how
 
 
-def _wrap(buffers: Iterable[memoryview]) -> list[pickle.PickleBuffer]:
-    return [pickle.PickleBuffer(buffer) for buffer in buffers]
+def _of_cached_property(prop: Any) -> Any:
+    state = {name: value for name, value in prop.__dict__.items() if name != "lock"}
+    return cached_property, (prop.func,), state
 
 
-class _Calls(_Base):
+def _of_dispatching_method(method: Any) -> Any:
+    return singledispatchmethod, (method.func,), {"dispatcher": method.dispatcher}
+
+
+def _of_code(code: CodeType) -> Any:
+    """Return how to reduce *code* with the name of its file, for tracebacks and logs.
+
+    cloudpickle has another name in its place since 3.1.3.
+    """
+    reduce: Any = cloudpickle.Pickler.dispatch_table[CodeType]
+    make, args = reduce(code)
+    return make, tuple(code.co_filename if it == _NO_FILE else it for it in args)
+
+
+_MENDED: dict[type, Callable[[Any], Any]] = {
+    CodeType: _of_code,
+    cached_property: _of_cached_property,
+    singledispatchmethod: _of_dispatching_method,
+}
+
+
+class ResultPickler(cloudpickle.Pickler):
+    """Pickles an object for the process with the real ``__main__``.
+
+    What came from that process goes back as a name.  The name means the object there,
+    even if the worker has changed its own.
+    """
+
+    def reducer_override(self, obj: Any) -> Any:
+        if type(obj) is scripts.LAZY:  # the other side gets what is imported
+            return operator.getitem, ((obj.resolve(),), 0)
+        reference = self._reference_to(obj)
+        if reference is not None:
+            return reference
+        return _mended(obj, super().reducer_override(obj))
+
+    def _reference_to(self, obj: Any) -> Any:
+        """Return how to reduce what is there already, or has a way of its own."""
+        if scripts.is_definition(obj):
+            path: str = obj.__qualname__
+            if scripts.has_come(path) and scripts.is_at(path, obj):
+                is_class = isinstance(obj, type)
+                tracker = _get_or_create_tracker_id(obj) if is_class else None
+                return scripts.own_object, (path, tracker)
+        return None
+
+
+class _CallPickler(ResultPickler):
     """Pickles an object for a worker."""
 
     watch: Callable[[Any], None] | None = None
@@ -310,9 +357,7 @@ class _Calls(_Base):
         self, piece: _Piece, own: frozenset[str], *file: Any, **options: Any
     ) -> None:
         super().__init__(*file, **options)
-        self._piece = piece
-        self._own = own
-        self._main = namespace()
+        self._piece, self._own, self._main = piece, own, namespace()
 
     def dump(self, obj: object) -> None:
         super().dump(obj)
@@ -322,33 +367,26 @@ class _Calls(_Base):
     def reducer_override(self, obj: Any) -> Any:
         if self.watch is not None:
             self.watch(obj)
-        if type(obj) is scripts.LAZY:
-            return scripts.resolved(obj)
-        named = type(obj).__name__ in _KEYWORDS
-        if named or scripts.is_definition(obj):
+        return super().reducer_override(obj)
+
+    def _reference_to(self, obj: Any) -> Any:
+        cls: Any = type(obj)
+        keywords = _KEYWORDS.get(cls.__name__)
+        if keywords or scripts.is_definition(obj):
             if scripts.is_importable(obj):
                 return NotImplemented
-            path = self._path_of(obj)
-            if path:
-                self._piece.refers.add(path.partition(".")[0])
+            path = scripts.path_of(obj)
+            name, _, _ = path.partition(".")
+            # What is being pickled is no reference to itself.
+            if name and name not in self._piece.names:
+                self._piece.refers.add(name)
                 return scripts.own_object, (path,)
-        if named:
-            return of_named_type(obj)
-        if type(obj) is scripts.CACHED:
+        if keywords and obj.__module__ == "__main__" and cls.__module__[:6] == "typing":
+            return make_named_type, (cls, obj.__name__, keywords(obj))
+        if cls is scripts.CACHED:
             how = obj.cache_parameters()
-            return scripts.make_cached, (how["maxsize"], how["typed"], obj.__wrapped__)
-        return scripts.mended(obj, super().reducer_override(obj))
-
-    def _path_of(self, thing: Any) -> str:
-        """Return where *thing* is in ``__main__``, unless it must be pickled now."""
-        if getattr(thing, "__module__", None) != "__main__":
-            return ""
-        path = scripts.path_of(thing)
-        if path.partition(".")[0] in self._piece.names or not scripts.is_at(
-            path, thing
-        ):
-            return ""
-        return path
+            return make_cached, (how["maxsize"], how["typed"], obj.__wrapped__)
+        return None
 
     def _dynamic_function_reduce(self, func: FunctionType) -> Any:
         if type(func) is not FunctionType:  # it is Nuitka's, whose code is no bytecode
@@ -357,7 +395,7 @@ class _Calls(_Base):
         if func.__globals__ is not self._main:
             return reduced
         make, (code, _, *rest), (state, slots), *others = reduced
-        reads, builtins = _names_in(code), vars(sys.modules["builtins"])
+        reads, builtins = _extract_code_globals(code), vars(sys.modules["builtins"])
         for name in reads:
             if name in slots["__globals__"] or name not in builtins:
                 self._piece.reads.setdefault(name, f"{func.__qualname__}()")
@@ -367,18 +405,123 @@ class _Calls(_Base):
         return make, (code, place, *rest), (state, slots), *others
 
 
-@cache
-def _pickler_of_calls() -> Any:
-    import cloudpickle  # noqa: PLC0415 - it takes 20 ms
+# The code of the functions that singledispatch makes.
+_DISPATCHES = getattr(functools.singledispatch(id), "__code__")  # noqa: B009 - for mypy
 
-    return type("_CallPickler", (_Calls, cloudpickle.Pickler), {})
+_NO_FILE = "<dynamic-code>"  # as cloudpickle calls the file of all code
+
+# What an enum gives each of its members.  All else is what the enum's own code has set.
+_OF_MEMBERS = {"_value_", "_name_", "__objclass__", "_sort_order_"}
 
 
-def _names_in(code: Any) -> frozenset[str]:
-    """Return the names of the globals that *code* reads, sets or deletes."""
-    from cloudpickle.cloudpickle import _extract_code_globals  # noqa: PLC0415
+def _mended(obj: Any, reduced: Any) -> Any:
+    """Return how to reduce *obj*, which cloudpickle's ``reducer_override`` has *reduced*.
 
-    return frozenset(_extract_code_globals(code))
+    A class keeps its ``__slots__``.  Without them its instances would have a
+    ``__dict__`` in the worker, and could not come back.  A ``cached_property`` is sent
+    without its lock, which it has before Python 3.12, and what ``singledispatch`` has
+    made without its cache.  Code keeps the name of its file.  No class is made with another call of
+    ``__init_subclass__``.  That method has run when the class was defined, and what it has done comes
+    with the class and the globals.  In the worker it would do so twice, without its keywords, and
+    before the globals that it reads are there.
+    """
+    if reduced is NotImplemented:
+        reduce = _MENDED.get(type(obj))
+        return reduced if reduce is None else reduce(obj)
+    if reduced[0] is _make_skeleton_class:
+        return _of_class(obj, reduced)
+    if reduced[0] is _make_skeleton_enum:
+        return _of_enum(obj, reduced)
+    if getattr(obj, "__code__", None) is _DISPATCHES:
+        kinds = dict(obj.registry)
+        make = functools.singledispatch
+        return make, (kinds.pop(object),), kinds, None, None, register_all
+    if getattr(obj, "__qualname__", "") == "Generic.__class_getitem__":
+        # Python 3.11 has it in each generic NamedTuple, and pickle finds a method there.
+        getter = operator.attrgetter("__class_getitem__.__func__")
+        return getter, (sys.modules["typing"].Generic,)
+    return reduced
+
+
+def _of_class(cls: type, reduced: Any) -> Any:
+    make, (metaclass, name, _, namespace, *others), *rest = reduced
+    if metaclass.__module__.startswith("msgspec."):
+        raise pickle.PicklingError("nobody can send a msgspec.Struct by value")
+    bases = cls.__bases__
+    # The metaclass of TypedDict adds this base itself, and allows no other one.
+    if metaclass.__name__ == "_TypedDictMeta":
+        bases = tuple(base for base in bases if base is not dict)
+    # cloudpickle passes __orig_bases__ as the bases.  NamedTuple and TypedDict put
+    # others in their place, make fields of the namespace, and allow no __slots__.
+    has = {**vars(cls), "__qualname__": cls.__qualname__}
+    kept = ("__qualname__", "__slots__", "__orig_bases__")
+    namespace = {**namespace, **{key: has[key] for key in kept if key in has}}
+    args = metaclass, name, bases, namespace, *others
+    owners = [
+        base
+        for base in cls.__mro__[1:]
+        if "__init_subclass__" in vars(base)
+        and base.__module__ == "__main__"
+        and not scripts.is_importable(base)
+    ]
+    if owners:
+        return make_without_hooks, (owners, *args), *rest
+    return make, args, *rest
+
+
+def _of_enum(cls: Any, reduced: Any) -> Any:
+    """Send aliases too, and what ``__init__`` or ``__new__`` has set in the members."""
+    _, (bases, name, qualname, _, *others), (namespace, slots), *rest = reduced
+    members = {key: it.value for key, it in cls.__members__.items()}
+    for key, value in members.items():
+        if hasattr(type(value), "__get__"):  # a function would not become one
+            members[key] = member(value)
+    namespace = {key: it for key, it in namespace.items() if key not in members}
+    extra = {
+        it.name: {k: v for k, v in it.__dict__.items() if k not in _OF_MEMBERS}
+        for it in cls.__members__.values()
+    }
+    state = namespace, slots, {key: given for key, given in extra.items() if given}
+    arguments = (bases, name, qualname, members, *others)
+    return reduced[0], arguments, state, *rest[:-1], set_enum_state
+
+
+def make_without_hooks(owners: list[type], *how: Any) -> Any:
+    """Make a class while its bases *owners* have no ``__init_subclass__`` of their own.
+
+    Args:
+        owners: The bases that define it.
+        how: The arguments of cloudpickle's ``_make_skeleton_class``.
+    """
+    name = "__init_subclass__"
+    # A base whose own attributes have not come yet has none.
+    hooks = [(cls, vars(cls)[name]) for cls in owners if name in vars(cls)]
+    for cls, _ in hooks:
+        delattr(cls, name)
+    try:
+        return _make_skeleton_class(*how)
+    finally:
+        for cls, hook in hooks:
+            setattr(cls, name, hook)
+
+
+def set_enum_state(cls: Any, state: Any) -> None:
+    """Set the attributes of an enum, and those that its members have of their own."""
+    namespace, slots, of_members = state
+    _class_setstate(cls, (namespace, slots))
+    for name, attributes in of_members.items():
+        cls[name].__dict__.update(attributes)
+
+
+def register_all(dispatcher: Any, kinds: dict[type, Any]) -> None:
+    """Register the functions for the other types."""
+    for kind, function in kinds.items():
+        dispatcher.register(kind, function)
+
+
+def make_cached(maxsize: int | None, typed: bool, function: Any) -> Any:  # noqa: FBT001
+    """Make a function that caches its results."""
+    return functools.lru_cache(maxsize, typed)(function)
 
 
 def _parameter(parameter: Any) -> dict[str, Any]:
@@ -400,22 +543,8 @@ _KEYWORDS: dict[str, Callable[[Any], dict[str, Any]]] = {
 }
 
 
-def of_named_type(thing: Any) -> Any:
-    """Return how to reduce *thing*, whose type has one of these names."""
-    cls = type(thing)
-    if thing.__module__ != "__main__" or not cls.__module__.startswith("typing"):
-        return NotImplemented
-    return make_named_type, (cls, thing.__name__, _KEYWORDS[cls.__name__](thing))
-
-
 def make_named_type(cls: Any, name: str, keywords: dict[str, Any]) -> Any:
     """Make a type of this name in ``__main__``."""
-    # These types take their module from the globals of the function that calls them.
-    builtins = globals()["__builtins__"]  # 3.12 looks for them there
-    own = {"__name__": "__main__", "__builtins__": builtins}
-    call = FunctionType(_call.__code__, own)
-    return call(cls, name, keywords)
-
-
-def _call(cls: Any, name: str, keywords: dict[str, Any]) -> Any:
-    return cls(name, **keywords)
+    # These types take their module from the globals of the code that calls them.
+    own = {"__name__": "__main__", "make": partial(cls, name, **keywords)}
+    return eval("make()", own)  # noqa: S307

@@ -192,25 +192,21 @@ class FrameDecoder:
         most: int = MAX_PAYLOAD,
         bare: bool = False,
     ) -> None:
-        self.rest = bytearray()
-        self.is_empty = True
-        self.max_payload = max_payload
-        self._allocate = allocate
-        self._turn = range(most)
-        self._bare = bare
-        self._long: Frame | None = None
-        self.target: memoryview | None = None
+        self.max_payload, self._allocate = max_payload, allocate
+        self._turn, self._bare = range(most), bare
+        self.rest, self.is_empty, self.more = bytearray(), True, False
         # How many bytes are needed before there is anything to parse.
         self._need = HEADER_SIZE
-        self.more = False
+        self._long: list[Frame] = []
+        self.target: memoryview | None = None
         self.error: ProtocolError | None = None
 
     @property
     def pending(self) -> int:
         """How many received bytes do not form a whole frame yet."""
-        if self._long is None or self.target is None:
+        if self.target is None:
             return len(self.rest)
-        return HEADER_SIZE + len(self._long.payload) - len(self.target)
+        return HEADER_SIZE + len(self._long[0].payload) - len(self.target)
 
     def feed(self, data: bytes | memoryview) -> list[Frame]:
         """Take *data* and return the frames that it completes, oldest first.
@@ -264,8 +260,15 @@ class FrameDecoder:
             elif length <= _LONG:
                 self._need = HEADER_SIZE + length
             else:
-                frame = Frame(kind, job, attempt, number, b"")
-                if self._begin_long(frame, length, rest[HEADER_SIZE:]):
+                try:
+                    payload = memoryview(self._allocate(length))
+                except (OSError, MemoryError) as error:
+                    text = f"there is no memory for a payload of {length} bytes"
+                    self.error = ProtocolError(f"{text}: {error}")
+                else:
+                    begun = size - HEADER_SIZE
+                    payload[:begun], self.target = rest[HEADER_SIZE:], payload[begun:]
+                    self._long = [Frame(kind, job, attempt, number, payload)]
                     rest = b""
         self.rest[:] = rest
         self.is_empty = not rest and self.target is None
@@ -273,33 +276,18 @@ class FrameDecoder:
     def fill(self, size: int) -> list[Frame]:
         """Record that *size* bytes were read into the target; return the frame if it is whole."""
         assert self.target is not None
-        self.target = self.target[size:]
-        if self.target:
+        self.target = self.target[size:] or None
+        if self.target is not None:
             return []
-        assert self._long is not None
-        frames, self._long, self.target = [self._long], None, None
         self.is_empty = True
+        frames, self._long = self._long, []
         return frames
-
-    def _begin_long(self, frame: Frame, length: int, begun: bytes) -> bool:
-        try:
-            payload = memoryview(self._allocate(length))
-        except (OSError, MemoryError) as error:
-            self.error = ProtocolError(
-                f"there is no memory for a payload of {length} bytes: {error}"
-            )
-            return False
-        payload[: len(begun)] = begun
-        self._long = frame._replace(payload=payload)
-        self.target = payload[len(begun) :]
-        return True
 
     def _explain(self, code: int, length: int) -> ProtocolError:
         version, kind = divmod(code, 256)
+        text = f"a payload of {length} bytes exceeds the limit of {self.max_payload}"
         if version != VERSION:
-            return ProtocolError(f"the peer speaks version {version}, not {VERSION}")
-        if _kind_of(code) is None:
-            return ProtocolError(f"unknown kind of frame: {kind}")
-        return ProtocolError(
-            f"a payload of {length} bytes exceeds the limit of {self.max_payload}"
-        )
+            text = f"the peer speaks version {version}, not {VERSION}"
+        elif _kind_of(code) is None:
+            text = f"unknown kind of frame: {kind}"
+        return ProtocolError(text)

@@ -12,6 +12,7 @@ import ctypes
 import fcntl
 import functools
 import mmap
+import operator
 import os
 import weakref
 
@@ -93,10 +94,8 @@ def create(size: int) -> int:
     return fd
 
 
-@functools.cache
-def _array_type(size: int) -> Any:
-    # Keep the types.  A dropped type is a reference cycle, and there are few sizes.
-    return ctypes.c_ubyte * size
+# Keep the types.  A dropped type is a reference cycle, and there are few sizes.
+_array_type = functools.cache(functools.partial(operator.mul, ctypes.c_ubyte))
 
 
 class Memory:
@@ -108,7 +107,8 @@ class Memory:
         later: Whether pages are mapped as they are touched, so that this returns at once.
 
     Attributes:
-        view: What the last view is of, as long as anything has it.
+        view: What the last view is of, as long as anything has it; set to ``None``, nobody is told
+            when it is gone.
         copied: Whether this process has forked while there was a view: the copy has it too, and
             may write there.
 
@@ -161,10 +161,6 @@ class Memory:
         self.view = weakref.ref(array, lambda _: on_gone())
         _lent[self._address] = self
         return memoryview(array).cast("B")
-
-    def forget_view(self) -> None:
-        """Do not call *on_gone* any more."""
-        self.view = None
 
     def __del__(self, _munmap: Any = _munmap) -> None:
         if self._address:

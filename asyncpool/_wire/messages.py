@@ -55,8 +55,6 @@ def tidy(text: str) -> str:
             thread = "" if line == COROUTINE else line.partition("0x")[2] or line
             threads.pop(thread, None)
             threads[thread] = lines
-    if not threads:
-        return ""
     coroutine = threads.pop("", [])
     *others, main = threads.values() or [[]]
     kept = [line for thread in others if not is_ours(thread[-1]) for line in thread]
@@ -125,13 +123,13 @@ def note_on_misplaced(names: Iterable[str], text: str, options: Collection[str])
     Returns:
         A sentence, or an empty text if none of *names* is the reason.
     """
-    takes_none = "takes no keyword arguments" in text
     for name in names:
-        refused = (
-            f"unexpected keyword argument '{name}'" in text
-            or f"'{name}' is an invalid keyword argument" in text
+        refusals = (
+            f"unexpected keyword argument '{name}'",
+            f"'{name}' is an invalid keyword argument",
+            "takes no keyword arguments",
         )
-        if name in options and (refused or takes_none):
+        if name in options and any(it in text for it in refusals):
             return (
                 f"The function was given {name}=...: as an option of the job it goes into "
                 f"Pool.options({name}=...).submit(...)."
@@ -191,10 +189,10 @@ class Failure(Record):
             ProtocolError: If it is no such payload.
         """
         try:
-            stage, summary, text, final = json.loads(payload)
+            *texts, final = json.loads(payload)
+            stage, summary, text = (str(it)[:MAX_TEXT] for it in texts)
         except (ValueError, TypeError, RecursionError) as error:
             raise ProtocolError("a report of a failure cannot be read") from error
-        stage, summary, text = (str(it)[:MAX_TEXT] for it in (stage, summary, text))
         return cls(stage, summary, text, final is True)
 
 
@@ -410,15 +408,13 @@ MAX_VARIABLES = 1 << 16
 # The most bytes of the trace context.  W3C allows 8192 bytes of baggage, and some 600 besides.
 MAX_TRACE = 1 << 14
 
-# The most bytes of the names of classes after which the worker retires.
-MAX_RETIRE_ON = 1 << 14
-
 # The most bytes of each part, in their order.
 PARTS = {
     "details": MAX_DETAILS,
     "variables": MAX_VARIABLES,
     "trace": MAX_TRACE,
-    "retire_on": MAX_RETIRE_ON,
+    # The names of classes.
+    "retire_on": 1 << 14,
 }
 
 # The time limits, and what marshal adds, have 38 bytes.
@@ -463,24 +459,20 @@ class JobContext(Record):
         """
         if self == PLAIN:
             return b""
-        timeout, deadline, *parts = self
-        if any(parts):
-            for (name, most), part in zip(PARTS.items(), parts, strict=True):
-                if len(part) > most:
-                    text = f"{name} have {len(part)} bytes, and {most} is the most"
-                    raise ValueError(text)
-        timeout = None if timeout is None else float(timeout)
-        deadline = None if deadline is None else float(deadline)
+        limits, parts = [it and float(it) for it in self[:2]], self[2:]
+        for (name, most), part in zip(PARTS.items(), parts, strict=True):
+            if len(part) > most:
+                text = f"{name} have {len(part)} bytes, and {most} is the most"
+                raise ValueError(text)
         # Later versions write what several variables refer to in another way: equal contexts would
         # have different bytes.
-        return marshal.dumps((timeout, deadline, *parts), 2)
+        return marshal.dumps((*limits, *parts), 2)
 
     @classmethod
     def unpack(cls, payload: bytes) -> JobContext:
         """Read the payload of a ``CONTEXT`` frame; it must come from the pool."""
-        if not payload:
-            return PLAIN
-        return cls(*marshal.loads(payload))  # noqa: S302 - the pool is trusted
+        # The pool is trusted.
+        return cls(*marshal.loads(payload)) if payload else PLAIN  # noqa: S302
 
     def end(self, began: float) -> float | None:
         """Return until when an attempt may run that began at *began*."""

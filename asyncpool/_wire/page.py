@@ -26,9 +26,10 @@ and no other, was running.
 
 from __future__ import annotations
 
-import pickle
+import marshal
 import struct
 from binascii import crc32  # a Python may have been built without zlib
+from contextlib import suppress
 
 from asyncpool._wire.messages import MAX_DETAILS
 from asyncpool._wire.pickling import load_error, load_value
@@ -38,7 +39,6 @@ from asyncpool.errors import JobNotPicklableError
 TYPE_CHECKING = False  # see _wire/records.py
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
     from typing import Any, Protocol
 
     class Readable(Protocol):
@@ -106,7 +106,8 @@ class PageLayout:
         self.table, self._lanes, self.stacks = 0, BEATS_START, STACKS_START
         if width > 1:
             self.table = STACKS_START
-            self._lanes = STACKS_START + _in_whole_pages(width * BEGUN.size)
+            in_pages = -(-width * BEGUN.size // 4096)
+            self._lanes = STACKS_START + in_pages * 4096
             self.stacks = self._lanes + width * _LANE_SIZE
         self.size = self.stacks + STACKS_SIZE
 
@@ -129,10 +130,6 @@ class PageLayout:
     def outcome_offset(self, lane: int) -> int:
         """Return where the outcome of *lane*'s last job is, if there are several lanes."""
         return self.stack_offset(lane) + LANE_STACK_SIZE
-
-
-def _in_whole_pages(size: int) -> int:
-    return -(-size // 4096) * 4096
 
 
 # Heartbeats.
@@ -204,27 +201,13 @@ CHUNK_SIZE = 4096
 LOG_HEAD = struct.Struct("=QQQQ")
 _STOP = struct.Struct("=Q")
 
-# The head of an entry: its kind, how many bytes follow, and their checksum.  A worker
-# that dies may have written anywhere before.  So the pool only accepts what is exactly
-# as the worker wrote it.  It never unpickles garbage, which may ask for any amount of
-# memory.
-ENTRY = struct.Struct("=BQI")
-_VALUE, _ERROR = 1, 2  # both pickled
-
-# The kinds of plain values, and how each becomes bytes and a value again; pickle would take twice
-# as long.
-_INT, _FLOAT, _BOOL = struct.Struct("=q"), struct.Struct("=d"), struct.Struct("=?")
-_PLAIN: dict[type, tuple[int, Callable[[Any], bytes], Callable[[bytes], Any]]] = {
-    int: (3, _INT.pack, lambda data: _INT.unpack(data)[0]),
-    float: (4, _FLOAT.pack, lambda data: _FLOAT.unpack(data)[0]),
-    bool: (5, _BOOL.pack, lambda data: _BOOL.unpack(data)[0]),
-    type(None): (6, _BOOL.pack, lambda _: None),
-    str: (7, str.encode, bytes.decode),
-    bytes: (8, bytes, bytes),
-}
+# The head of an entry: how many bytes follow, and their checksum.  A worker that dies may
+# have written anywhere before.  So the pool only accepts what is exactly as the worker
+# wrote it.  It never loads garbage, which may ask for any amount of memory.
+ENTRY = struct.Struct("=QI")
 
 # Types whose values nobody can change, so that others may have them too.
-FLAT: frozenset[type] = frozenset(_PLAIN)
+FLAT: frozenset[type] = frozenset((int, float, bool, type(None), str, bytes))
 
 
 class ItemError(Record):
@@ -277,23 +260,26 @@ def read_log(log: bytes) -> list[Any]:
     if not log:
         return [LOST] * CHUNK_SIZE
     log = log.ljust(LOG_SIZE, b"\0")
-    done = min(LOG_HEAD.unpack_from(log)[0], CHUNK_SIZE)
-    found = [*_entries(log[LOG_HEAD.size :], done)]
+    found: list[Any] = []
+    done, start = min(LOG_HEAD.unpack_from(log)[0], CHUNK_SIZE), LOG_HEAD.size
+    with suppress(Exception):  # it is damaged, though its checksum is right, or cut off
+        while len(found) < done:
+            size, checksum = ENTRY.unpack_from(log, start)
+            start += ENTRY.size + size
+            data = log[start - size : start]
+            if len(data) < size or crc32(data) != checksum:
+                break
+            found.append(_load(marshal.loads(data)))  # noqa: S302 - as good as a pickle
     return found + [LOST] * (done - len(found))
 
 
 def note(outcome: Any) -> bytes:
     """Return the entry for an outcome, in the form that it has in a :class:`ChunkResult`."""
-    data: bytes
-    if type(outcome) is tuple:
-        data, kind = outcome[0], _VALUE if len(outcome) == 1 else _ERROR
-    else:
-        kind, pack, _ = _PLAIN[type(outcome)]
-        try:
-            data = pack(outcome)
-        except (struct.error, UnicodeError):  # over 64 bits, or half a surrogate pair
-            kind, data = _VALUE, pickle.dumps(outcome, 5)
-    return ENTRY.pack(kind, len(data), crc32(data, kind)) + data
+    try:
+        data = marshal.dumps(outcome, 2)  # pickle would take twice as long
+    except ValueError:  # over 2 GB
+        data = bytes(LOG_SIZE)  # no log has room for it
+    return ENTRY.pack(len(data), crc32(data)) + data
 
 
 def ask_to_stop(memory: Writable, start: int, job: int) -> None:
@@ -301,41 +287,13 @@ def ask_to_stop(memory: Writable, start: int, job: int) -> None:
     memory[start + _STOP.size : start + 2 * _STOP.size] = _STOP.pack(job)
 
 
-def _entries(log: bytes, count: int) -> Iterator[Any]:
-    """Yield the first *count* outcomes in the entries, and stop at one that is damaged."""
-    end = 0
-    for _ in range(count):
-        start = end + ENTRY.size
-        if start > len(log):
-            return
-        kind, size, checksum = ENTRY.unpack_from(log, end)
-        end = start + size
-        data = log[start:end]
-        # The checksum includes the kind, too.
-        if kind not in _LOADERS or len(data) < size or crc32(data, kind) != checksum:
-            return
-        try:
-            outcome = _LOADERS[kind](data)
-        except (struct.error, UnicodeError):  # its checksum is right all the same
-            return
-        yield outcome
-
-
 def _load(outcome: Any) -> Any:
     if type(outcome) is not tuple:
         return outcome
-    return _LOADERS[_VALUE if len(outcome) == 1 else _ERROR](outcome[0])
-
-
-def _load_value(data: bytes) -> Any:
+    data, *is_error = outcome
+    if is_error:
+        return ItemError(load_error(data))
     try:
         return load_value(data)
     except JobNotPicklableError as error:
         return ItemError(error)
-
-
-_LOADERS: dict[int, Callable[[bytes], Any]] = {
-    _VALUE: _load_value,
-    _ERROR: lambda data: ItemError(load_error(data)),
-    **{kind: load for kind, _, load in _PLAIN.values()},
-}

@@ -11,6 +11,9 @@ gives another message.  So a worker makes the copy itself, and compares it.  If 
 the worker packs the exception so that it is rebuilt without its ``__init__``. An exception that
 cannot be sent at all is replaced by an error that names it and carries its text.
 
+A stream is written and read in pieces of about 64 KB, as pickle frames it.  Between two pieces, a
+thread that does this can let others run.
+
 A pool chooses its serializer once, and each function of the pool has the choice at hand.  The
 classes here are for pickle; ``_core/data_only.py`` and ``_worker/data.py`` derive those of data-
 only pools.  Their attributes are plain functions: for the path of a job that costs as much as a
@@ -19,33 +22,25 @@ global function.
 
 from __future__ import annotations
 
+import copyreg
 import pickle
+import sys
 import traceback
 from contextlib import suppress
 from functools import cache, partial
-from io import BytesIO
-from itertools import chain, islice
+from io import BytesIO, TextIOWrapper
+from itertools import islice
 from sys import modules
 from types import BuiltinFunctionType, FunctionType, MethodType
 
+from asyncpool._wire import scripts
 from asyncpool._wire.buffers import (
-    ARRAYS,
-    CONNECTIONS,
-    FRAMES,
     HEAVY,
     LARGE,
-    MAIN,
     OutOfBandPickle,
     OverLimitError,
     ReceivedPickle,
-    dump,
-    is_heavy,
-    keep_large,
-    loads,
-    stays_apart,
-    teach,
 )
-from asyncpool._wire.scripts import GlobalError, pickler_of_results
 from asyncpool._wire.text import function_name, printable_block, printable_text
 from asyncpool.errors import (
     HookError,
@@ -59,10 +54,22 @@ TYPE_CHECKING = False  # see _wire/records.py
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
     from types import TracebackType
-    from typing import Any, Literal
+    from typing import Any, Literal, NoReturn
 
+    from asyncpool._wire.buffers import Pause, Payload, Piece
+
+    Reducers = dict[type, Callable[[Any], Any]]
+    Call = tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]
     Packed = bytes | OutOfBandPickle
     Direction = Literal["arguments", "result", "exception", "details"]
+
+# What the name of the main module looks like inside a pickle.  A string that happens to
+# contain it only costs a second pickling.
+MAIN = b"__main__"
+
+# How many bytes are copied at once while the thread holds the GIL: in fresh memory that
+# takes 0.2 ms.
+_CHUNK = 262_144
 
 # Types whose values hold no other object.
 _SCALARS: frozenset[type] = frozenset((int, float, bool, type(None)))
@@ -85,10 +92,105 @@ _ONLY_HERE = (
 )
 
 
-def dumps(value: object, buffers: list[memoryview] | None = None) -> bytes:
+def dump(
+    value: object,
+    *,
+    limit: int | None = None,
+    pause: Pause | None = None,
+    watch: Callable[[Any], None] | None = None,
+    in_band: bool = False,
+    others: Callable[[], Reducers] | None = None,
+) -> OutOfBandPickle:
+    """Pickle *value*, by value where the other process would not find a reference.
+
+    Args:
+        value: Anything.
+        limit: The most bytes that the stream may have.
+        pause: Called between the pieces of the stream.
+        watch: Called with each object of a user's class before it is pickled; may
+            raise a :class:`OverLimitError`.
+        in_band: Whether large buffers go into the stream, like everything else.
+        others: Called for each try.  Returns how to reduce objects that pickle does
+            not know.
+
+    Raises:
+        OverLimitError: If the stream gets longer than *limit*.
+        Exception: Any that the value's own methods raise, or the serializer.
+    """
+
+    def write(pickler: Any, value: object) -> tuple[list[bytes], list[memoryview]]:
+        writer = _Writer(limit, pause, without)
+        buffers: list[memoryview] = []
+        keep = None if in_band else keep_large(buffers)
+        made = pickler(writer, 5, buffer_callback=keep)
+        if watch is not None and pickler is not pickle.Pickler:
+            made.watch = watch
+        teach(made, taught)
+        made.dump(value)
+        return writer.pieces, buffers
+
+    try:
+        if not scripts.is_local(value):
+            taught, without = others and others(), MAIN
+            fast = pickle.Pickler if watch is None else _Watched
+            return OutOfBandPickle(*write(fast, value))
+    except OverLimitError:
+        raise
+    except Exception:  # noqa: S110 - by value, then
+        pass
+    taught, without = others and others(), b""
+    from asyncpool._wire.by_value import GlobalsPickler  # noqa: PLC0415 - workers need none
+
+    return OutOfBandPickle(
+        *GlobalsPickler(write, limit, pause).pack(value, warn=not in_band)
+    )
+
+
+def dumps_call(value: object, others: Callable[[], Reducers] | None = None) -> bytes:
+    """Return *value* pickled for a worker, in one piece; see :func:`dump`."""
+    return b"".join(dump(value, in_band=True, others=others).pieces)
+
+
+def keep_large(buffers: list[memoryview]) -> Callable[[pickle.PickleBuffer], bool]:
+    """Return a pickler's callback that keeps large buffers out of the stream."""
+
+    def keep(buffer: pickle.PickleBuffer) -> bool:
+        view = buffer.raw()
+        if len(view) < LARGE:
+            return True
+        buffers.append(view)
+        return False
+
+    return keep
+
+
+def loads(payload: Payload, *, pause: Pause | None = None) -> Any:
+    """Load the object from *payload*.
+
+    Args:
+        payload: A stream, or a pickle with its buffers.
+        pause: Called between the pieces of the stream.
+
+    Raises:
+        BaseException: Any that unpickling raises.
+    """
+    if not isinstance(payload, ReceivedPickle):
+        payload = ReceivedPickle(payload, [])
+    if pause is None:
+        return pickle.loads(payload.stream, buffers=payload.buffers)
+    reader: Any = _Reader(payload.stream, pause)
+    return pickle.Unpickler(reader, buffers=payload.buffers).load()
+
+
+def dumps(
+    value: object, buffers: list[memoryview] | None = None, *, rebuilt: bool = False
+) -> bytes:
     """Pickle what a worker sends, by value where the pool would not find a reference.
 
-    Large buffers go into the empty list *buffers*, if there is one.
+    Args:
+        value: Anything.
+        buffers: An empty list for large buffers; without it they are in the pickle.
+        rebuilt: Whether exceptions are rebuilt without their ``__init__``.
 
     Raises:
         Exception: Any that the value's own methods raise, or the serializer.
@@ -96,8 +198,8 @@ def dumps(value: object, buffers: list[memoryview] | None = None) -> bytes:
     keep = None if buffers is None else keep_large(buffers)
     try:
         # What teach() knows; not a function, whose call would cost 35 ns for each job.
-        if ARRAYS in modules or CONNECTIONS in modules or FRAMES in modules:
-            data = dumps_with(pickle.Pickler, value, keep)
+        if rebuilt or ARRAYS in modules or CONNECTIONS in modules or FRAMES in modules:
+            data = _dumps_with(pickle.Pickler, value, keep, rebuilt)
         else:
             data = pickle.dumps(value, 5, buffer_callback=keep)  # faster by 1.5 us
     except Exception:
@@ -106,7 +208,96 @@ def dumps(value: object, buffers: list[memoryview] | None = None) -> bytes:
         return data
     if buffers:
         buffers.clear()
-    return dumps_with(pickler_of_results(), value, keep)
+    from asyncpool._wire.by_value import ResultPickler  # noqa: PLC0415 - it takes 20 ms
+
+    return _dumps_with(ResultPickler, value, keep, rebuilt)
+
+
+def _dumps_with(base: Any, value: object, keep: Any, rebuilt: bool) -> bytes:  # noqa: FBT001
+    file = BytesIO()
+    pickler = (_rebuilding(base) if rebuilt else base)(file, 5, buffer_callback=keep)
+    teach(pickler)
+    pickler.dump(value)
+    return file.getvalue()
+
+
+class _Watched(pickle.Pickler):
+    """Calls ``watch`` with each object of a user's class, which takes 0.2 us."""
+
+    watch: Any = None
+
+    def reducer_override(self, value: object) -> Any:
+        self.watch(value)
+        return NotImplemented
+
+
+class _Writer:
+    """A file for a pickler, which writes a frame when it has 64 KB of it.
+
+    A longer piece is the content of one bytes object, or the like.
+    """
+
+    def __init__(self, limit: int | None, pause: Pause | None, without: bytes) -> None:
+        self.pieces: list[bytes] = []
+        self._room, self._pause, self._without = limit, pause, without
+
+    def write(self, data: bytes | bytearray | pickle.PickleBuffer) -> None:
+        # A PickleBuffer is a large buffer that stays in the stream.
+        piece = data.raw() if isinstance(data, pickle.PickleBuffer) else data
+        if self._room is not None:
+            self._room -= len(piece)
+            if self._room < 0:
+                raise OverLimitError
+        if type(piece) is bytes:
+            self._add(piece)
+            return
+        for start in range(0, len(piece), _CHUNK):  # memory that can change is copied
+            self._add(bytes(memoryview(piece)[start : start + _CHUNK]))
+
+    def _add(self, piece: bytes) -> None:
+        if self._without:
+            # It may only look like a frame; but to search 64 MB of a user's data takes 6 ms.
+            short = len(piece) <= HEAVY or not self.pieces
+            # A frame ends between two names, so that none is cut.
+            if (short or piece[:1] == pickle.FRAME) and self._without in piece:
+                raise pickle.PicklingError("the other process has another __main__")
+        self.pieces.append(piece)
+        if self._pause is not None:
+            self._pause()
+
+
+class _Reader:
+    """A file for an unpickler, which reads a frame of 64 KB at a time.
+
+    Each piece is a copy.  So another process that can still write to the memory cannot
+    change a piece while it is unpickled.
+    """
+
+    def __init__(self, stream: Piece, pause: Pause) -> None:
+        self._stream, self._pause = memoryview(stream), pause
+        self._at = 0
+
+    def read(self, size: int) -> bytes:
+        self._pause()
+        start, self._at = self._at, self._at + size
+        return bytes(self._stream[start : self._at])
+
+    def readinto(self, target: memoryview) -> int:
+        """Read an object that is too large for a frame: one long bytes object."""
+        source = self._stream[self._at : self._at + len(target)]
+        self._at += len(target)
+        for start in range(0, len(source), _CHUNK):
+            self._pause()
+            chunk = source[start : start + _CHUNK]
+            target[start : start + len(chunk)] = chunk
+        return len(source)
+
+    # Only protocols that asyncpool does not write need it.
+    def readline(self) -> bytes:
+        raise pickle.UnpicklingError("the stream is malformed")
+
+
+# Jobs and their results.
 
 
 def pack_job(
@@ -116,8 +307,8 @@ def pack_job(
     *,
     number: int = 0,
     limit: int | None = None,
-    pause: Callable[[], None] | None = None,
-) -> bytes | OutOfBandPickle:
+    pause: Pause | None = None,
+) -> Packed:
     """Return what a ``JOB`` frame carries, or what travels beside it.
 
     Args:
@@ -137,37 +328,26 @@ def pack_job(
     try:
         # Without a limit, pickling is faster by 1.1 us, which is a tenth of a short
         # job.
-        if (
-            number
-            and (not args or is_flat(args))
-            and (not kwargs or is_flat(kwargs.values()))
-        ):
+        if number and is_flat(args) and is_flat(kwargs.values()):
             # There are no classes, so neither reducers nor __main__ matter.
             return pickle.dumps((args, kwargs), 5)
         call = (args, kwargs) if number else (function, args, kwargs)
         watch = None
         if limit is not None:
-            probe = SizeProbe(limit)
-            if not probe.search((function, *args, *kwargs.values())[number > 0 :]):
-                watch = probe.watch
+            parts = (function, *args, *kwargs.values())[number > 0 :]
+            watch = _look_for_large(parts, limit)
         pickled = dump(call, limit=limit, pause=pause, watch=watch)
     except OverLimitError:
         raise
     except Exception as error:
-        parts = [("fn", function), *((f"args[{at}]", it) for at, it in enumerate(args))]
-        parts += [(f"kwargs[{key!r}]", value) for key, value in kwargs.items()]
+        named = [("fn", function), *((f"args[{at}]", it) for at, it in enumerate(args))]
+        named += [(f"kwargs[{key!r}]", value) for key, value in kwargs.items()]
         attempt = partial(dump, limit=limit, pause=pause)
-        name, where, why = culprit("the call", error, parts, attempt)
-        if any(text in describe(why) for text in _ONLY_AT_A_START):
-            where += _HINT
-        raise unpicklable(why, name, hint=where) from why
-    return pickled.payload if pickled.travels_inline else pickled
+        refuse(error, named, attempt, hint=_HINT, when=_ONLY_AT_A_START)
+    return pickled if pickled.areas else pickled.payload
 
 
-def load_job(
-    payload: bytes | memoryview | ReceivedPickle,
-    function: Callable[..., Any] | None = None,
-) -> tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]:
+def load_job(payload: Payload, function: Callable[..., Any] | None = None) -> Call:
     """Read what came with a ``JOB`` frame, which must come from the pool.
 
     Args:
@@ -181,10 +361,7 @@ def load_job(
     return call if function is None else (function, *call)
 
 
-_GENERATORS = frozenset(("generator", "async_generator"))
-
-
-def pack_value(value: object, limit: int | None = None) -> bytes | OutOfBandPickle:
+def pack_value(value: object, limit: int | None = None) -> Packed:
     """Return what a ``VALUE`` frame carries, or what travels beside it.
 
     Raises:
@@ -202,24 +379,19 @@ def pack_value(value: object, limit: int | None = None) -> bytes | OutOfBandPick
                 data = OutOfBandPickle([data], buffers)
     except Exception as error:
         name = type(value).__qualname__
-        hint = "; stream() yields what it yields" if name in _GENERATORS else ""
+        is_generator = name in {"generator", "async_generator"}
+        hint = "; stream() yields what it yields" if is_generator else ""
         what = f"the job's result, of type {name},"
-        _, where, why = culprit(
-            "", error, [("result", value)], lambda it: dumps(it, [])
-        )
-        try:
-            raise unpicklable(why, what, "result", name, hint=where + hint) from why
-        finally:
-            why.__context__ = None  # nor a cycle here, which would keep the result
-            del why
+        parts = [("result", value)]
+        refuse(error, parts, lambda it: dumps(it, []), what, "result", name, hint=hint)
     if limit is not None and len(data) > limit:
         raise too_large(len(data), limit, "the job's result", "result", "")
     return data
 
 
 def load_value(
-    payload: bytes | memoryview | ReceivedPickle,
-    pause: Callable[[], None] | None = None,
+    payload: Payload,
+    pause: Pause | None = None,
     what: str = "the job's result",
     direction: Direction = "result",
 ) -> Any:
@@ -239,29 +411,7 @@ def load_value(
             return pickle.loads(payload)
         return loads(payload, pause=pause)
     except BaseException as error:  # what is unpickled may raise anything
-        raise unloadable(error, what, direction) from error
-
-
-def unloadable(
-    error: BaseException,
-    what: str = "the job's result",
-    direction: Direction = "result",
-) -> JobNotPicklableError:
-    """Return the error for a result, or for *what* else, whose unpickling has raised *error*."""
-    return unpicklable(error, what, direction, "", verb="unpickled here")
-
-
-def dumps_with(
-    pickler: Any,
-    value: object,
-    keep: Callable[[pickle.PickleBuffer], bool] | None = None,
-) -> bytes:
-    """Return *value* as a pickler of this class writes it, taught to reduce what pickle gets wrong."""
-    file = BytesIO()
-    made = pickler(file, 5, buffer_callback=keep)
-    teach(made)
-    made.dump(value)
-    return file.getvalue()
+        raise unpicklable(error, what, direction, "", verb=_UNPICKLED) from error
 
 
 def is_flat(values: Iterable[Any]) -> bool:
@@ -288,52 +438,66 @@ _CALLABLES = (FunctionType, MethodType, BuiltinFunctionType, partial)
 _PARTS = ("__defaults__", "__kwdefaults__", "__self__", "func", "args", "keywords")
 
 
-def culprit(
-    whole: str,
+def refuse(
     error: Exception,
     parts: Iterable[tuple[str, object]],
     attempt: Callable[[object], object],
-) -> tuple[str, str, Exception]:
-    """Find what makes it impossible to pickle something.
+    whole: str = "the call",
+    direction: Direction = "arguments",
+    name: str = "",
+    *,
+    kind: str = "",
+    hint: str = "",
+    when: Iterable[str] = ("",),
+) -> NoReturn:
+    """Say what makes it impossible to pickle something, and where in it that is.
 
     Args:
-        whole: What it is.
         error: What pickling it has raised.
         parts: Its parts, each with its name.
         attempt: Pickles one.
+        whole: What it is, for the text: if each part can be pickled, or if *name* is given.
+        direction: As the error has it.
+        name: How the error names it; by default that is the part, or *whole*.
+        kind: What precedes that in the text.
+        hint: What the text ends with,
+        when: if the reason contains one of these.
 
-    Returns:
-        The name of the part that cannot be pickled, or *whole* if each can be; the end of the
-        error's text, which says where in this part the culprit is; and why.
+    Raises:
+        JobNotPicklableError: In any case.
     """
-    name = path = ""
+    part = path = ""
     tried: dict[int, object] = {}
-    todo: Iterable[tuple[str, object]] | None = parts
-    while todo is not None and len(tried) < _MOST_TRIES:
-        parts, todo = todo, None
-        with suppress(Exception):  # of the objects' own methods
-            # They come as pickle meets them: none that is behind the culprit is pickled for this.
-            for step, part in parts:
-                if type(part) in _PLAIN or id(part) in tried:
-                    continue
-                tried[id(part)] = part
-                try:
-                    attempt(part)
-                except OverLimitError:
-                    pass  # what is behind the limit has not been reached
-                except Exception as own:
-                    error, path = own, path + step
-                    name = name or path
-                    # The text of the former says all; the latter, which cloudpickle wraps, is no
-                    # single object's.
-                    causes = {type(own), type(own.__cause__)}
-                    if not causes & {GlobalError, RecursionError}:
-                        todo = _parts_of(part)
+    todo = iter(parts)
+    with suppress(Exception):  # of the objects' own methods, or there are no more parts
+        # They come as pickle meets them: none that is behind the culprit is pickled for this.
+        while len(tried) < _MOST_TRIES:
+            step, value = next(todo)
+            if type(value) in _PLAIN or id(value) in tried:
+                continue
+            tried[id(value)] = value
+            try:
+                attempt(value)
+            except OverLimitError:
+                pass  # what is behind the limit has not been reached
+            except Exception as own:
+                error, path = own, path + step
+                part = part or path
+                # The text of the former says all; the latter, which cloudpickle wraps, is no
+                # single object's.
+                if {type(own), type(own.__cause__)} & {
+                    scripts.GlobalError,
+                    RecursionError,
+                }:
                     break
-                if len(tried) == _MOST_TRIES:
-                    break
+                todo = _parts_of(value)
+    what = whole if name else kind + (part or whole)
+    where = "" if path == part else f" - at `{path}`"
+    if any(text in describe(error) for text in when):
+        where += hint
+    name = name or part or whole
     try:
-        return name or whole, "" if path == name else f" - at `{path}`", error
+        raise unpicklable(error, what, direction, name, hint=where) from error
     finally:
         del error  # no cycle of a traceback and its frame
 
@@ -385,6 +549,14 @@ def unpicklable(
     return refusal
 
 
+_UNPICKLED = "unpickled here"
+
+# Returns the error for a result whose unpickling has raised the argument.
+unloadable = partial(
+    unpicklable, what="the job's result", direction="result", name="", verb=_UNPICKLED
+)
+
+
 def too_large(
     size: int,
     limit: int,
@@ -400,7 +572,9 @@ def too_large(
 
 def describe(error: BaseException) -> str:
     """Return the type and the text of *error*."""
-    if issubclass(type(error), GlobalError):  # reading its __class__ may run code
+    if issubclass(
+        type(error), scripts.GlobalError
+    ):  # reading its __class__ may run code
         return str(error)
     return f"{type(error).__qualname__}: {text_of(error)}"
 
@@ -425,29 +599,25 @@ _LOOKS = 100
 _OBJECTS = 400
 
 
-class SizeProbe:
-    """Looks for large objects in one call.
+def _look_for_large(values: Iterable[Any], limit: int) -> Callable[[Any], None] | None:
+    """Look for large objects among *values*, and the items of containers among them.
 
     Args:
+        values: The parts of a call.
         limit: How many bytes an object may have without being large.
+
+    Returns:
+        What is to be called with each object of a user's class that is about to be pickled: it
+        raises an :class:`OverLimitError` if the object is large, or holds a large one, or if there
+        are too many.  ``None`` if every object was checked, so that there is no need.
+
+    Raises:
+        OverLimitError: If there is a large object.
     """
+    objects = iter(range(_OBJECTS))
 
-    __slots__ = ("_limit", "_objects")
-
-    def __init__(self, limit: int) -> None:
-        self._limit = limit
-        self._objects = _OBJECTS
-
-    def search(self, values: Iterable[Any]) -> bool:
-        """Check *values*, and the items of containers among them.
-
-        Returns:
-            Whether every object was checked, so that no pickler needs :meth:`watch`.
-
-        Raises:
-            OverLimitError: If there is a large object.
-        """
-        limit, seen_all = self._limit, True
+    def search(values: Iterable[Any]) -> bool:
+        seen_all = True
         found = list(islice(values, _LOOKS))  # the list grows during the loop
         for value in found:
             cls = type(value)
@@ -465,72 +635,44 @@ class SizeProbe:
                 seen_all = False
         return seen_all and len(found) < _LOOKS
 
-    def watch(self, value: Any) -> None:
-        """Check an object of a user's class that is about to be pickled.
-
-        Raises:
-            OverLimitError: If the object is large, or holds a large one, or if
-                there are too many.
-        """
-        self._objects -= 1
-        if self._objects < 0 or self._is_copied(value):
+    def watch(value: Any) -> None:
+        if next(objects, None) is None or _is_copied(value, limit):
             raise OverLimitError
         try:
             attributes = value.__dict__
         except Exception:
             return
         if type(attributes) is dict and attributes:
-            self.search(attributes.values())
+            search(attributes.values())
 
-    def _is_copied(self, value: Any) -> bool:
-        """Tell whether a pickler copies a large buffer of *value* at once."""
-        cls, limit, size = type(value), self._limit, 0
-        try:
-            if cls.__module__ == "array":
-                return bool(len(value) * value.itemsize > limit)
-            if hasattr(cls, "nbytes"):
-                size = value.nbytes
-            elif hasattr(cls, "estimated_size"):  # as tables of polars say it
-                size = value.estimated_size()
-            return bool(size > limit and not stays_apart(value))
-        except Exception:
-            return True
+    return None if search(values) else watch
 
 
 def pack_error(error: BaseException) -> bytes:
     """Return the payload of an ``ERROR`` frame, whatever *error* is that the job raised."""
     remote = traceback_of(error)
     name, text = map(printable_text, (type_name(error), text_of(error)))
-    attempts: list[Callable[[BaseException], bytes]] = [dumps, _dumps_rebuilt]
     cls = type(error)
     own = cls.__reduce__ is not _builtin_base(cls).__reduce__
-    if not own and any(vars(it).get("__slots__") for it in cls.__mro__):
-        attempts.reverse()  # the way of exceptions leaves out what is in slots
-    for attempt in attempts:
-        try:
-            data = attempt(error)
-            copy = pickle.loads(
-                data
-            )  # only an actual one shows that the pool can make it
-            if type(copy) is type(error) and (
-                attempt is _dumps_rebuilt or _is_faithful(copy, error)
-            ):
-                return pickle.dumps((data, remote, name, text), 5)
-        except BaseException:  # noqa: S112 - the next way is tried
-            continue
-    substitute = JobNotPicklableError(
-        f"the job raised {name}, which cannot be pickled: {text}",
-        direction="exception",
-        name=name,
-        text=text,
-    )
-    return pickle.dumps((pickle.dumps(substitute, 5), remote, name, text), 5)
+    # The way of exceptions leaves out what is in slots.
+    first = not own and any(vars(it).get("__slots__") for it in cls.__mro__)
+    for rebuilt in (first, not first):
+        with suppress(BaseException):  # the next way is tried
+            data = dumps(error, rebuilt=rebuilt)
+            # Only an actual one shows that the pool can make it.
+            copy = pickle.loads(data)
+            if type(copy) is cls and (rebuilt or _is_faithful(copy, error)):
+                break
+    else:
+        told = f"the job raised {name}, which cannot be pickled: {text}"
+        substitute = JobNotPicklableError(
+            told, direction="exception", name=name, text=text
+        )
+        data = pickle.dumps(substitute, 5)
+    return pickle.dumps((data, remote, name, text), 5)
 
 
-def load_error(
-    payload: bytes | memoryview | ReceivedPickle,
-    pause: Callable[[], None] | None = None,
-) -> BaseException:
+def load_error(payload: Payload, pause: Pause | None = None) -> BaseException:
     """Read the payload of an ``ERROR`` frame; the remote traceback is its cause.
 
     *pause* is called now and then while a large one is unpickled.  An exception that
@@ -578,26 +720,12 @@ def _check_error(error: object) -> BaseException:
 
 
 def _is_faithful(copy: BaseException, error: BaseException) -> bool:
-    return (
-        text_of(copy) == text_of(error)
-        and copy.__dict__.keys() == error.__dict__.keys()
-        # What SystemExit and StopIteration take from their arguments, a reducer of copyreg may
-        # forget, as that of tblib does, which Dask imports.
-        and all(
-            (getattr(copy, it, None) is None) is (getattr(error, it, None) is None)
-            for it in ("code", "value")
-        )
-    )
-
-
-def _dumps_rebuilt(error: BaseException) -> bytes:
-    try:
-        data = dumps_with(_rebuilding(pickle.Pickler), error)
-    except Exception:
-        data = MAIN
-    if MAIN in data:
-        data = dumps_with(_rebuilding(pickler_of_results()), error)
-    return data
+    # What SystemExit and StopIteration take from their arguments, a reducer of copyreg may
+    # forget, as that of tblib does, which Dask imports.
+    for name in ("code", "value"):
+        if (getattr(copy, name, None) is None) != (getattr(error, name, None) is None):
+            return False
+    return text_of(copy) == text_of(error) and vars(copy).keys() == vars(error).keys()
 
 
 @cache
@@ -630,8 +758,9 @@ def _rebuild(
     # the built-in base class, which fills the fields of an OSError or a
     # UnicodeDecodeError.
     _builtin_base(cls).__init__(error, *args)
-    for name, value in chain.from_iterable(state.items() for state in states):
-        object.__setattr__(error, name, value)
+    for state in states:
+        for name, value in state.items():
+            object.__setattr__(error, name, value)
     return error
 
 
@@ -686,6 +815,189 @@ def format_error(error: BaseException, tb: TracebackType | None) -> str:
         for frame, line in traceback.walk_tb(tb)
     ]
     return "".join((head, *frames, f"{describe(error)}\n"))
+
+
+# Other ways to reduce objects that pickle gets wrong, or is slow with.
+#
+# Each pickler gets a table of its own.  So no other pickler in the process changes, as
+# one would with ``copyreg``.
+#
+# Most of this is about arrays whose buffer NumPy copies into the pickle although it could
+# stay out.
+#
+# NumPy keeps the buffer of an array out of a pickle if the buffer is in one piece and the
+# buffer protocol knows its type.  NumPy copies strided arrays and arrays of dates as a
+# whole instead, with the GIL held, and copies them once more when they are unpickled: 64
+# MB of dates took 0.5 s there and back.  This makes these arrays fit: it copies
+# strided arrays first, and pickles arrays of dates as numbers, with their type put back
+# on the other side.
+#
+# What the other side calls is NumPy's own function, with the type that it is given.
+
+ARRAYS = "numpy"
+FRAMES = "polars"
+CONNECTIONS = "multiprocessing.connection"
+
+_DISPATCH_TABLE = vars(pickle.Pickler)["dispatch_table"]
+
+
+def teach(pickler: Any, others: Reducers | None = None) -> None:
+    """Let *pickler* reduce objects as this module says.
+
+    *others* are for objects that this module does not know, and go before its own.
+    """
+    known = getattr(pickler, "dispatch_table", copyreg.dispatch_table)
+    table: Reducers = {}
+    for name, reducers in _TAUGHT.items():
+        if module := modules.get(name):
+            for cls, reduce in reducers.items():
+                # A module that is still being imported may not have the name yet.
+                if found := getattr(module, cls, None):
+                    table[found] = reduce
+    files: Reducers = {TextIOWrapper: _reduce_file} if TextIOWrapper in known else {}
+    if table or others or files:
+        if type(known) is not dict:  # but cloudpickle's chain: to copy it takes 15 us
+            own: Any = known
+            known = {**copyreg.dispatch_table, **own.maps[0]}
+        # cloudpickle's class has such an attribute too, which hides that of the
+        # instance.
+        table = {**known, **table} if others is None else {**table, **others, **known}
+        _DISPATCH_TABLE.__set__(pickler, {**table, **files})
+
+
+def _reduce_file(file: TextIOWrapper) -> Any:
+    """Refuse an open file, as the standard library's pickler does.
+
+    cloudpickle would send its whole content, and what the worker writes there would be
+    lost.
+    """
+    for name in ("stdout", "stderr"):
+        if file is getattr(sys, name):
+            return getattr, (sys, name)
+    raise TypeError(
+        f"cannot send {file!r}, which is open here: send its path, or what is in it"
+    )
+
+
+def _refuse(connection: object) -> NoReturn:
+    """Refuse a connection of ``multiprocessing``.
+
+    The standard library's own pickler passes its descriptor on.  All other picklers see
+    an object with a number in it.  The copy would use, and close, whatever descriptor
+    has that number in the other process.
+    """
+    raise TypeError(
+        f"cannot send {connection!r}, which is a descriptor of this process"
+    )
+
+
+def reduce_array(array: Any) -> Any:
+    """Return the parts of *array*, for a pickler that keeps large buffers apart."""
+    dtype, flags = array.dtype, array.flags
+    if array.nbytes < LARGE or dtype.hasobject:
+        return array.__reduce_ex__(5)
+    try:
+        memoryview(array)
+    except Exception:
+        # NumPy has always made new arrays of these, so that one may write to them.
+        if not (flags.forc and flags.writeable):
+            array = array.copy("A")
+        bare = array.view(f"V{dtype.itemsize}")
+        function, (buffer, _, *rest) = bare.__reduce_ex__(5)
+        return function, (buffer, dtype, *rest)
+    if not flags.forc and not _is_transposed(array):
+        array = array.copy()  # copying releases the GIL
+    return array.__reduce_ex__(5)
+
+
+def _size_of(value: Any) -> int:
+    """Return how many bytes an array, a tensor or a table has; 0 if *value* is none of these."""
+    cls = type(value)
+    if cls.__module__ == "array":
+        return memoryview(value).nbytes
+    if hasattr(cls, "nbytes"):
+        return int(value.nbytes)
+    # As tables of polars say it.
+    return value.estimated_size() if hasattr(cls, "estimated_size") else 0
+
+
+def _is_copied(value: Any, limit: int) -> bool:
+    """Tell whether a pickler copies a buffer of *value* at once that is larger than *limit*.
+
+    It does not if the buffer stays out of the pickle.  The pickle of a class that is derived from
+    NumPy's, such as a masked array, has a copy of it, as that of the standard library's arrays.
+    The pickle of an array of objects has a list.
+    """
+    try:
+        if _size_of(value) <= limit:
+            return False
+        view, cls = memoryview(value), type(value)
+        base: Any = getattr(modules.get(ARRAYS), "ndarray", ())
+        is_derived = cls is not base and issubclass(cls, base)
+        in_one_piece = view.contiguous and "O" not in view.format
+        return bool(is_derived or cls.__module__ == "array" or not in_one_piece)
+    except Exception:
+        return True
+
+
+def _reduce_tensor(tensor: Any) -> Any:
+    """Return a tensor of PyTorch as the array that has its memory, if there can be one."""
+    torch = modules["torch"]
+    with suppress(Exception):  # it is sparse, say, or on a GPU
+        whole = tensor.untyped_storage().nbytes()  # less, if it repeats elements
+        is_plain = not tensor.requires_grad and not vars(tensor)
+        if is_plain and LARGE <= _size_of(tensor) <= whole:
+            if tensor.dtype is torch.bfloat16:  # NumPy has no such type
+                return torch.Tensor.view, (tensor.view(torch.int16), tensor.dtype)
+            return torch.from_numpy, (tensor.numpy(),)
+    return tensor.__reduce_ex__(5)
+
+
+def _reduce_frame(frame: Any) -> Any:
+    """Return a table of polars as the one of Arrow that has its memory, if there can be one."""
+    polars = modules["polars"]
+    with suppress(Exception):  # there is no pyarrow, say, or a column of objects
+        size = _size_of(frame)
+        if size >= LARGE and "" not in frame.columns:  # from_arrow() would rename that
+            table = frame.to_arrow(compat_level=polars.CompatLevel.newest())
+            # Arrow sends the whole memory of what is a part of another table.
+            if table.get_total_buffer_size() <= 2 * size:
+                return polars.from_arrow, (table,)
+    return frame.__reduce_ex__(5)
+
+
+def _reduce_series(series: Any) -> Any:
+    polars = modules["polars"]
+    if not series.name:
+        return polars.Series.alias, (series.alias("series"), "")
+    return polars.DataFrame.to_series, (series.to_frame(),)
+
+
+# By the names of their modules, and by their own.
+_TAUGHT: dict[str, dict[str, Callable[[Any], Any]]] = {
+    ARRAYS: {"ndarray": reduce_array},
+    FRAMES: {"DataFrame": _reduce_frame, "Series": _reduce_series},
+    "torch": {"Tensor": _reduce_tensor},
+    CONNECTIONS: {"Connection": _refuse},
+}
+
+
+def _is_transposed(array: Any) -> bool:
+    """Tell whether *array* is in one piece except for the order of its axes.
+
+    Newer versions of NumPy keep the buffers of such arrays out of a pickle, too.
+    """
+    axes = sorted(range(array.ndim), key=lambda axis: -array.strides[axis])
+    return bool(array.transpose(axes).flags.c_contiguous)
+
+
+# The serializers.
+
+
+def is_heavy(payload: Payload) -> bool:
+    """Tell whether *payload* takes long to load."""
+    stream = payload.stream if isinstance(payload, ReceivedPickle) else payload
+    return len(stream) > HEAVY
 
 
 class Serializer:

@@ -24,8 +24,8 @@ from asyncpool._engine.loop import shielded
 from asyncpool._engine.machine import DEFAULT_LAUNCHER, check_platform
 from asyncpool._engine.options import OutputMode, SupervisorConfig
 from asyncpool._engine.supervisor_runner import SupervisorRunner
-from asyncpool._wire.buffers import dumps_call
 from asyncpool._wire.messages import WorkerConfig
+from asyncpool._wire.pickling import dumps_call
 from asyncpool._wire.posix import (
     ReceivedFile,
     ReceivedSocket,

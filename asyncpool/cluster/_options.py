@@ -19,8 +19,8 @@ from asyncpool._engine.options import (
     name_or_number,
     worker_config,
 )
-from asyncpool._wire.buffers import dumps_call
 from asyncpool._wire.messages import MAX_INITIALIZER
+from asyncpool._wire.pickling import dumps_call
 from asyncpool.errors import JobNotPicklableError
 
 # Seconds that a worker which is drained has beyond its own time.

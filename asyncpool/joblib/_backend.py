@@ -24,7 +24,7 @@ from joblib.parallel import (
     default_parallel_config,
 )
 
-from asyncpool._wire.buffers import ARRAYS, dump, reduce_array
+from asyncpool._wire.pickling import ARRAYS, dump, reduce_array
 from asyncpool.executor import ProcessPoolExecutor
 from asyncpool.joblib import load_mapped, prepare, run_packed
 

@@ -11,8 +11,8 @@ from typing import Any
 
 from asyncpool._remote.messages import PLAIN
 from asyncpool._remote.stored_calls import StoredCall
-from asyncpool._wire.buffers import OutOfBandPickle, dump, loads
-from asyncpool._wire.pickling import pack_job
+from asyncpool._wire.buffers import OutOfBandPickle
+from asyncpool._wire.pickling import dump, loads, pack_job
 from asyncpool._wire.scripts import Abroad
 
 

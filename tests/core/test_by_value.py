@@ -12,15 +12,10 @@ import pytest
 
 from asyncpool._engine.interpreter import recognise
 from asyncpool._wire import by_value, scripts, scripts as arrivals
-from asyncpool._wire.buffers import (
-    HEAVY,
-    OverLimitError,
-    ReceivedPickle,
-    dump,
-    dumps_call,
-    loads,
-)
-from asyncpool._wire.scripts import Script, make_without_hooks
+from asyncpool._wire.buffers import HEAVY, OverLimitError, ReceivedPickle
+from asyncpool._wire.by_value import make_without_hooks
+from asyncpool._wire.pickling import dump, dumps_call, loads
+from asyncpool._wire.scripts import Script
 
 GUARDED = """
 def work(): pass

@@ -22,7 +22,6 @@ from tblib import pickling_support
 
 from asyncpool._wire.buffers import HEAVY, OverLimitError
 from asyncpool._wire.pickling import (
-    culprit,
     format_error,
     load_error,
     load_job,
@@ -30,6 +29,7 @@ from asyncpool._wire.pickling import (
     pack_error,
     pack_job,
     pack_value,
+    refuse,
     users_traceback,
 )
 from asyncpool._wire.text import users_own
@@ -52,8 +52,8 @@ def test_a_value_in_itself_and_a_very_deep_one() -> None:
     hidden: object = threading.Lock()
     for _ in range(400):
         hidden = [hidden]
-    parts = [("", hidden)]
-    culprit("", Exception(), parts, lambda it: pickle.dumps((next(tried), it)))
+    with pytest.raises(JobNotPicklableError):
+        refuse(Exception(), [("", hidden)], lambda it: pickle.dumps((next(tried), it)))
     assert next(tried) == 300
 
 

@@ -204,9 +204,9 @@ def test_what_was_written_over_is_lost_and_nothing_is_made_up(
 @pytest.mark.parametrize(
     "data",
     [
-        ENTRY.pack(3, 2, crc32(b"ab", 3)) + b"ab",
-        ENTRY.pack(7, 1, crc32(b"\xff", 7)) + b"\xff",
-        ENTRY.pack(9, 0, crc32(b"", 9)),
+        ENTRY.pack(2, crc32(b"ab")) + b"ab",
+        ENTRY.pack(1, crc32(b"\xff")) + b"\xff",
+        ENTRY.pack(0, crc32(b"")),
     ],
 )
 def test_an_entry_that_nobody_writes_is_lost(data: bytes) -> None:

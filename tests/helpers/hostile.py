@@ -20,19 +20,18 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
-from zlib import crc32
 
 from asyncpool import current_job
 from asyncpool._wire.frames import MAX_PAYLOAD, FrameKind, header
 from asyncpool._wire.messages import pack_numbers
 from asyncpool._wire.page import (
     BEGUN,
-    ENTRY,
     LOG_HEAD,
     NOTED,
     Beat,
     PageLayout,
     beat_offset,
+    note,
 )
 from asyncpool._worker.channel import LargeBuffers
 from tests.helpers.faults import channels, linger, say_to_control
@@ -409,7 +408,7 @@ def _in_log(it: Place, evil: bytes) -> None:
     page, layout = it.page(), PageLayout(1)
     at = layout.log_offset(0)
     data = LOG_HEAD.pack(1, 0, it.job, it.attempt)
-    data += ENTRY.pack(1, len(evil), crc32(evil, 1)) + evil
+    data += note((evil,))
     page[at : at + len(data)] = data
     os._exit(3)
 

@@ -693,14 +693,13 @@ def give_workers_cgroups(monkeypatch: pytest.MonkeyPatch, parent: Path) -> None:
 @contextmanager
 def no_pickles_in_logs() -> Iterator[None]:
     """Leave the pickles in the log of a chunk as they are: they are as good as code."""
-    from asyncpool._wire import page
-
-    before = page._LOADERS
-    page._LOADERS = {**before, page._VALUE: bytes, page._ERROR: bytes}
+    page: Any = importlib.import_module("asyncpool._wire.page")
+    before = page.load_value, page.load_error
+    page.load_value = page.load_error = bytes
     try:
         yield
     finally:
-        page._LOADERS = before
+        page.load_value, page.load_error = before
 
 
 async def begins_frame(channel: Channel) -> None:

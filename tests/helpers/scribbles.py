@@ -17,11 +17,11 @@ _ENTRIES = LOG_START + LOG_HEAD.size
 SCRIBBLES: dict[str, tuple[int, bytes]] = {
     # As marshal would read it, a tuple of 2 ** 31 - 1 items: 16 GB before the first is read.
     "a tuple without end": (_ENTRIES, b"(\xff\xff\xff\x7f"),
-    "a pickle without end": (_ENTRIES, ENTRY.pack(1, 2**64 - 1, 0)),
+    "a pickle without end": (_ENTRIES, ENTRY.pack(2**64 - 1, 0)),
     # Pickle would make room for 2 ** 32 - 1 objects: 32 GB.
     "a pickle with a large memo": (
         _ENTRIES,
-        ENTRY.pack(1, 8, 0) + b"\x80\x05Nr\xff\xff\xff\xff.",
+        ENTRY.pack(8, 0) + b"\x80\x05Nr\xff\xff\xff\xff.",
     ),
     "ones": (_ENTRIES, b"\xff" * (LOG_SIZE - LOG_HEAD.size)),
     "noise": (_ENTRIES, random.Random(0).randbytes(LOG_SIZE - LOG_HEAD.size)),
