@@ -140,7 +140,7 @@ class _Life:
     ) -> int:
         """Run everything, and return the status to leave with."""
         self._loop = asyncio.get_running_loop()
-        self._control.stacks.tell = partial(_task_stacks, self._loop)
+        self._control.runner.tell = partial(_task_stacks, self._loop)
         time = DrainTime(*self._drain_timeouts)
         server_worker = self._server_worker = ServerWorker(
             jobs,

@@ -1,30 +1,46 @@
-"""What each process of a pool does with itself, whether it is a launcher or a worker.
+"""What each process of a pool does with itself, and the life of a worker.
 
-It begins here if it is a fresh interpreter (``_wire/posix.py`` has its command line).  It
-shows a name in ``ps``, sets its own environment and limits, starts threads, and finds out which
-threads came with its imports, and what a fork would make of them.
+A process begins here if it is a fresh interpreter (``_wire/posix.py`` has its command line).  A
+worker sets itself up, runs jobs, and ends with the job channel.  It, and the launcher, show a name
+in ``ps``, set an environment and limits, and find out which threads came with their imports, and
+what a fork would make of them.
 """
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import faulthandler
 import os
+import pickle
 import select
 import signal
 import sys
 import time
-from _thread import allocate_lock, start_new_thread
+import traceback
 from collections import Counter
+from types import CoroutineType
 
-from asyncpool._wire.messages import BEFORE_IMPORTS, KernelLimit, Thread, Variables
-from asyncpool._wire.posix import STARTS, greeting
+from asyncpool._wire.messages import BEFORE_IMPORTS, SCRIPT, Thread
+from asyncpool._wire.posix import HANDED, STARTS, greeting, socket_of
 from asyncpool._wire.text import printable
+from asyncpool._worker.api import become_worker
+from asyncpool._worker.channel import LargeBuffers
+from asyncpool._worker.control import Control
+from asyncpool._worker.identity import (
+    ImportWatch,
+    adopt,
+    install_script,
+    load_script,
+)
+from asyncpool._worker.runner import JobRunner, load_hook
 
 TYPE_CHECKING = False  # see _wire/records.py
 if TYPE_CHECKING:
-    from collections.abc import Callable, Container, Generator, Iterable, Mapping
-    from typing import NoReturn
+    from collections.abc import Container, Generator, Iterable, Mapping
+    from typing import Any, NoReturn
+
+    from asyncpool._wire.messages import WorkerConfig
 
 _PR_SET_NAME = 15
 _LONGEST_NAME = 15  # bytes
@@ -92,10 +108,199 @@ def _begin(role: str, fds: list[int]) -> NoReturn:
     sys.argv[:] = [""]
     faulthandler.enable()
     sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
-    from asyncpool._worker.worker import work  # noqa: PLC0415
-
     load_titles()
     work(*fds)
+
+
+def work(job_fd: int, control_fd: int, page_fd: int) -> NoReturn:
+    """Be a worker until the job channel ends, then leave the process.
+
+    Args:
+        job_fd: The job channel.
+        control_fd: The control channel.
+        page_fd: The worker page, on which the worker notes which job it has begun, the
+            heartbeats of its jobs, and its stacks.  It is shared memory: a note costs no
+            system call, and outlives the worker.
+    """
+    jobs = socket_of(job_fd)
+    control = Control(socket_of(control_fd), page_fd, LargeBuffers(jobs))
+    runner: JobRunner | None = None
+    status = 1
+    try:
+        config = control.receive_config()
+        runner = control.runner = JobRunner(config, jobs, page_fd, control)
+        become_worker(runner)
+        _adapt(runner)
+        _initialize(runner)
+        if config.main is not None:
+            module = config.main[0]
+            __import__(module)  # this imports asyncio
+            status = sys.modules[module].serve(jobs, control, runner, config)
+        else:
+            runner.serve()
+            status = 0
+    except BaseException:
+        # The pool logs an announced error itself, together with the end.
+        if not control.announced:
+            traceback.print_exc()
+    _leave(status, runner)
+
+
+def _adapt(runner: JobRunner) -> None:
+    """Make of this process what code in it expects of a worker."""
+    config, control = runner.config, runner.control
+    identity = control.identity
+    os.environ.update(identity.environment)  # before any import
+    if "TZ" in dict(identity.environment):
+        time.tzset()  # the launcher has read the other one
+    named = "PYTHONBREAKPOINT" in os.environ  # a debugger that needs no terminal
+    if sys.breakpointhook is sys.__breakpointhook__ and not named:
+        sys.breakpointhook = _breakpoint
+    lends = config.sandbox is None and not config.codec
+    adopt(identity, control.borrow_tracker if lends else lambda: None)
+    slot = identity.number - 1
+    pool = identity.name.removesuffix(f"-worker-{slot}")
+    show(f"pool-worker-{slot}", f"worker {slot} of {pool}")
+
+    def forward_logs() -> None:
+        from asyncpool._worker.log_handler import RecordHandler  # noqa: PLC0415 - with logging
+
+        RecordHandler(runner)
+
+    import_watch = ImportWatch("logging", forward_logs)
+
+    def after_fork_in_child() -> None:
+        # A job forked.  The copy must not answer in the worker's place, and must
+        # not keep the channels open after the worker's death.
+        runner.job_socket.close()
+        control.close()
+        import_watch.end()
+
+    os.register_at_fork(after_in_child=after_fork_in_child)
+
+
+def _breakpoint(*_: Any, **__: Any) -> NoReturn:
+    """Refuse ``breakpoint()``."""
+    raise RuntimeError(
+        "breakpoint() in a worker, which has no terminal: call the function without a pool, or "
+        "name a debugger in PYTHONBREAKPOINT that needs none"
+    )
+
+
+def _initialize(runner: JobRunner) -> None:
+    """Do what comes before the first job, and tell the pool that this worker is ready.
+
+    Raises:
+        BaseException: What ends the worker; the pool was told.
+    """
+    config, control = runner.config, runner.control
+    sys.path[:] = config.sys_path
+    install_script(config.script)
+    if config.sandbox is None:
+        control.start()
+    stage, fixed = "limits", True
+    try:
+        _apply_bounds(config)
+        preloading = Preloading()
+        for name in config.preload:
+            stage = f"preload of {name}"
+            with preloading.step(name):
+                __import__(name)
+        if config.script_first:
+            with preloading.step(SCRIPT):
+                load_script()
+        if config.sandbox is not None:
+            stage = "sandbox"
+            from asyncpool._sandbox.entering import enter  # noqa: PLC0415 - most are in none
+
+            identity = control.identity
+            env = (*config.sandbox.env, *identity.environment)
+            plan = config.sandbox._replace(env=env)
+            channels = (runner.job_socket.fileno(), control.fileno(), runner.page_fd)
+            needed = (*channels, *(fd for fd in HANDED if fd is not None))
+            open_loop = runner.loop if config.loop == "uvloop" else None
+            place = identity.folder, identity.cgroup
+            enter(plan, *place, needed, preloading, open_loop)
+            control.start()  # its thread is in the sandbox too
+        if config.around is not None:
+            stage = f"import of the hook {config.around[0]}"
+            runner.hook = load_hook(*config.around)
+        stage, fixed = "initializer", False
+        if config.initializer is not None:
+            initializer, initargs = pickle.loads(config.initializer)
+            value = initializer(*initargs)
+            if type(value) is CoroutineType:
+                runner.run(value)
+        for name, call in config.broadcasts:
+            stage = f"broadcast of {name}"
+            runner.broadcast(call)
+        if config.main is None:
+            stage, fixed = "check of memory", True
+            control.send_hello()
+    except BaseException as error:
+        control.report_failure(stage, error, fixed=fixed)
+        raise
+
+
+def _apply_bounds(config: WorkerConfig) -> None:
+    """Set the limits of this process; see :class:`asyncpool.WorkerLimits`.
+
+    Raises:
+        OSError, ValueError: If the kernel does not allow a limit.
+    """
+    if config.nice:
+        os.nice(config.nice)
+    if config.cpus is not None:
+        os.sched_setaffinity(0, config.cpus)
+    for name, limit in config.rlimits:
+        import resource  # noqa: PLC0415 - few workers need it
+
+        kind = getattr(resource, name)
+        both = (limit, resource.getrlimit(kind)[1]) if isinstance(limit, int) else limit
+        try:
+            resource.setrlimit(kind, both)
+        except (OSError, ValueError) as error:
+            raise type(error)(f"{name} cannot be set to {both}: {error}") from error
+
+
+def _leave(status: int, runner: JobRunner | None) -> NoReturn:
+    """End the event loop, and then this process, with *status*.
+
+    It does not wait for threads that calls have left behind: otherwise a replaced worker
+    would live as long as they do.  It names them on stderr if somebody may miss them.
+    """
+    # sys.exit() would unwind the stack, and in a forked worker its frames are the launcher's.
+    with contextlib.suppress(BaseException):
+        if runner is not None:
+            runner.close()
+    with contextlib.suppress(BaseException):
+        _tell_of_threads()
+    with contextlib.suppress(BaseException):
+        atexit._run_exitfuncs()  # noqa: SLF001 - there is no public way
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(BaseException):
+            stream.flush()
+    os._exit(status)
+
+
+def _tell_of_threads() -> None:
+    if "threading" not in sys.modules:
+        return
+    import threading  # noqa: PLC0415 - see _worker/__init__.py
+
+    # Threads of a ThreadPoolExecutor are no daemons, but usually wait for no work.
+    pools = sys.modules.get("concurrent.futures.thread")
+    waiting = getattr(pools, "_threads_queues", ())
+    names = sorted(
+        thread.name
+        for thread in threading.enumerate()
+        if not (thread.daemon or thread is threading.main_thread() or thread in waiting)
+    )
+    if names:
+        sys.stderr.write(
+            "asyncpool: this worker ends, and with it the threads that its calls have"
+            f" left running: {', '.join(names)}; a call should join the threads that it starts\n"
+        )
 
 
 def prctl(option: int, value: int | bytes) -> None:
@@ -127,59 +332,6 @@ def show(name: str, title: str) -> None:
             module.setproctitle(f"asyncpool: {printable(title)}")
     # After that, since it sets the name too.
     prctl(_PR_SET_NAME, name.encode()[:_LONGEST_NAME])
-
-
-def set_environment(variables: Variables) -> None:
-    """Set the environment variables that this process alone has."""
-    os.environ.update(variables)
-    if "TZ" in dict(variables):
-        time.tzset()  # the launcher has read the other one
-
-
-def apply_bounds(
-    nice: int,
-    cpus: tuple[int, ...] | None,
-    rlimits: Iterable[tuple[str, KernelLimit]],
-) -> None:
-    """Set the limits of this process; see :class:`asyncpool.WorkerLimits`.
-
-    Raises:
-        OSError, ValueError: If the kernel does not allow a limit.
-    """
-    if nice:
-        os.nice(nice)
-    if cpus is not None:
-        os.sched_setaffinity(0, cpus)
-    for name, limit in rlimits:
-        import resource  # noqa: PLC0415 - few workers need it
-
-        kind = getattr(resource, name)
-        both = (limit, resource.getrlimit(kind)[1]) if isinstance(limit, int) else limit
-        try:
-            resource.setrlimit(kind, both)
-        except (OSError, ValueError) as error:
-            raise type(error)(f"{name} cannot be set to {both}: {error}") from error
-
-
-def start_thread(run: Callable[[], object]) -> None:
-    """Start a thread that calls *run*, and return as soon as it runs.
-
-    A thread that has no number yet would be the first in the list of threads.  Of such a
-    list, ``faulthandler`` writes no stack at all since Python 3.15, not even that of the
-    thread that crashed.  ``threading.Thread`` waits, too; to import it takes a while.
-
-    Raises:
-        RuntimeError: If no thread can be started.
-    """
-    running = allocate_lock()
-    running.acquire()
-
-    def begin() -> None:
-        running.release()
-        run()
-
-    start_new_thread(begin, ())
-    running.acquire()
 
 
 class Preloading:

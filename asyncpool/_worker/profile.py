@@ -28,8 +28,7 @@ from asyncpool._wire.profile import (
 )
 from asyncpool._wire.text import function_name
 from asyncpool._worker.api import running
-from asyncpool._worker.process import start_thread
-from asyncpool._worker.stacks import waiting_frames
+from asyncpool._worker.stacks import start_thread, waiting_frames
 
 TYPE_CHECKING = False  # see _wire/records.py
 if TYPE_CHECKING:

@@ -9,6 +9,17 @@ other jobs do.
 While no coroutine runs, the main thread waits for the job channel.  While one runs, the main
 thread runs the event loop, which watches the channel too if there are several lanes.  With one
 lane, plain functions never run in the loop: they may run a loop of their own.
+
+A *stream* sends the items that a job yields, as far as the pool has given credit.  *Credit* is the
+number of items that the pool accepts in all.  The first credit comes with the job, and more when
+the caller has taken items.  Without credit the generator does not even make the next item.
+
+A *chunk* is a job that calls a function for many items of a map, and notes the outcome of each;
+``_wire/page.py`` has the log.
+
+A *hook*, ``Pool(around=…)``, is entered and left in one context, which is the job's own, or that of
+one item of a map.  So it may set context variables and reset them.  An error of the hook is the
+outcome of its job.
 """
 
 from __future__ import annotations
@@ -16,16 +27,20 @@ from __future__ import annotations
 import os
 import pickle
 import sys
+from _queue import SimpleQueue  # queue would do, see _worker/__init__.py
 from _thread import RLock  # threading would do, see _worker/__init__.py
 from collections import deque
 from contextlib import suppress
 from contextvars import copy_context
+from functools import lru_cache, partial
 from importlib import import_module
-from mmap import mmap
+from itertools import count, starmap
+from mmap import ALLOCATIONGRANULARITY, mmap
 from time import monotonic, perf_counter, perf_counter_ns
 from types import CoroutineType, SimpleNamespace
 
 from asyncpool._wire import log_records as say
+from asyncpool._wire.buffers import OutOfBandPickle
 from asyncpool._wire.frames import (
     MAX_NUMBER,
     VERSION,
@@ -42,40 +57,57 @@ from asyncpool._wire.messages import (
     JobContext,
     note_on_misplaced,
 )
-from asyncpool._wire.page import BEGUN, LANE_OUTCOME_SIZE, NOTED, PageLayout
+from asyncpool._wire.page import (
+    BEGUN,
+    FLAT,
+    LANE_OUTCOME_SIZE,
+    LOG_HEAD,
+    LOG_SIZE,
+    NOTED,
+    ChunkResult,
+    PageLayout,
+    note,
+)
 from asyncpool._wire.pickling import (
     PICKLE_WORKER,
+    describe,
+    pack_value,
     text_of,
     too_large,
     users_traceback,
 )
-from asyncpool._wire.records import import_named
+from asyncpool._wire.records import Later, import_named
 from asyncpool._wire.text import JOB_LOGGER, function_name
-from asyncpool._worker.api import NO_JOB, run_chunk, running
+from asyncpool._worker.api import NO_JOB, current_job, run_chunk, running
 from asyncpool._worker.channel import SMALL, receive, send
-from asyncpool._worker.chunks import call_items
 from asyncpool._worker.stacks import waiting_frames
-from asyncpool._worker.streams import Credit, send_items
-from asyncpool.errors import JobCancelled, JobNotPicklableError
+from asyncpool.errors import HookError, JobCancelled, JobNotPicklableError
 
 TYPE_CHECKING = False  # see _wire/records.py
 if TYPE_CHECKING:
     import asyncio
     import socket
-    from collections.abc import Callable, Coroutine
+    from collections.abc import Callable, Coroutine, Iterator
     from contextvars import Context
-    from typing import Any
+    from typing import Any, Literal, NoReturn
 
-    from asyncpool._wire.buffers import OutOfBandPickle
     from asyncpool._wire.messages import WorkerConfig
     from asyncpool._wire.pickling import WorkerSerializer
-    from asyncpool._worker.chunks import ChunkLog
+    from asyncpool._worker.api import CurrentJob
     from asyncpool._worker.control import Control
-    from asyncpool._worker.hooks import Leave
 
     Outcome = tuple[FrameKind, bytes | OutOfBandPickle]
+    Leave = Callable[[BaseException | None], None]
+else:
+    asyncio = Later("asyncio")  # most workers need none
 
 _JOB, _STREAM = FrameKind.JOB, FrameKind.STREAM
+
+# Nanoseconds after which the loop has a turn between two items of a chunk that do not wait.
+_TURN = 10_000_000
+
+# A worker remembers so many functions of maps.
+_recall = lru_cache(32)(pickle.loads)
 
 
 class Lane:
@@ -109,6 +141,79 @@ class Lane:
         self.steps: CoroutineSteps | None = None
         self.last_beat: tuple[tuple[int, int], bytes] | None = None
         self.log: ChunkLog | None = None
+
+
+class StreamClosed(JobCancelled, GeneratorExit):
+    """Raised in a generator that is to end while it computes.
+
+    While it waits at a ``yield``, it gets a plain ``GeneratorExit``.  This exception is a
+    ``GeneratorExit`` too, so a generator can handle both in the same way.
+    """
+
+
+class Credit:
+    """How many items the pool takes of a stream.
+
+    Args:
+        limit: So many.
+        loop: The event loop that the stream waits in; without one it blocks its thread.
+    """
+
+    def __init__(self, limit: int, loop: asyncio.AbstractEventLoop | None) -> None:
+        self.limit = limit
+        self._loop = loop
+        # The control thread rings when there is more; a ring too many does no harm.
+        self._bell: SimpleQueue[None] = SimpleQueue()
+        if loop is not None:
+            self._more = asyncio.Event()
+
+    def raise_to(self, limit: int) -> None:
+        """Hear, in any thread, how many there may be."""
+        self.limit = limit
+        if self._loop is not None:
+            self._loop.call_soon_threadsafe(self._more.set)
+        elif self._bell.empty():
+            self._bell.put(None)
+
+    async def wait(self, number: int) -> None:
+        """Wait until the item of that number, counted from 0, may be sent."""
+        while number >= self.limit:
+            if self._loop is None:
+                self._bell.get()
+                continue
+            self._more.clear()
+            if number >= self.limit:
+                await self._more.wait()
+
+
+class ChunkLog:
+    """The outcomes of the items of a chunk; the same log serves one chunk after the other.
+
+    Args:
+        page: The descriptor of the worker page.
+        start: The offset of the log on the page.
+
+    Attributes:
+        words: The head of the log, see ``_wire/page.py``.
+        write: Writes behind what was written before.
+    """
+
+    def __init__(self, page: int, start: int) -> None:
+        # A map of its own, which ends with the log: so it has a position, and fails at the end.
+        before = start % ALLOCATIONGRANULARITY
+        log = mmap(page, before + LOG_SIZE, offset=start - before)
+        self._first = before + LOG_HEAD.size
+        self.words = memoryview(log)[before : self._first].cast("Q")
+        self.write: Callable[[bytes], object] = log.write
+        self._seek: Callable[[int], object] = log.seek
+
+    def begin(self, job: int, attempt: int) -> None:
+        """Begin a new log."""
+        words = self.words
+        words[0], words[2], words[3] = 0, job, attempt
+        if words[1] != job:  # else the pool has told it to stop already
+            words[1] = 0
+        self._seek(self._first)
 
 
 class CoroutineSteps:
@@ -165,10 +270,10 @@ class CoroutineSteps:
             try:
                 return step(*args)
             finally:
-                if lane is not None and self._runner.forked:
-                    os._exit(0)  # a copy that the job made, back from that step
-                if perf_counter() - began > self._limit:
-                    self._tell(perf_counter() - began)
+                if lane is not None:
+                    self._runner.end_copy()
+                if (seconds := perf_counter() - began) > self._limit:
+                    self._tell(seconds)
         except BaseException as error:
             if lane is None:
                 raise
@@ -199,6 +304,24 @@ class CoroutineSteps:
             self.instead = instead
 
 
+class _InContext:
+    """Awaits *coroutine*, and takes each of its steps in *context*."""
+
+    def __init__(self, coroutine: Coroutine[Any, Any, Any], context: Context) -> None:
+        self._coroutine = coroutine
+        self._run = context.run
+
+    def __await__(self) -> Any:
+        return self
+
+    def __next__(self) -> Any:
+        return self._run(self._coroutine.send, None)
+
+    def throw(self, *error: Any) -> Any:
+        """Take a step that begins with an error."""
+        return self._run(self._coroutine.throw, *error)
+
+
 class JobRunner:
     """The main thread of a worker.
 
@@ -213,17 +336,21 @@ class JobRunner:
         control: The control channel.
 
     Attributes:
+        config: As above.
         by_job: The lanes of the running jobs, by job and attempt.
         page: The worker page, up to the stacks of threads.
         page_fd: As above.
-        jobs: As above.
+        job_socket: The job channel.
         layout: The layout of the page.
         max_payload: The most bytes that an outcome may have.
         serializer: How calls and outcomes travel.
         no_details: What a heartbeat without any details has.
         hook: Enters the pool's hook, if there is one; see ``load_hook()``.
         state: What jobs keep in this worker.
+        shown: The coroutine that runs, if it is no job's.
+        tell: Tells instead of all that where the tasks of a server wait.
         control: As above.
+        endings: Knows which jobs are to end before their time.
         heartbeat_lock: Whoever writes a heartbeat has this.  A job may call ``heartbeat()`` in several
             threads, and in a signal handler.
         noticed_at: When the pool was last asked to look at the page.
@@ -236,12 +363,14 @@ class JobRunner:
         page_fd: int,
         control: Control,
     ) -> None:
+        self.config = config
         self.by_job: dict[tuple[int, int], Lane] = {}
         self.layout = layout = PageLayout(config.concurrency)
-        self.page = mmap(page_fd, layout.stacks)
-        self.page_fd = page_fd
+        self.page, self.page_fd = mmap(page_fd, layout.stacks), page_fd
         self._worker = os.getpid()
         self.hook: Callable[[], Leave] | None = None
+        self.shown: Any = None
+        self.tell: Callable[[], str] | None = None
         self.state = SimpleNamespace()
         self.serializer: WorkerSerializer = PICKLE_WORKER
         if config.codec:
@@ -251,17 +380,15 @@ class JobRunner:
         self.no_details = self.serializer.pack_details(None)
         self._several = config.concurrency > 1
         self._free = [Lane(index, layout) for index in reversed(range(layout.width))]
-        self._config = config
         self.max_payload = config.max_payload
-        self.job_socket = jobs
-        self.control = control
-        self._claims, self._interrupts = control.claims, control.interrupts
-        self._large_buffers = control.large_buffers
+        self.job_socket, self.control = jobs, control
+        self.endings, self._large_buffers = control.endings, control.large_buffers
         self._functions = FunctionCache()
-        self._context = PLAIN  # of the jobs to come
-        self._first_credit = 0  # of the next stream
-        most = max(config.max_payload, MAX_CONTEXT)
-        self._incoming = FrameDecoder(max_payload=most)
+        self._context, self._first_credit = (
+            PLAIN,
+            0,
+        )  # of the next jobs, and of the next stream
+        self._incoming = FrameDecoder(max_payload=max(self.max_payload, MAX_CONTEXT))
         self._pending: deque[Frame] = deque()
         self._outcomes: list[bytes] = []
         self._loop: Any = None  # once there is a coroutine
@@ -275,12 +402,10 @@ class JobRunner:
     def serve(self) -> None:
         """Run jobs until the job channel ends, or until no other job may begin."""
         self._between_jobs = copy_context()
-        while True:
-            if self._failure is not None:
-                raise self._failure
+        while self._failure is None:
             if self.by_job:
                 self._run_loop()
-            elif self._claims.closed:
+            elif self.endings.closed:
                 # The last job has been run: whatever else comes goes back to the pool.
                 while self.job_socket.recv(SMALL):
                     pass
@@ -291,17 +416,18 @@ class JobRunner:
                 self._pending += frames
             else:
                 return
+        raise self._failure
 
     def _begin(self) -> None:
         """Begin as many jobs as there are lanes for; coroutines go on between two plain jobs."""
         self._flush()  # first, since a new job may note another outcome in the same lane
-        claims, pending = self._claims, self._pending
-        while pending and self._free and not (claims.closed or self._failure):
+        endings, pending = self.endings, self._pending
+        while pending and self._free and not (endings.closed or self._failure):
             # Popped, so that nothing keeps the job's memory when the job is done.
             frame = pending.popleft()
             if frame.kind is not _JOB and frame.kind is not _STREAM:
                 self._prepare(frame)
-            elif not claims.claim():
+            elif not endings.claim():
                 self._large_buffers.discard()
             elif self._run(frame) and pending and self._looping:
                 self._soon()
@@ -375,19 +501,12 @@ class JobRunner:
         """Return the event loop."""
         if self._loop is None:
             # Later jobs need it, and it must stay the current loop of this thread.
-            self._interrupts.held = True
-            try:
-                import asyncio  # noqa: PLC0415 - most workers need none
-
-                if self._config.loop == "uvloop":
-                    import uvloop  # noqa: PLC0415 - an extra
-
-                    self._loop = uvloop.new_event_loop()
-                else:
-                    self._loop = asyncio.new_event_loop()
+            with self.endings.hold:
+                module: Any = asyncio
+                if self.config.loop == "uvloop":
+                    import uvloop as module  # noqa: PLC0415 - an extra
+                self._loop = module.new_event_loop()
                 asyncio.set_event_loop(self._loop)
-            finally:
-                self._interrupts.held = False
         return self._loop  # type: ignore[no-any-return]
 
     def run(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
@@ -398,12 +517,11 @@ class JobRunner:
         """
         steps: Any = CoroutineSteps(coroutine, self)  # what passes for a coroutine
         task = self.loop().create_task(steps, name="asyncpool job")
-        stacks = self.control.stacks
-        stacks.shown = coroutine
+        self.shown = coroutine
         try:
             return self.loop().run_until_complete(task)
         finally:
-            stacks.shown = None
+            self.shown = None
             if task.done() and not task.cancelled():
                 task.exception()  # else asyncio might complain that nobody has asked
 
@@ -412,12 +530,10 @@ class JobRunner:
         loop = self._loop
         if loop is None:
             return
-        from asyncio import all_tasks, gather  # noqa: PLC0415 - most workers need none
-
-        left = all_tasks(loop)
+        left = asyncio.all_tasks(loop)
         for task in left:
             task.cancel()
-        loop.run_until_complete(gather(*left, return_exceptions=True))
+        loop.run_until_complete(asyncio.gather(*left, return_exceptions=True))
         loop.run_until_complete(loop.shutdown_asyncgens())
         loop.close()
 
@@ -433,26 +549,23 @@ class JobRunner:
         # Noted before any code of the job's own can run, even that of its arguments.
         lane.whose = whose = job, attempt = frame.job, frame.attempt
         BEGUN.pack_into(self.page, lane.begun_offset, job, attempt)
-        lane.sequence, lane.began_ns = self._claims.last_claimed, perf_counter_ns()
+        lane.sequence, lane.began_ns = self.endings.last_claimed, perf_counter_ns()
         self.by_job[whose] = lane
         # Each job has its own context: the next job does not see what it sets.  A sampler
         # finds the context by this name, see profile.py.
         context = copy_context()
         outcome: Any
         try:
-            try:
-                outcome = context.run(self._outcome, lane, frame)
-            finally:
-                self._interrupts.running = None
+            outcome = context.run(self._outcome, lane, frame)
             if type(outcome) is CoroutineType:
                 lane.steps = steps = CoroutineSteps(outcome, self, lane, context)
                 steps.task = self._loop.create_task(
                     steps, name="asyncpool job", context=context
                 )
-                if self._interrupts.forget(lane.sequence):  # it was asked to end before
+                if self.endings.forget(lane.sequence):  # it was asked to end before
                     steps.cancel(JobCancelled())
                 return False
-        except BaseException as error:  # an interrupt at the very end
+        except BaseException as error:  # a job has closed the loop, say
             outcome = context.run(self._pack_error, lane, error)
         if len(self.by_job) > 1:  # these others have waited for a plain function
             seconds = (perf_counter_ns() - lane.began_ns) / 1e9
@@ -462,22 +575,44 @@ class JobRunner:
         self._send_outcome(lane, *outcome)
         return True
 
-    def _outcome(self, lane: Lane, frame: Frame) -> Any:
-        """Make the call of a job; return its outcome, or the coroutine that has the rest."""
+    def _outcome(
+        self, lane: Lane, frame: Frame | None, end: BaseException | None = None
+    ) -> Any:
+        """Return the outcome of a job, or the coroutine that has the rest.
+
+        Args:
+            lane: Where it runs.
+            frame: The job, which begins; ``None`` if its coroutine has ended.
+            end: The exception that this has ended with: ``StopIteration`` if it has returned.
+        """
         # A function of its own, so that arguments and result are gone when it returns.
         try:
-            value = self._call(lane, frame)
-            if frame.kind is _STREAM:
-                value = self._begin_stream(lane, value)
-            if type(value) is CoroutineType:
-                self.loop()
-                return value
-            if lane.leave_hook is not None:
-                lane.leave_hook(None)
-            packed = self.serializer.pack_value(value, self.max_payload)
-        except BaseException as error:
+            try:
+                if frame is not None:
+                    value = self._call(lane, frame)
+                    if frame.kind is _STREAM:
+                        value = self._begin_stream(lane, value)
+                    if type(value) is CoroutineType:
+                        self.loop()
+                        return value
+                else:
+                    if not self._several:  # a hook that hangs can be interrupted
+                        self.endings.running = lane.sequence
+                    if not isinstance(end, StopIteration):
+                        assert end is not None
+                        return self._pack_error(lane, end)
+                    value = end.value
+                if lane.leave_hook is not None:
+                    lane.leave_hook(None)
+                packed = self.serializer.pack_value(value, self.max_payload)
+            except BaseException as error:
+                return self._pack_error(lane, error)
+            else:
+                return FrameKind.VALUE, packed
+            finally:
+                self.endings.running = None
+        except BaseException as error:  # an interrupt at the very end
             return self._pack_error(lane, error)
-        return FrameKind.VALUE, packed
 
     def _call(self, lane: Lane, frame: Frame) -> Any:
         """Call what the job in *frame* is to call, and return what that returns.
@@ -491,7 +626,7 @@ class JobRunner:
         number = frame.number
         known: Any = self._functions[number] if number else None
         running.set((job, attempt, context, began, known))
-        self._interrupts.begin(lane.sequence)
+        self.endings.begin(lane.sequence)
         if began and context.variables:
             # They have the values that they had for the caller of submit().
             for name, value in pickle.loads(context.variables):
@@ -501,8 +636,7 @@ class JobRunner:
         new = type(known) is bytes
         if new:
             # What this raises belongs to the job that made the call.
-            known = self.serializer.load_function(known)
-            self._functions[number] = known
+            known = self._functions[number] = self.serializer.load_function(known)
         payload = frame.payload
         if self._large_buffers.in_use:
             payload = self._large_buffers.complete(payload)
@@ -517,89 +651,61 @@ class JobRunner:
             return function(*args, **kwargs)
         except TypeError as error:
             # Without a frame of the function, the call itself was wrong.
-            at_fault = kwargs and not getattr(error.__traceback__, "tb_next", None)
-            if at_fault and (
-                note := note_on_misplaced(kwargs, text_of(error), self._config.options)
-            ):
-                error.add_note(note)
+            if kwargs and not getattr(error.__traceback__, "tb_next", None):
+                options = self.config.options
+                if hint := note_on_misplaced(kwargs, text_of(error), options):
+                    error.add_note(hint)
             raise
 
     def settle(self, lane: Lane, end: BaseException) -> None:
-        """Settle a job whose coroutine has ended; called in its last step, in its context.
-
-        Args:
-            lane: Where it runs.
-            end: The exception that it has ended with: ``StopIteration`` if it has returned.
-        """
-        outcome: Outcome
-        try:
-            try:
-                if not self._several:  # a hook that hangs can be interrupted
-                    self._interrupts.running = lane.sequence
-                if isinstance(end, StopIteration):
-                    if lane.leave_hook is not None:
-                        lane.leave_hook(None)
-                    packed = self.serializer.pack_value(end.value, self.max_payload)
-                    outcome = FrameKind.VALUE, packed
-                else:
-                    outcome = self._pack_error(lane, end)
-            finally:
-                self._interrupts.running = None
-        except BaseException as instead:
-            outcome = self._pack_error(lane, instead)
-        self._send_outcome(lane, *outcome)
+        """Settle a job whose coroutine has ended; called in its last step, in its context."""
+        self._send_outcome(lane, *self._outcome(lane, None, end))
 
     def error_for_caller(self, lane: Lane, error: BaseException) -> BaseException:
         """Return what the caller is to get of *error*, and leave the hook with it.
 
         Whatever a job raises, or an item of a chunk, comes by here, in its context.
         """
-        steps = lane.steps
-        if steps is not None and steps.instead is not None:
-            from asyncio import CancelledError  # noqa: PLC0415 - most workers need none
-
-            if isinstance(error, CancelledError):
-                error.__traceback__ = users_traceback(error)  # ours would make a cycle
-                steps.instead.__cause__ = error
-                error = steps.instead
+        instead = None if lane.steps is None else lane.steps.instead
+        if instead is not None and isinstance(error, asyncio.CancelledError):
+            error.__traceback__ = users_traceback(error)  # ours would make a cycle
+            instead.__cause__ = error
+            error = instead
         if lane.leave_hook is not None:
             try:
                 lane.leave_hook(error)
-            except BaseException as instead:
-                error = instead
+            except BaseException as failed:
+                error = failed
         job = running.get()
         if job is not None and job[2].retire_on:
             # The pool must hear of it, even if the job is to end at this moment.
-            self._interrupts.held = True
-            try:
-                self._retire_after(error, job[2].retire_on.decode().split("\n"), lane)
-            finally:
-                self._interrupts.held = False
+            with self.endings.hold:
+                names = job[2].retire_on.decode().split("\n")
+                # As an ``except`` clause compares, which asks no metaclass.
+                classes = type.__dict__["__mro__"].__get__(type(error))
+                found = [it for it in map(function_name, classes) if it in names]
+                if found:
+                    if lane.log is not None:
+                        lane.log.words[1] = (
+                            1  # no other item of the chunk, if it is one
+                        )
+                    self.retire(f"by retire_on, after {found[0]}")
         return error
-
-    def _retire_after(self, error: BaseException, names: list[str], lane: Lane) -> None:
-        # As an ``except`` clause compares, which asks no metaclass.
-        classes = type.__dict__["__mro__"].__get__(type(error))
-        found = next((it for it in map(function_name, classes) if it in names), "")
-        if found:
-            if lane.log is not None:
-                lane.log.words[1] = 1  # no other item of the chunk, if it is one
-            self.retire(f"by retire_on, after {found}")
 
     def pack_error(self, error: BaseException) -> bytes:
         """Pack what the caller of a job, or of an item, is to get."""
         pack, most = self.serializer.pack_error, self.max_payload
         name = type(error).__qualname__
         what = f"the job raised {name}, which"
+        told: JobNotPicklableError
         try:
             payload = pack(error)
-        except Exception as why:  # else its caller would wait for ever
-            text = f"{what} cannot be sent: {type(why).__name__}: {why}"
-            told = JobNotPicklableError(text, direction="exception", name=name)
-        else:
             if len(payload) <= most:
                 return payload
             told = too_large(len(payload), most, what, "exception", name)
+        except Exception as why:  # else its caller would wait for ever
+            text = f"{what} cannot be sent: {type(why).__name__}: {why}"
+            told = JobNotPicklableError(text, direction="exception", name=name)
         return pack(told)
 
     def _pack_error(self, lane: Lane, error: BaseException) -> Outcome:
@@ -618,10 +724,9 @@ class JobRunner:
             # The next broadcast does not see what this one sets in its context.
             copy_context().run(self._run_missed_broadcast, lane, frame)
         finally:
-            if self.forked:
-                os._exit(0)  # a copy that it made, back from the call
+            self.end_copy()
             del self.by_job[lane.whose]
-            self._interrupts.running = None
+            self.endings.running = None
 
     def _run_missed_broadcast(self, lane: Lane, frame: Frame) -> None:
         try:
@@ -661,16 +766,12 @@ class JobRunner:
         except JobNotPicklableError as error:
             error.add_note(f"It is item {number} of a stream.")
             raise
-        # Nothing may be raised here, in the middle of a frame.
-        self._interrupts.held = True
-        try:
+        with self.endings.hold:  # nothing may be raised in the middle of a frame
             ahead = b""
             if type(payload) is not bytes or self._large_buffers.in_use:
                 ahead, payload = self._large_buffers.put(payload)
             head = header(FrameKind.ITEM, len(payload), *lane.whose)
             send(self.job_socket, ahead + head, payload)
-        finally:
-            self._interrupts.held = False
 
     # From the lanes to the channel.
 
@@ -683,8 +784,8 @@ class JobRunner:
             os._exit(0)
         job, attempt = whose = lane.whose
         del self.by_job[whose]
-        if self._interrupts.requested:
-            self._interrupts.forget_over(self._claims.last_claimed, self.runs)
+        if self.endings.requested:
+            self.endings.forget_over()
         ahead = b""
         if lane.last_beat is not None:
             # A thread of an earlier job may have been late.
@@ -697,8 +798,7 @@ class JobRunner:
             if type(payload) is not bytes or buffers.in_use:
                 news, payload = buffers.put(payload)
                 ahead += news
-            size = len(payload)
-            head = pack_header(VERSION, kind, attempt, duration, job, size)
+            head = pack_header(VERSION, kind, attempt, duration, job, len(payload))
             # Sent, or noted, before any other job begins: a crash there must not cost this
             # outcome.  Its large buffers may have been sent already, so none may come in between.
             if (
@@ -756,14 +856,14 @@ class JobRunner:
 
     def retire(self, reason: str = "") -> None:
         """Begin no further job, and tell the pool so."""
-        if not self._claims.closed:
-            self._claims.closed = True
+        if not self.endings.closed:
+            self.endings.closed = True
             self.control.send(FrameKind.RETIRE, reason.encode())
 
     @property
     def running(self) -> tuple[int, int] | None:
         """The running job, for code that does not know its own; ``None`` if there are several."""
-        sequence, lanes = self._interrupts.running, list(self.by_job.items())
+        sequence, lanes = self.endings.running, list(self.by_job.items())
         found = [whose for whose, lane in lanes if lane.sequence == sequence]
         found = found or [whose for whose, _ in lanes]
         return found[0] if len(found) == 1 else None
@@ -778,7 +878,7 @@ class JobRunner:
         def end() -> None:
             for lane in self.by_job.values():
                 if lane.sequence == sequence and lane.steps is not None:
-                    if self._interrupts.forget(sequence):
+                    if self.endings.forget(sequence):
                         lane.steps.cancel(JobCancelled())
                     return
 
@@ -788,6 +888,11 @@ class JobRunner:
     def forked(self) -> bool:
         """Whether this process is a copy that a job has made; C code calls no hook at a fork."""
         return os.getpid() != self._worker
+
+    def end_copy(self) -> None:
+        """End this process if it is a copy that a job has made, back from the job's call."""
+        if os.getpid() != self._worker:
+            os._exit(0)
 
     def call_in_loop(self, call: Callable[..., object], *args: object) -> bool:
         """Have the loop make a call, if there is one; return whether it will."""
@@ -805,6 +910,161 @@ def begin(coroutine: Coroutine[Any, Any, Any]) -> Any:
     except StopIteration as end:
         return end.value
     return coroutine
+
+
+async def send_items(runner: JobRunner, lane: Lane, source: Any, credit: Credit) -> Any:
+    """Send the items of *source*, which a job has returned, one by one.
+
+    Args:
+        runner: Runs the job.
+        lane: Where it runs.
+        source: An iterable or an async iterable, or a coroutine that returns one.
+        credit: How many may be sent.
+
+    Returns:
+        The value that the generator returns at its end.
+
+    Raises:
+        BaseException: Whatever the generator raises.
+    """
+    if type(source) is CoroutineType:
+        source = await source
+    if lane.steps is not None:
+        lane.steps.shown = source
+    end: type[StopIteration | StopAsyncIteration]
+    items: Any
+    if hasattr(type(source), "__aiter__"):
+        items, is_async, end = aiter(source), True, StopAsyncIteration
+    else:
+        try:
+            items, is_async, end = iter(source), False, StopIteration
+        except TypeError:
+            raise TypeError(
+                "stream() takes a function that returns an iterator or an async "
+                f"iterator, such as a generator function; this one has returned {source!r}"
+            ) from None
+    try:
+        for number in count():
+            if number >= credit.limit:
+                await credit.wait(number)
+            try:
+                item = await anext(items) if is_async else _next(runner, lane, items)
+            except end as last:
+                return getattr(last, "value", None)
+            runner.send_item(lane, item, number)
+            del item
+    finally:
+        close = getattr(items, "aclose" if is_async else "close", None)
+        if close is not None:
+            closing = close()
+            if is_async:
+                await closing
+
+
+def _next(runner: JobRunner, lane: Lane, items: Iterator[Any]) -> Any:
+    """Return the next item, whose computation can be interrupted, also in the event loop."""
+    interrupts = runner.control.interrupts
+    before, interrupts.error = interrupts.running, StreamClosed
+    try:
+        interrupts.begin(lane.sequence)
+        return next(items)
+    finally:
+        interrupts.running, interrupts.error = before, JobCancelled
+
+
+async def call_items(
+    runner: JobRunner,
+    packed: bytes,
+    items: list[Any],
+    *,
+    star: bool,
+    named: bool,
+) -> ChunkResult:
+    """Call a function for each of *items*, until all are done or the chunk is told to stop.
+
+    The items of a plain function run one after the other, in the first step of this coroutine.
+    At the first coroutine of an item it waits for the event loop; there it awaits one after the
+    other.
+
+    Args:
+        runner: Runs the job that this is.
+        packed: The function, pickled.
+        items: The arguments.
+        star: Whether each item is a tuple of several arguments.
+        named: Whether the function travels by name, so that it may be remembered.
+    """
+    began = turn = perf_counter_ns()
+    job = running.get()
+    assert job is not None
+    lane = runner.by_job[job[:2]]
+    log = lane.log
+    if log is None:
+        log = lane.log = ChunkLog(runner.page_fd, runner.layout.log_offset(lane.index))
+    log.begin(*job[:2])
+    try:
+        function = _recall(packed) if named else pickle.loads(packed)
+    except BaseException as error:
+        function = partial(_fail, error)  # so that each item fails with it
+    running.set((*job[:4], function if named else function_name(function)))
+    calls = starmap(function, items) if star else map(function, items)
+    result = ChunkResult([], [])
+    # A call of a function for each item would take a fifth more time.
+    write, words, add = log.write, log.words, result.outcomes.append
+    enter, leave, coroutine = runner.hook, None, None
+    try:
+        for done in range(len(items)):
+            context = copy_context()
+            try:
+                if enter is not None:
+                    leave = lane.leave_hook = context.run(enter)
+                outcome = value = context.run(next, calls)
+                if type(value) is CoroutineType:
+                    coroutine = value
+                    if lane.steps is None or perf_counter_ns() - turn > _TURN:
+                        await asyncio.sleep(0)
+                        turn = perf_counter_ns()
+                    assert lane.steps is not None
+                    lane.steps.shown = coroutine
+                    outcome = value = await _InContext(coroutine, context)
+                if leave is not None:
+                    context.run(leave, None)
+                if type(value) not in FLAT:
+                    data = pack_value(value, runner.max_payload)
+                    if isinstance(data, OutOfBandPickle):  # it is too large for the log
+                        result.tail.append(value)
+                        break
+                    outcome = (data,)
+                entry = note(outcome)
+            except BaseException as error:
+                if coroutine is not None:
+                    coroutine.close()  # it may not have begun
+                # No other name may refer to the error: its traceback refers to this frame.
+                error = context.run(runner.error_for_caller, lane, error)
+                value, outcome = None, (runner.pack_error(error), True)
+                entry = note(outcome)
+                words[1] |= isinstance(error, JobCancelled)
+            try:
+                write(entry)
+            except ValueError:  # the log is full, so no other item may begin
+                add(outcome)
+                break
+            add(outcome)
+            words[0] = done + 1  # the outcome counts as noted from here on
+            if words[1]:
+                break
+    except JobCancelled:
+        pass  # between two items: those that are done keep their outcomes
+    except Exception as broken:  # it is not an item's: the log is broken
+        # The item that was not noted has run, and must not count as one that has not begun.
+        add((runner.pack_error(broken), True))
+    words[1] = 0  # another attempt is another chunk
+    # While coroutines wait, others run.
+    jobs = 1 if coroutine is None else len(runner.by_job)
+    return result._replace(microseconds=(perf_counter_ns() - began) / 1000 / jobs)
+
+
+def _fail(error: BaseException, *_: object) -> NoReturn:
+    raise error
 
 
 def _attach(packed: bytes) -> None:
@@ -834,3 +1094,72 @@ def warn(who: str, seconds: float, where: str, hint: str) -> None:
     say.JOB_BLOCKED_LOOP.log(
         logger, {"seconds": seconds}, who=who, where=where, hint=hint
     )
+
+
+def load_hook(name: str, payload: bytes) -> Callable[[], Leave]:
+    """Load the hook that the pool has sent, or import it by its name.
+
+    Returns:
+        A function that enters the hook for the running job, and returns one that leaves it.
+        What leaves it gets what the job has raised.  Further calls do nothing.
+        If both have raised, the caller gets the job's error, with a note about the hook's.
+        If only the hook fails, both functions raise ``HookError``; and ``JobCancelled`` if the
+        job is to end.
+
+    Raises:
+        BaseException: If there is no such hook, or importing it raises.
+    """
+    function = pickle.loads(payload) if payload else import_named(name)
+    if not callable(function):
+        raise TypeError(f"{name} is no function: {function!r}")
+
+    def enter() -> Leave:
+        job, worker = current_job(), os.getpid()
+        who: Any = {"job_id": job.id, "attempt": job.attempt, "function": job.function}
+
+        def call(stage: Literal["enter", "exit"], step: Any, *args: Any) -> Any:
+            try:
+                return step(*args)
+            except JobCancelled:
+                raise
+            except BaseException as error:
+                error.__traceback__ = users_traceback(error)
+                raise HookError(name, stage=stage, exception=error, **who) from error
+
+        def leave(error: BaseException | None) -> None:
+            nonlocal manager
+            leaving, manager = manager, None
+            if leaving is None:
+                return
+            if os.getpid() != worker:
+                os._exit(0)  # a copy that the job made, back from the job's call
+            try:
+                # What it returns does not count: a job that failed has no result.
+                if error is None:
+                    call("exit", leaving.__exit__, None, None, None)
+                else:
+                    tb = error.__traceback__
+                    call("exit", leaving.__exit__, type(error), error, tb)
+            except HookError as failed:
+                if error is None:
+                    raise
+                if failed.exception is not error:
+                    own = describe(failed.exception)
+                    with suppress(Exception):  # its __notes__ may be anything
+                        error.add_note(f"The hook {name} failed too: {own}")
+
+        manager = call("enter", _entered, function, job)
+        return leave
+
+    return enter
+
+
+def _entered(function: Any, job: CurrentJob) -> Any:
+    """Return the context manager that the hook makes for *job*, and that is entered."""
+    manager = function(job)
+    if not (hasattr(manager, "__enter__") and hasattr(manager, "__exit__")):
+        if type(manager) is CoroutineType:
+            manager.close()  # or Python would warn that nothing has awaited it
+        raise TypeError(f"it returned {manager!r}, which is no context manager")
+    manager.__enter__()
+    return manager

@@ -418,19 +418,19 @@ class _Note:
 def die_between(moment: str) -> str:
     """Return, and die on the way to the next job."""
     from asyncpool._worker import channel, runner
-    from asyncpool._worker.interrupts import JobClaims
+    from asyncpool._worker.control import Endings
 
     def send(jobs: socket.socket, head: bytes, payload: bytes) -> None:
         channel.send(jobs, head, payload)
         if moment == "written":
             os._exit(3)
 
-    def take(self: JobClaims) -> bool:
+    def take(self: Endings) -> bool:
         os._exit(3)
 
     vars(runner)["send"] = send
     if moment == "turn":
-        JobClaims.claim = take  # type: ignore[method-assign] # on purpose
+        Endings.claim = take  # type: ignore[method-assign] # on purpose
     vars(runner)["BEGUN"] = _Note(moment)
     return "answered"
 

@@ -674,12 +674,12 @@ def pretend_machine(
 
 def die_before_jobs() -> None:
     """Have this worker die when it gets a job, before it notes that it begins."""
-    from asyncpool._worker.interrupts import JobClaims
+    from asyncpool._worker.control import Endings
 
-    def claim(_: JobClaims) -> bool:
+    def claim(_: Endings) -> bool:
         os._exit(7)
 
-    JobClaims.claim = claim  # type: ignore[method-assign, assignment]
+    Endings.claim = claim  # type: ignore[method-assign, assignment]
 
 
 def give_workers_cgroups(monkeypatch: pytest.MonkeyPatch, parent: Path) -> None:
