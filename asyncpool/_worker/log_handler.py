@@ -13,13 +13,12 @@ from functools import partial
 from asyncpool._wire.log_records import pack_record, plain_fields
 from asyncpool._wire.text import JOB_LOGGER
 from asyncpool._worker.api import running
+from asyncpool._worker.runner import JobRunner
 
 TYPE_CHECKING = False  # see _wire/records.py
 if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
-
-    from asyncpool._worker.runner import JobRunner
 
 # Attributes of every record, which are no extras.  A formatter sets the last two.
 _USUAL = {*vars(logging.makeLogRecord({})), "message", "asctime", "taskName"}
@@ -91,19 +90,14 @@ class RecordHandler(logging.Handler):
             record.exc_text = logging.Formatter().formatException(record.exc_info)
         given = vars(record)
         fields = plain_fields(it for it in given.items() if it[0] not in _USUAL)
-        job, attempt = self._job_of(record, fields) or (0, 0)
+        job, attempt = fields.get("job_id"), fields.get("attempt")
+        told = isinstance(job, int) and isinstance(attempt, int)
+        if record.name != JOB_LOGGER or not told:
+            known = running.get()
+            whose = self._runner.running if known is None else known[:2]
+            job, attempt = whose or (0, 0)
         ours = {"msg": record.getMessage(), "job_id": job, "attempt": attempt}
         return pack_record(given | ours, fields)
-
-    def _job_of(
-        self, record: logging.LogRecord, fields: dict[str, object]
-    ) -> tuple[int, int] | None:
-        if record.name == JOB_LOGGER:
-            job, attempt = fields.get("job_id"), fields.get("attempt")
-            if isinstance(job, int) and isinstance(attempt, int):
-                return job, attempt
-        known = running.get()
-        return known[:2] if known is not None else self._runner.running
 
 
 def _named(

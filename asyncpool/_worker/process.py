@@ -21,26 +21,18 @@ import traceback
 from collections import Counter
 from types import CoroutineType
 
-from asyncpool._wire.messages import BEFORE_IMPORTS, SCRIPT, Thread
+from asyncpool._wire.messages import BEFORE_IMPORTS, SCRIPT, Thread, WorkerConfig
 from asyncpool._wire.posix import HANDED, STARTS, greeting, socket_of
 from asyncpool._wire.text import printable
 from asyncpool._worker.api import become_worker
-from asyncpool._worker.channel import LargeBuffers
-from asyncpool._worker.control import Control
-from asyncpool._worker.identity import (
-    ImportWatch,
-    adopt,
-    install_script,
-    load_script,
-)
+from asyncpool._worker.channels import Control
+from asyncpool._worker.identity import ImportWatch, adopt, install_script, load_script
 from asyncpool._worker.runner import JobRunner, load_hook
 
 TYPE_CHECKING = False  # see _wire/records.py
 if TYPE_CHECKING:
     from collections.abc import Container, Generator, Iterable, Mapping
     from typing import Any, NoReturn
-
-    from asyncpool._wire.messages import WorkerConfig
 
 _PR_SET_NAME = 15
 _LONGEST_NAME = 15  # bytes
@@ -76,11 +68,11 @@ def main() -> NoReturn:
     that folder shadow nothing.
     """
     role, *numbers = sys.argv[2:]
-    _begin(role, [int(number) for number in numbers])
+    Start(role, *map(int, numbers)).run()
 
 
 class Start:
-    """What a frozen program unpickles: for ``spawn_main`` the process that it is to be.
+    """What a process begins as; a frozen program unpickles it for ``spawn_main``.
 
     Args:
         role: As in :func:`main`.
@@ -88,28 +80,28 @@ class Start:
     """
 
     def __init__(self, role: str, *fds: int) -> None:
-        self._role, self._fds = role, list(fds)
+        self._role, self._fds = role, fds
 
     def _bootstrap(self, parent_sentinel: int) -> NoReturn:
         os.close(parent_sentinel)
         if self._role == "launcher":
             os.write(self._fds[-1], greeting())
-        _begin(self._role, self._fds)
+        self.run()
 
+    def run(self) -> NoReturn:
+        """Be that process."""
+        os.environ.pop(STARTS, None)
+        for fd in self._fds:
+            os.set_inheritable(fd, False)
+        if self._role == "launcher":
+            from asyncpool._worker.launcher import main as serve  # noqa: PLC0415
 
-def _begin(role: str, fds: list[int]) -> NoReturn:
-    os.environ.pop(STARTS, None)
-    for fd in fds:
-        os.set_inheritable(fd, False)
-    if role == "launcher":
-        from asyncpool._worker.launcher import main as serve  # noqa: PLC0415
-
-        serve(*fds)
-    sys.argv[:] = [""]
-    faulthandler.enable()
-    sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
-    load_titles()
-    work(*fds)
+            serve(*self._fds)
+        sys.argv[:] = [""]
+        faulthandler.enable()
+        sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
+        load_title()
+        work(*self._fds)
 
 
 def work(job_fd: int, control_fd: int, page_fd: int) -> NoReturn:
@@ -122,20 +114,19 @@ def work(job_fd: int, control_fd: int, page_fd: int) -> NoReturn:
             heartbeats of its jobs, and its stacks.  It is shared memory: a note costs no
             system call, and outlives the worker.
     """
-    jobs = socket_of(job_fd)
-    control = Control(socket_of(control_fd), page_fd, LargeBuffers(jobs))
+    control = Control(socket_of(job_fd), socket_of(control_fd), page_fd)
     runner: JobRunner | None = None
     status = 1
     try:
         config = control.receive_config()
-        runner = control.runner = JobRunner(config, jobs, page_fd, control)
+        runner = control.runner = JobRunner(config, control)
         become_worker(runner)
         _adapt(runner)
         _initialize(runner)
         if config.main is not None:
             module = config.main[0]
             __import__(module)  # this imports asyncio
-            status = sys.modules[module].serve(jobs, control, runner, config)
+            status = sys.modules[module].serve(runner)
         else:
             runner.serve()
             status = 0
@@ -172,7 +163,6 @@ def _adapt(runner: JobRunner) -> None:
     def after_fork_in_child() -> None:
         # A job forked.  The copy must not answer in the worker's place, and must
         # not keep the channels open after the worker's death.
-        runner.job_socket.close()
         control.close()
         import_watch.end()
 
@@ -216,11 +206,9 @@ def _initialize(runner: JobRunner) -> None:
             identity = control.identity
             env = (*config.sandbox.env, *identity.environment)
             plan = config.sandbox._replace(env=env)
-            channels = (runner.job_socket.fileno(), control.fileno(), runner.page_fd)
-            needed = (*channels, *(fd for fd in HANDED if fd is not None))
+            needed = *control.fds(), *(fd for fd in HANDED if fd is not None)
             open_loop = runner.loop if config.loop == "uvloop" else None
-            place = identity.folder, identity.cgroup
-            enter(plan, *place, needed, preloading, open_loop)
+            enter(plan, identity.folder, identity.cgroup, needed, preloading, open_loop)
             control.start()  # its thread is in the sandbox too
         if config.around is not None:
             stage = f"import of the hook {config.around[0]}"
@@ -270,13 +258,10 @@ def _leave(status: int, runner: JobRunner | None) -> NoReturn:
     would live as long as they do.  It names them on stderr if somebody may miss them.
     """
     # sys.exit() would unwind the stack, and in a forked worker its frames are the launcher's.
-    with contextlib.suppress(BaseException):
-        if runner is not None:
-            runner.close()
-    with contextlib.suppress(BaseException):
-        _tell_of_threads()
-    with contextlib.suppress(BaseException):
-        atexit._run_exitfuncs()  # noqa: SLF001 - there is no public way
+    ends: list[Any] = [] if runner is None else [runner.close]
+    for end in (*ends, _tell_of_threads, atexit._run_exitfuncs):  # noqa: SLF001 - no public way
+        with contextlib.suppress(BaseException):
+            end()
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(BaseException):
             stream.flush()
@@ -284,10 +269,9 @@ def _leave(status: int, runner: JobRunner | None) -> NoReturn:
 
 
 def _tell_of_threads() -> None:
-    if "threading" not in sys.modules:
+    threading: Any = sys.modules.get("threading")
+    if threading is None:
         return
-    import threading  # noqa: PLC0415 - see _worker/__init__.py
-
     # Threads of a ThreadPoolExecutor are no daemons, but usually wait for no work.
     pools = sys.modules.get("concurrent.futures.thread")
     waiting = getattr(pools, "_threads_queues", ())
@@ -318,7 +302,7 @@ def prctl(option: int, value: int | bytes) -> None:
 
 # Linux keeps a short name for each process, which costs a system call.  A whole command line can
 # only be changed by setproctitle, an extra, which imports logging: 2 MB for each launcher.
-def load_titles() -> None:
+def load_title() -> None:
     """Import ``setproctitle`` if it is installed; workers that are forked later have it too."""
     with contextlib.suppress(Exception):  # it may be anything that has this name
         __import__("setproctitle")
@@ -456,9 +440,8 @@ def _threads() -> dict[int, tuple[str, bool]]:
     unnamed = {found.pop(os.getpid(), None), (program, True)}
     for number in [number for number in found if found[number] in unnamed]:
         found[number] = "native", True
-    if "threading" in sys.modules:
-        import threading  # noqa: PLC0415 - see _worker/__init__.py
-
+    threading: Any = sys.modules.get("threading")
+    if threading is not None:
         for thread in threading.enumerate():
             if thread is not threading.main_thread():
                 found[thread.native_id or id(thread)] = thread.name, False

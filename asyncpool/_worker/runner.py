@@ -27,8 +27,7 @@ from __future__ import annotations
 import os
 import pickle
 import sys
-from _queue import SimpleQueue  # queue would do, see _worker/__init__.py
-from _thread import RLock  # threading would do, see _worker/__init__.py
+from _thread import RLock, allocate_lock  # threading would do, see _worker/__init__.py
 from collections import deque
 from contextlib import suppress
 from contextvars import copy_context
@@ -39,7 +38,7 @@ from mmap import ALLOCATIONGRANULARITY, mmap
 from time import monotonic, perf_counter, perf_counter_ns
 from types import CoroutineType, SimpleNamespace
 
-from asyncpool._wire import log_records as say
+from asyncpool._wire import log_records as say, messages, pickling
 from asyncpool._wire.buffers import OutOfBandPickle
 from asyncpool._wire.frames import (
     MAX_NUMBER,
@@ -50,13 +49,7 @@ from asyncpool._wire.frames import (
     header,
     pack_header,
 )
-from asyncpool._wire.messages import (
-    MAX_CONTEXT,
-    PLAIN,
-    FunctionCache,
-    JobContext,
-    note_on_misplaced,
-)
+from asyncpool._wire.messages import MAX_CONTEXT, PLAIN
 from asyncpool._wire.page import (
     BEGUN,
     FLAT,
@@ -68,33 +61,19 @@ from asyncpool._wire.page import (
     PageLayout,
     note,
 )
-from asyncpool._wire.pickling import (
-    PICKLE_WORKER,
-    describe,
-    pack_value,
-    text_of,
-    too_large,
-    users_traceback,
-)
 from asyncpool._wire.records import Later, import_named
 from asyncpool._wire.text import JOB_LOGGER, function_name
-from asyncpool._worker.api import NO_JOB, current_job, run_chunk, running
-from asyncpool._worker.channel import SMALL, receive, send
+from asyncpool._worker.api import NO_JOB, CurrentJob, current_job, run_chunk, running
+from asyncpool._worker.channels import SMALL, Control, receive, send
 from asyncpool._worker.stacks import waiting_frames
 from asyncpool.errors import HookError, JobCancelled, JobNotPicklableError
 
 TYPE_CHECKING = False  # see _wire/records.py
 if TYPE_CHECKING:
     import asyncio
-    import socket
     from collections.abc import Callable, Coroutine, Iterator
     from contextvars import Context
     from typing import Any, Literal, NoReturn
-
-    from asyncpool._wire.messages import WorkerConfig
-    from asyncpool._wire.pickling import WorkerSerializer
-    from asyncpool._worker.api import CurrentJob
-    from asyncpool._worker.control import Control
 
     Outcome = tuple[FrameKind, bytes | OutOfBandPickle]
     Leave = Callable[[BaseException | None], None]
@@ -102,6 +81,7 @@ else:
     asyncio = Later("asyncio")  # most workers need none
 
 _JOB, _STREAM = FrameKind.JOB, FrameKind.STREAM
+_TASK = "asyncpool job"
 
 # Nanoseconds after which the loop has a turn between two items of a chunk that do not wait.
 _TURN = 10_000_000
@@ -111,11 +91,14 @@ _recall = lru_cache(32)(pickle.loads)
 
 
 class Lane:
-    """What one running job has, and then the next one.
+    """A place for one running job after the other.
+
+    It passes for the coroutine of its job, and times its steps, because a long step blocks all
+    others.
 
     Args:
         index: The number of this lane.
-        layout: Where on the page its parts are.
+        runner: Runs its jobs.
 
     Attributes:
         index: As above.
@@ -125,22 +108,93 @@ class Lane:
         began_ns: When it began, by :func:`time.perf_counter_ns`.
         leave_hook: Leaves the hook that was entered around it.
         credit: How many items its last stream may send.
-        steps: Its coroutine, if it has one.
+        ring: Wakes that stream, if it waits for credit.
         beats: How many heartbeats the jobs of this lane have had.
         last_beat: The newest heartbeat: the job and its attempt, and the record.
         log: The outcomes of the items of a chunk, once there was one.
+        context: The context of a job that has a coroutine.
+        shown: That coroutine, or the part of it that is the user's.
+        task: Takes the steps of that coroutine.
+        instead: What the caller is to see in place of ``CancelledError``, once the loop has
+            cancelled the job.
     """
 
-    def __init__(self, index: int, layout: PageLayout) -> None:
-        self.index = index
-        self.begun_offset = layout.begun_offset(index)
+    def __init__(self, index: int, runner: JobRunner) -> None:
+        self.index, self._runner = index, runner
+        self.begun_offset = runner.layout.begun_offset(index)
         self.whose: tuple[int, int] = (NO_JOB, 1)
-        self.sequence = self.began_ns = self.beats = 0
+        self.sequence = self.began_ns = self.beats = self.credit = 0
         self.leave_hook: Leave | None = None
-        self.credit: Credit | None = None
-        self.steps: CoroutineSteps | None = None
+        self.ring: Callable[[], object] | None = None
         self.last_beat: tuple[tuple[int, int], bytes] | None = None
         self.log: ChunkLog | None = None
+        self.take(None)
+
+    def take(self, coroutine: Any, context: Context | None = None) -> None:
+        """Pass for *coroutine* from now on, or for none.
+
+        The last step of a coroutine that has a *context* settles the job.
+        """
+        self._coroutine = self.shown = coroutine
+        self.context = context
+        self.task: asyncio.Task[Any] | None = None
+        self.instead: BaseException | None = None
+        if coroutine is not None:
+            self._limit = self._runner.loop().slow_callback_duration
+
+    def send(self, value: Any) -> Any:
+        """Take a step."""
+        return self._step(self._coroutine.send, value)
+
+    def throw(self, *error: Any) -> Any:
+        """Take a step that begins with an error."""
+        return self._step(self._coroutine.throw, *error)
+
+    def close(self) -> None:
+        """End it."""
+        self._coroutine.close()
+
+    def __await__(self) -> Any:
+        return self
+
+    def _step(self, step: Callable[..., Any], *args: Any) -> Any:
+        began, is_job = perf_counter(), self.context is not None
+        try:
+            try:
+                return step(*args)
+            finally:
+                if is_job:
+                    self._runner.end_copy()
+                if (seconds := perf_counter() - began) > self._limit:
+                    self._tell(seconds)
+        except BaseException as error:
+            if not is_job:
+                raise
+            # The first frame is this one, and not the coroutine's own.  No name may refer to what
+            # refers to it: such a cycle would keep the job's memory until a collection.
+            error.__traceback__ = error.__traceback__ and error.__traceback__.tb_next
+            self._runner.settle(self, self._runner.outcome(self, error))
+        raise StopIteration
+
+    def _tell(self, seconds: float) -> None:
+        job = running.get()
+        if job is None:
+            who = "the initializer"
+        else:
+            who = "a broadcast" if job[0] == NO_JOB else f"job {job[0]}"
+        where = getattr(self.shown, "__qualname__", "a coroutine")
+        before = ""
+        for frame in waiting_frames(self.shown):
+            if "/asyncio/" in frame.f_code.co_filename:
+                break
+            before = f", before line {frame.f_lineno} of {frame.f_code.co_filename}"
+        hint = ": submit code that computes as a plain function"
+        warn(who, seconds, f"in {where}{before}", hint)
+
+    def cancel(self, instead: BaseException) -> None:
+        """Have the loop end the job, if it runs there; its caller is to see *instead*."""
+        if self.task is not None and self.task.cancel():
+            self.instead = instead
 
 
 class StreamClosed(JobCancelled, GeneratorExit):
@@ -149,41 +203,6 @@ class StreamClosed(JobCancelled, GeneratorExit):
     While it waits at a ``yield``, it gets a plain ``GeneratorExit``.  This exception is a
     ``GeneratorExit`` too, so a generator can handle both in the same way.
     """
-
-
-class Credit:
-    """How many items the pool takes of a stream.
-
-    Args:
-        limit: So many.
-        loop: The event loop that the stream waits in; without one it blocks its thread.
-    """
-
-    def __init__(self, limit: int, loop: asyncio.AbstractEventLoop | None) -> None:
-        self.limit = limit
-        self._loop = loop
-        # The control thread rings when there is more; a ring too many does no harm.
-        self._bell: SimpleQueue[None] = SimpleQueue()
-        if loop is not None:
-            self._more = asyncio.Event()
-
-    def raise_to(self, limit: int) -> None:
-        """Hear, in any thread, how many there may be."""
-        self.limit = limit
-        if self._loop is not None:
-            self._loop.call_soon_threadsafe(self._more.set)
-        elif self._bell.empty():
-            self._bell.put(None)
-
-    async def wait(self, number: int) -> None:
-        """Wait until the item of that number, counted from 0, may be sent."""
-        while number >= self.limit:
-            if self._loop is None:
-                self._bell.get()
-                continue
-            self._more.clear()
-            if number >= self.limit:
-                await self._more.wait()
 
 
 class ChunkLog:
@@ -216,94 +235,6 @@ class ChunkLog:
         self._seek(self._first)
 
 
-class CoroutineSteps:
-    """Passes for a coroutine, and times its steps, because a long step blocks all others.
-
-    Args:
-        coroutine: The coroutine to run.
-        runner: Has the event loop; its ``slow_callback_duration`` says how long is too long.
-        lane: Where it runs, if it is a job's: then the last step settles the job.
-        context: The context of the job.
-
-    Attributes:
-        shown: The coroutine, or the part of it that is the user's.
-        context: As above.
-        task: Takes the steps.
-        instead: What the caller is to see in place of ``CancelledError``, once the loop has
-            cancelled the job.
-    """
-
-    task: asyncio.Task[Any] | None = None
-    instead: BaseException | None = None
-
-    def __init__(
-        self,
-        coroutine: Coroutine[Any, Any, Any],
-        runner: JobRunner,
-        lane: Lane | None = None,
-        context: Context | None = None,
-    ) -> None:
-        self.shown: Any = coroutine
-        self.context = context
-        self._coroutine = coroutine
-        self._runner, self._lane = runner, lane
-        self._limit = runner.loop().slow_callback_duration
-
-    def send(self, value: Any) -> Any:
-        """Take a step."""
-        return self._take(self._coroutine.send, value)
-
-    def throw(self, *error: Any) -> Any:
-        """Take a step that begins with an error."""
-        return self._take(self._coroutine.throw, *error)
-
-    def close(self) -> None:
-        """End it."""
-        self._coroutine.close()
-
-    def __await__(self) -> Any:
-        return self
-
-    def _take(self, step: Callable[..., Any], *args: Any) -> Any:
-        began, lane = perf_counter(), self._lane
-        try:
-            try:
-                return step(*args)
-            finally:
-                if lane is not None:
-                    self._runner.end_copy()
-                if (seconds := perf_counter() - began) > self._limit:
-                    self._tell(seconds)
-        except BaseException as error:
-            if lane is None:
-                raise
-            # The first frame is this one, and not the coroutine's own.  No name may refer to what
-            # refers to it: such a cycle would keep the job's memory until a collection.
-            error.__traceback__ = error.__traceback__ and error.__traceback__.tb_next
-            self._runner.settle(lane, error)
-        raise StopIteration
-
-    def _tell(self, seconds: float) -> None:
-        job = running.get()
-        if job is None:
-            who = "the initializer"
-        else:
-            who = "a broadcast" if job[0] == NO_JOB else f"job {job[0]}"
-        where = getattr(self.shown, "__qualname__", "a coroutine")
-        before = ""
-        for frame in waiting_frames(self.shown):
-            if "/asyncio/" in frame.f_code.co_filename:
-                break
-            before = f", before line {frame.f_lineno} of {frame.f_code.co_filename}"
-        hint = ": submit code that computes as a plain function"
-        warn(who, seconds, f"in {where}{before}", hint)
-
-    def cancel(self, instead: BaseException) -> None:
-        """Have the loop end the job, whose caller is to see *instead*."""
-        if self.task is not None and self.task.cancel():
-            self.instead = instead
-
-
 class _InContext:
     """Awaits *coroutine*, and takes each of its steps in *context*."""
 
@@ -331,16 +262,12 @@ class JobRunner:
 
     Args:
         config: The worker's configuration.
-        jobs: The job channel.
-        page_fd: The worker page.
-        control: The control channel.
+        control: The worker's ends of the channels.
 
     Attributes:
         config: As above.
         by_job: The lanes of the running jobs, by job and attempt.
         page: The worker page, up to the stacks of threads.
-        page_fd: As above.
-        job_socket: The job channel.
         layout: The layout of the page.
         max_payload: The most bytes that an outcome may have.
         serializer: How calls and outcomes travel.
@@ -356,43 +283,35 @@ class JobRunner:
         noticed_at: When the pool was last asked to look at the page.
     """
 
-    def __init__(
-        self,
-        config: WorkerConfig,
-        jobs: socket.socket,
-        page_fd: int,
-        control: Control,
-    ) -> None:
+    def __init__(self, config: messages.WorkerConfig, control: Control) -> None:
         self.config = config
         self.by_job: dict[tuple[int, int], Lane] = {}
         self.layout = layout = PageLayout(config.concurrency)
-        self.page, self.page_fd = mmap(page_fd, layout.stacks), page_fd
+        self.page = mmap(control.page_fd, layout.stacks)
         self._worker = os.getpid()
         self.hook: Callable[[], Leave] | None = None
         self.shown: Any = None
         self.tell: Callable[[], str] | None = None
         self.state = SimpleNamespace()
-        self.serializer: WorkerSerializer = PICKLE_WORKER
+        self.serializer: pickling.WorkerSerializer = pickling.PICKLE_WORKER
         if config.codec:
             from asyncpool._worker.data import DataWorkerSerializer  # noqa: PLC0415 - most need none
 
             self.serializer = DataWorkerSerializer(config.codec)
         self.no_details = self.serializer.pack_details(None)
         self._several = config.concurrency > 1
-        self._free = [Lane(index, layout) for index in reversed(range(layout.width))]
+        self._free = [Lane(index, self) for index in reversed(range(layout.width))]
         self.max_payload = config.max_payload
-        self.job_socket, self.control = jobs, control
+        self._job_socket, self.control = control.job_socket, control
         self.endings, self._large_buffers = control.endings, control.large_buffers
-        self._functions = FunctionCache()
-        self._context, self._first_credit = (
-            PLAIN,
-            0,
-        )  # of the next jobs, and of the next stream
+        self._functions = messages.FunctionCache()
+        self._context = PLAIN  # of the jobs to come
+        self._first_credit = 0  # of the next stream
         self._incoming = FrameDecoder(max_payload=max(self.max_payload, MAX_CONTEXT))
         self._pending: deque[Frame] = deque()
         self._outcomes: list[bytes] = []
         self._loop: Any = None  # once there is a coroutine
-        self._looping = self._ended = self._coming = False
+        self._looping = self._coming = False
         self._failure: BaseException | None = None
         self.heartbeat_lock = RLock()
         self.noticed_at = 0.0
@@ -407,12 +326,12 @@ class JobRunner:
                 self._run_loop()
             elif self.endings.closed:
                 # The last job has been run: whatever else comes goes back to the pool.
-                while self.job_socket.recv(SMALL):
+                while self._job_socket.recv(SMALL):
                     pass
                 return
             elif self._pending:
                 self._begin()
-            elif frames := receive(self.job_socket, self._incoming):
+            elif frames := receive(self._job_socket, self._incoming):
                 self._pending += frames
             else:
                 return
@@ -425,31 +344,27 @@ class JobRunner:
         while pending and self._free and not (endings.closed or self._failure):
             # Popped, so that nothing keeps the job's memory when the job is done.
             frame = pending.popleft()
-            if frame.kind is not _JOB and frame.kind is not _STREAM:
-                self._prepare(frame)
-            elif not endings.claim():
-                self._large_buffers.discard()
-            elif self._run(frame) and pending and self._looping:
-                self._soon()
-                return
-
-    def _prepare(self, frame: Frame) -> None:
-        """Take what comes ahead of the job that it is for."""
-        if frame.kind is FrameKind.FUNCTION:
-            # It is looked up when it is called.
-            self._functions.add(frame.number, frame.payload)
-        elif frame.kind is FrameKind.CONTEXT:
-            self._context = JobContext.unpack(frame.payload)
-        elif frame.kind is FrameKind.CREDIT:
-            self._first_credit = frame.number
-        else:
-            self._large_buffers.take(frame)
+            kind = frame.kind
+            if kind is _JOB or kind is _STREAM:
+                if not endings.claim():
+                    self._large_buffers.discard()
+                elif self._run(frame) and pending and self._looping:
+                    self._soon()
+                    return
+            elif kind is FrameKind.FUNCTION:
+                # It is looked up when it is called.
+                self._functions.add(frame.number, frame.payload)
+            elif kind is FrameKind.CONTEXT:
+                self._context = messages.JobContext.unpack(frame.payload)
+            elif kind is FrameKind.CREDIT:
+                self._first_credit = frame.number
+            else:
+                self._large_buffers.take(frame)
 
     def _run_loop(self) -> None:
         """Run the event loop while coroutines of jobs run."""
-        loop, channel = self._loop, self.job_socket.fileno()
-        watches = self._several and not self._ended
-        if watches:
+        loop, channel = self._loop, self._job_socket.fileno()
+        if self._several:
             loop.add_reader(channel, self._turn, channel)
             os.set_blocking(channel, True)  # uvloop has changed that
         self._looping = True
@@ -461,11 +376,10 @@ class JobRunner:
                     if self._several:
                         raise
                     for lane in self.by_job.values():
-                        if lane.steps is not None:
-                            lane.steps.cancel(error)
+                        lane.cancel(error)
         finally:
             self._looping = False
-            if watches:
+            if self._several:
                 loop.remove_reader(channel)
             self._flush()
 
@@ -481,16 +395,13 @@ class JobRunner:
         try:
             if channel is None:
                 self._coming = False
-            elif (
-                frames := receive(self.job_socket, self._incoming, wait=False)
-            ) is not None:
-                self._pending += frames
             else:
-                self._ended = True
-                self._loop.remove_reader(channel)
-            if (
-                self._looping
-            ):  # or else a plain job has its own loop run, which is this one
+                frames = receive(self._job_socket, self._incoming, wait=False)
+                if frames is None:
+                    self._loop.remove_reader(channel)
+                self._pending += frames or ()
+            # Or else a plain job has its own loop run, which is this one.
+            if self._looping:
                 self._begin()
                 if not self.by_job:
                     self._loop.stop()
@@ -515,11 +426,12 @@ class JobRunner:
         Raises:
             BaseException: Whatever it raises.
         """
-        steps: Any = CoroutineSteps(coroutine, self)  # what passes for a coroutine
-        task = self.loop().create_task(steps, name="asyncpool job")
+        lane = Lane(0, self)
+        lane.take(coroutine)
+        task = self._loop.create_task(lane, name=_TASK)
         self.shown = coroutine
         try:
-            return self.loop().run_until_complete(task)
+            return self._loop.run_until_complete(task)
         finally:
             self.shown = None
             if task.done() and not task.cancelled():
@@ -556,14 +468,14 @@ class JobRunner:
         context = copy_context()
         outcome: Any
         try:
-            outcome = context.run(self._outcome, lane, frame)
+            outcome = context.run(self.outcome, lane, frame)
             if type(outcome) is CoroutineType:
-                lane.steps = steps = CoroutineSteps(outcome, self, lane, context)
-                steps.task = self._loop.create_task(
-                    steps, name="asyncpool job", context=context
-                )
+                lane.take(outcome, context)
+                task = self._loop.create_task(lane, name=_TASK, context=context)
+                if lane.context is context:  # or else an eager task has ended already
+                    lane.task = task
                 if self.endings.forget(lane.sequence):  # it was asked to end before
-                    steps.cancel(JobCancelled())
+                    lane.cancel(JobCancelled())
                 return False
         except BaseException as error:  # a job has closed the loop, say
             outcome = context.run(self._pack_error, lane, error)
@@ -572,25 +484,23 @@ class JobRunner:
             if seconds > self._loop.slow_callback_duration:
                 hint = f"; other jobs there: {len(self.by_job) - 1}"
                 context.run(warn, f"job {job}", seconds, "in a plain function", hint)
-        self._send_outcome(lane, *outcome)
+        self.settle(lane, outcome)
         return True
 
-    def _outcome(
-        self, lane: Lane, frame: Frame | None, end: BaseException | None = None
-    ) -> Any:
+    def outcome(self, lane: Lane, what: Any) -> Any:
         """Return the outcome of a job, or the coroutine that has the rest.
 
         Args:
             lane: Where it runs.
-            frame: The job, which begins; ``None`` if its coroutine has ended.
-            end: The exception that this has ended with: ``StopIteration`` if it has returned.
+            what: The job, which begins; or the exception that its coroutine has ended with, which
+                is ``StopIteration`` if it has returned.
         """
         # A function of its own, so that arguments and result are gone when it returns.
         try:
             try:
-                if frame is not None:
-                    value = self._call(lane, frame)
-                    if frame.kind is _STREAM:
+                if type(what) is Frame:
+                    value = self._call(lane, what)
+                    if what.kind is _STREAM:
                         value = self._begin_stream(lane, value)
                     if type(value) is CoroutineType:
                         self.loop()
@@ -598,10 +508,9 @@ class JobRunner:
                 else:
                     if not self._several:  # a hook that hangs can be interrupted
                         self.endings.running = lane.sequence
-                    if not isinstance(end, StopIteration):
-                        assert end is not None
-                        return self._pack_error(lane, end)
-                    value = end.value
+                    if not isinstance(what, StopIteration):
+                        return self._pack_error(lane, what)
+                    value = what.value
                 if lane.leave_hook is not None:
                     lane.leave_hook(None)
                 packed = self.serializer.pack_value(value, self.max_payload)
@@ -652,25 +561,21 @@ class JobRunner:
         except TypeError as error:
             # Without a frame of the function, the call itself was wrong.
             if kwargs and not getattr(error.__traceback__, "tb_next", None):
-                options = self.config.options
-                if hint := note_on_misplaced(kwargs, text_of(error), options):
+                options, text = self.config.options, pickling.text_of(error)
+                if hint := messages.note_on_misplaced(kwargs, text, options):
                     error.add_note(hint)
             raise
-
-    def settle(self, lane: Lane, end: BaseException) -> None:
-        """Settle a job whose coroutine has ended; called in its last step, in its context."""
-        self._send_outcome(lane, *self._outcome(lane, None, end))
 
     def error_for_caller(self, lane: Lane, error: BaseException) -> BaseException:
         """Return what the caller is to get of *error*, and leave the hook with it.
 
         Whatever a job raises, or an item of a chunk, comes by here, in its context.
         """
-        instead = None if lane.steps is None else lane.steps.instead
-        if instead is not None and isinstance(error, asyncio.CancelledError):
-            error.__traceback__ = users_traceback(error)  # ours would make a cycle
-            instead.__cause__ = error
-            error = instead
+        if lane.instead is not None and isinstance(error, asyncio.CancelledError):
+            # Our part of the traceback would make a cycle.
+            error.__traceback__ = pickling.users_traceback(error)
+            lane.instead.__cause__ = error
+            error = lane.instead
         if lane.leave_hook is not None:
             try:
                 lane.leave_hook(error)
@@ -685,10 +590,8 @@ class JobRunner:
                 classes = type.__dict__["__mro__"].__get__(type(error))
                 found = [it for it in map(function_name, classes) if it in names]
                 if found:
-                    if lane.log is not None:
-                        lane.log.words[1] = (
-                            1  # no other item of the chunk, if it is one
-                        )
+                    if lane.log is not None:  # no other item of the chunk, if it is one
+                        lane.log.words[1] = 1
                     self.retire(f"by retire_on, after {found[0]}")
         return error
 
@@ -697,12 +600,11 @@ class JobRunner:
         pack, most = self.serializer.pack_error, self.max_payload
         name = type(error).__qualname__
         what = f"the job raised {name}, which"
-        told: JobNotPicklableError
         try:
             payload = pack(error)
             if len(payload) <= most:
                 return payload
-            told = too_large(len(payload), most, what, "exception", name)
+            told = pickling.too_large(len(payload), most, what, "exception", name)
         except Exception as why:  # else its caller would wait for ever
             text = f"{what} cannot be sent: {type(why).__name__}: {why}"
             told = JobNotPicklableError(text, direction="exception", name=name)
@@ -736,9 +638,7 @@ class JobRunner:
             if lane.leave_hook is not None:
                 lane.leave_hook(None)
         except BaseException as error:
-            if lane.leave_hook is not None:
-                lane.leave_hook(error)
-            raise
+            raise self.error_for_caller(lane, error)  # noqa: B904 - it has a cause of its own
 
     # Maps and streams.
 
@@ -754,8 +654,8 @@ class JobRunner:
         """
         loops = type(source) is CoroutineType or hasattr(type(source), "__aiter__")
         loop = self.loop() if loops or self._several else None
-        lane.credit = credit = Credit(self._first_credit, loop)
-        coroutine = send_items(self, lane, source, credit)
+        lane.credit, lane.ring = self._first_credit, None
+        coroutine = send_items(self, lane, source, loop)
         # Without a loop the credit blocks, so there is no second step.
         return coroutine if loop is not None else begin(coroutine)
 
@@ -771,14 +671,13 @@ class JobRunner:
             if type(payload) is not bytes or self._large_buffers.in_use:
                 ahead, payload = self._large_buffers.put(payload)
             head = header(FrameKind.ITEM, len(payload), *lane.whose)
-            send(self.job_socket, ahead + head, payload)
+            send(self._job_socket, ahead + head, payload)
 
     # From the lanes to the channel.
 
-    def _send_outcome(
-        self, lane: Lane, kind: FrameKind, payload: bytes | OutOfBandPickle
-    ) -> None:
+    def settle(self, lane: Lane, outcome: Outcome) -> None:
         """Send the outcome of a job, and free its lane."""
+        kind, payload = outcome
         duration = min((perf_counter_ns() - lane.began_ns) // 1000, MAX_NUMBER)
         if os.getpid() != self._worker:  # forked, without a call for each job
             os._exit(0)
@@ -793,30 +692,34 @@ class JobRunner:
                 record = lane.last_beat[1]
                 ahead = header(FrameKind.LAST_HEARTBEAT, len(record), *whose) + record
             lane.last_beat = None
-        buffers, in_parts = self._large_buffers, type(payload) is not bytes
+        buffers, alone = self._large_buffers, type(payload) is bytes
         try:
             if type(payload) is not bytes or buffers.in_use:
                 news, payload = buffers.put(payload)
                 ahead += news
-            head = pack_header(VERSION, kind, attempt, duration, job, len(payload))
+            size = len(payload)
+            head = pack_header(VERSION, kind, attempt, duration, job, size)
             # Sent, or noted, before any other job begins: a crash there must not cost this
             # outcome.  Its large buffers may have been sent already, so none may come in between.
-            if (
-                self._looping
-                and not (ahead or in_parts)
-                and self._note(lane, kind, payload, duration)
-            ):
-                # It goes together with others of this turn of the loop.
+            noted = self._looping and self._several and alone and not ahead
+            if noted and size <= LANE_OUTCOME_SIZE - NOTED.size:
+                # Where the pool finds it if the worker dies.  The number of the job comes last:
+                # until then the outcome belongs to no job.
+                page, start = self.page, self.layout.outcome_offset(lane.index)
+                NOTED.pack_into(page, start, 0, 0, kind, duration, size)
+                begin = start + NOTED.size
+                page[begin : begin + size] = payload
+                BEGUN.pack_into(page, start, job, attempt)
+                # So it goes together with others of this turn of the loop.
                 self._outcomes.append(head + payload)
                 self._soon()
             else:
-                send(self.job_socket, ahead + head, payload)
+                send(self._job_socket, ahead + head, payload)
         except BaseException as error:
             self._fail(error)
-        if lane.steps is not None:
-            # The task refers to them.  A cycle would keep the job's memory until a collection.
-            lane.steps.task = None
-            lane.steps = None
+        if lane.context is not None:
+            # The task refers to the lane.  A cycle would keep the job's memory until a collection.
+            lane.take(None)
         self._free.append(lane)
         if self._looping:
             if self._several and self._pending:
@@ -824,26 +727,11 @@ class JobRunner:
             elif not self.by_job:
                 self._loop.stop()
 
-    def _note(self, lane: Lane, kind: FrameKind, payload: bytes, duration: int) -> bool:
-        """Note an outcome where the pool finds it if the worker dies; return false if too large.
-
-        A noted outcome need not be sent at once.
-        """
-        if not self._several or len(payload) > LANE_OUTCOME_SIZE - NOTED.size:
-            return False
-        page, start = self.page, self.layout.outcome_offset(lane.index)
-        # The number of the job comes last: until then the outcome belongs to no job.
-        NOTED.pack_into(page, start, 0, 0, kind, duration, len(payload))
-        begin = start + NOTED.size
-        page[begin : begin + len(payload)] = payload
-        BEGUN.pack_into(page, start, *lane.whose)
-        return True
-
     def _flush(self) -> None:
         if self._outcomes:
             data = b"".join(self._outcomes)
             self._outcomes.clear()
-            self.job_socket.sendall(data)
+            self._job_socket.sendall(data)
 
     def _fail(self, error: BaseException) -> None:
         """End the worker with *error*; only the first one counts, since it cancels the jobs."""
@@ -863,26 +751,20 @@ class JobRunner:
     @property
     def running(self) -> tuple[int, int] | None:
         """The running job, for code that does not know its own; ``None`` if there are several."""
-        sequence, lanes = self.endings.running, list(self.by_job.items())
-        found = [whose for whose, lane in lanes if lane.sequence == sequence]
-        found = found or [whose for whose, _ in lanes]
-        return found[0] if len(found) == 1 else None
+        sequence, lanes = self.endings.running, list(self.by_job.values())
+        found = [lane for lane in lanes if lane.sequence == sequence] or lanes
+        return found[0].whose if len(found) == 1 else None
 
     def runs(self, sequence: int) -> bool:
         """Return whether the job with this sequence number is running."""
         return any(lane.sequence == sequence for lane in list(self.by_job.values()))
 
-    def end_soon(self, sequence: int) -> None:
-        """Have the loop end the job with this sequence number, if it runs there."""
-
-        def end() -> None:
-            for lane in self.by_job.values():
-                if lane.sequence == sequence and lane.steps is not None:
-                    if self.endings.forget(sequence):
-                        lane.steps.cancel(JobCancelled())
-                    return
-
-        self.call_in_loop(end)
+    def end_in_loop(self, sequence: int) -> None:
+        """End the job with this sequence number, if it runs in the loop, which calls this."""
+        for lane in self.by_job.values():
+            loops = lane.sequence == sequence and lane.task is not None
+            if loops and self.endings.forget(sequence):
+                lane.cancel(JobCancelled())
 
     @property
     def forked(self) -> bool:
@@ -912,14 +794,14 @@ def begin(coroutine: Coroutine[Any, Any, Any]) -> Any:
     return coroutine
 
 
-async def send_items(runner: JobRunner, lane: Lane, source: Any, credit: Credit) -> Any:
+async def send_items(runner: JobRunner, lane: Lane, source: Any, loop: Any) -> Any:
     """Send the items of *source*, which a job has returned, one by one.
 
     Args:
         runner: Runs the job.
         lane: Where it runs.
         source: An iterable or an async iterable, or a coroutine that returns one.
-        credit: How many may be sent.
+        loop: The event loop in which it waits for credit; without one it blocks its thread.
 
     Returns:
         The value that the generator returns at its end.
@@ -927,30 +809,40 @@ async def send_items(runner: JobRunner, lane: Lane, source: Any, credit: Credit)
     Raises:
         BaseException: Whatever the generator raises.
     """
+    # The control thread rings when there is more credit; a ring too many does no harm.
+    bell, more = allocate_lock(), None if loop is None else asyncio.Event()
+    bell.acquire()
+    lane.ring = bell.release
+    if more is not None:
+        lane.ring = partial(loop.call_soon_threadsafe, more.set)
     if type(source) is CoroutineType:
         source = await source
-    if lane.steps is not None:
-        lane.steps.shown = source
-    end: type[StopIteration | StopAsyncIteration]
-    items: Any
-    if hasattr(type(source), "__aiter__"):
-        items, is_async, end = aiter(source), True, StopAsyncIteration
-    else:
-        try:
-            items, is_async, end = iter(source), False, StopIteration
-        except TypeError:
-            raise TypeError(
-                "stream() takes a function that returns an iterator or an async "
-                f"iterator, such as a generator function; this one has returned {source!r}"
-            ) from None
+    if lane.context is not None:
+        lane.shown = source
+    is_async = hasattr(type(source), "__aiter__")
+    over = StopAsyncIteration if is_async else StopIteration
+    try:
+        items: Any = aiter(source) if is_async else iter(source)
+    except TypeError:
+        if is_async:
+            raise
+        raise TypeError(
+            "stream() takes a function that returns an iterator or an async "
+            f"iterator, such as a generator function; this one has returned {source!r}"
+        ) from None
     try:
         for number in count():
-            if number >= credit.limit:
-                await credit.wait(number)
+            while number >= lane.credit:
+                if more is None:
+                    bell.acquire()
+                    continue
+                more.clear()
+                if number >= lane.credit:
+                    await more.wait()
             try:
                 item = await anext(items) if is_async else _next(runner, lane, items)
-            except end as last:
-                return getattr(last, "value", None)
+            except over as end:
+                return getattr(end, "value", None)
             runner.send_item(lane, item, number)
             del item
     finally:
@@ -963,22 +855,17 @@ async def send_items(runner: JobRunner, lane: Lane, source: Any, credit: Credit)
 
 def _next(runner: JobRunner, lane: Lane, items: Iterator[Any]) -> Any:
     """Return the next item, whose computation can be interrupted, also in the event loop."""
-    interrupts = runner.control.interrupts
-    before, interrupts.error = interrupts.running, StreamClosed
+    endings = runner.endings
+    before, endings.error = endings.running, StreamClosed
     try:
-        interrupts.begin(lane.sequence)
+        endings.begin(lane.sequence)
         return next(items)
     finally:
-        interrupts.running, interrupts.error = before, JobCancelled
+        endings.running, endings.error = before, JobCancelled
 
 
 async def call_items(
-    runner: JobRunner,
-    packed: bytes,
-    items: list[Any],
-    *,
-    star: bool,
-    named: bool,
+    runner: JobRunner, packed: bytes, items: list[Any], *, star: bool, named: bool
 ) -> ChunkResult:
     """Call a function for each of *items*, until all are done or the chunk is told to stop.
 
@@ -999,7 +886,8 @@ async def call_items(
     lane = runner.by_job[job[:2]]
     log = lane.log
     if log is None:
-        log = lane.log = ChunkLog(runner.page_fd, runner.layout.log_offset(lane.index))
+        start = runner.layout.log_offset(lane.index)
+        log = lane.log = ChunkLog(runner.control.page_fd, start)
     log.begin(*job[:2])
     try:
         function = _recall(packed) if named else pickle.loads(packed)
@@ -1020,16 +908,15 @@ async def call_items(
                 outcome = value = context.run(next, calls)
                 if type(value) is CoroutineType:
                     coroutine = value
-                    if lane.steps is None or perf_counter_ns() - turn > _TURN:
+                    if lane.context is None or perf_counter_ns() - turn > _TURN:
                         await asyncio.sleep(0)
                         turn = perf_counter_ns()
-                    assert lane.steps is not None
-                    lane.steps.shown = coroutine
+                    lane.shown = coroutine
                     outcome = value = await _InContext(coroutine, context)
                 if leave is not None:
                     context.run(leave, None)
                 if type(value) not in FLAT:
-                    data = pack_value(value, runner.max_payload)
+                    data = pickling.pack_value(value, runner.max_payload)
                     if isinstance(data, OutOfBandPickle):  # it is too large for the log
                         result.tail.append(value)
                         break
@@ -1043,12 +930,11 @@ async def call_items(
                 value, outcome = None, (runner.pack_error(error), True)
                 entry = note(outcome)
                 words[1] |= isinstance(error, JobCancelled)
+            add(outcome)
             try:
                 write(entry)
             except ValueError:  # the log is full, so no other item may begin
-                add(outcome)
                 break
-            add(outcome)
             words[0] = done + 1  # the outcome counts as noted from here on
             if words[1]:
                 break
@@ -1123,8 +1009,10 @@ def load_hook(name: str, payload: bytes) -> Callable[[], Leave]:
             except JobCancelled:
                 raise
             except BaseException as error:
-                error.__traceback__ = users_traceback(error)
+                error.__traceback__ = pickling.users_traceback(error)
                 raise HookError(name, stage=stage, exception=error, **who) from error
+
+        manager = call("enter", _entered, function, job)
 
         def leave(error: BaseException | None) -> None:
             nonlocal manager
@@ -1135,20 +1023,18 @@ def load_hook(name: str, payload: bytes) -> Callable[[], Leave]:
                 os._exit(0)  # a copy that the job made, back from the job's call
             try:
                 # What it returns does not count: a job that failed has no result.
-                if error is None:
-                    call("exit", leaving.__exit__, None, None, None)
-                else:
-                    tb = error.__traceback__
-                    call("exit", leaving.__exit__, type(error), error, tb)
+                what: Any = (None, None, None)
+                if error is not None:
+                    what = type(error), error, error.__traceback__
+                call("exit", leaving.__exit__, *what)
             except HookError as failed:
                 if error is None:
                     raise
                 if failed.exception is not error:
-                    own = describe(failed.exception)
+                    own = pickling.describe(failed.exception)
                     with suppress(Exception):  # its __notes__ may be anything
                         error.add_note(f"The hook {name} failed too: {own}")
 
-        manager = call("enter", _entered, function, job)
         return leave
 
     return enter

@@ -45,7 +45,7 @@ _NAMES = (
 
 def write_stacks(runner: JobRunner, job: int, attempt: int) -> None:
     """Write the stacks of all threads to the page, and where *job* is if several may run."""
-    layout, lanes, file = runner.layout, runner.by_job, runner.page_fd
+    layout, lanes, file = runner.layout, runner.by_job, runner.control.page_fd
     os.lseek(file, layout.stacks, os.SEEK_SET)
     faulthandler.dump_traceback(file)
     several = layout.width > 1
@@ -86,14 +86,20 @@ def live_stacks(runner: JobRunner, wanted: int) -> bytes:
             parts.append(runner.tell().strip())
         if not lanes and main:  # its initializer, say
             parts.append(_MAIN + main)
-        parts += _threads(frames)
+        # Of other threads, those that somebody else than the worker has begun.
+        known = getattr(sys.modules.get("threading"), "_active", {})
+        for ident, frame in islice(frames.items(), _MOST_THREADS):
+            lines = _lines(frame)
+            if not is_ours(lines[-1]):
+                name = getattr(known.get(ident), "name", f"0x{ident:x}")
+                lines[_DEEPEST:] = []
+                parts.append(f"Thread {name} {_ORDER}\n" + "\n".join(lines))
     return "\n".join(parts).encode(errors="replace")[:_LONGEST]
 
 
 def _waiting(runner: JobRunner, lane: Lane | None) -> str:
     """Tell where the coroutine of a lane waits, or that of a broadcast; nothing if it computes."""
-    steps = None if lane is None else lane.steps
-    awaited = runner.shown if steps is None else steps.shown
+    awaited = runner.shown if lane is None or lane.context is None else lane.shown
     lines = [line_of(frame) for frame in islice(waiting_frames(awaited), _DEEPEST)]
     return "\n".join([COROUTINE, *lines[::-1]]) if lines else ""
 
@@ -121,18 +127,6 @@ def waiting_frames(awaited: Any) -> Iterator[FrameType]:
                 break
         else:
             return
-
-
-def _threads(frames: dict[int, FrameType]) -> list[str]:
-    """Return the stacks of threads that somebody else than the worker has begun."""
-    found: list[str] = []
-    known = getattr(sys.modules.get("threading"), "_active", {})
-    for ident, frame in islice(frames.items(), _MOST_THREADS):
-        lines = _lines(frame)
-        if not is_ours(lines[-1]):
-            name = getattr(known.get(ident), "name", f"0x{ident:x}")
-            found.append(f"Thread {name} {_ORDER}\n" + "\n".join(lines[:_DEEPEST]))
-    return found
 
 
 def _lines(frame: FrameType) -> list[str]:

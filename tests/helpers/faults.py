@@ -110,7 +110,7 @@ def commit_next(folder: str, names: Sequence[str]) -> None:
 
 def commit_next_at_hello(folder: str, names: Sequence[str]) -> None:
     """Have one of these committed where the worker would say hello, each in one worker."""
-    from asyncpool._worker.control import Control
+    from asyncpool._worker.channels import Control
 
     def send(self: Control, kind: FrameKind, *_: object, **__: object) -> None:
         commit(str(name))
@@ -202,8 +202,8 @@ def channels() -> tuple[socket.socket, socket.socket]:
     frame = sys._current_frames().get(main)
     while frame is not None:
         found = dict(frame.f_locals)  # since 3.13 it only looks like one
-        if frame.f_code.co_name == "work" and {"jobs", "control"} <= found.keys():
-            return found["jobs"], socket_of(found["control"])
+        if frame.f_code.co_name == "work" and "control" in found:
+            return found["control"].job_socket, socket_of(found["control"])
         frame = frame.f_back
     raise LookupError("this is no worker")
 
@@ -417,11 +417,11 @@ class _Note:
 
 def die_between(moment: str) -> str:
     """Return, and die on the way to the next job."""
-    from asyncpool._worker import channel, runner
-    from asyncpool._worker.control import Endings
+    from asyncpool._worker import channels, runner
+    from asyncpool._worker.channels import Endings
 
     def send(jobs: socket.socket, head: bytes, payload: bytes) -> None:
-        channel.send(jobs, head, payload)
+        channels.send(jobs, head, payload)
         if moment == "written":
             os._exit(3)
 

@@ -38,7 +38,7 @@ class Page(mmap.mmap):
     """
 
     log: ChunkLog
-    steps = leave_hook = None
+    context = leave_hook = instead = None
 
 
 @pytest.fixture(name="page", scope="module")

@@ -17,7 +17,7 @@ from hypothesis import given, strategies as st
 from asyncpool._wire.messages import PLAIN
 from asyncpool._wire.posix import INTERRUPT
 from asyncpool._worker.api import running
-from asyncpool._worker.control import Endings
+from asyncpool._worker.channels import Endings
 from asyncpool._worker.runner import load_hook
 from asyncpool._worker.stacks import start_thread
 from asyncpool.errors import HookError, JobCancelled

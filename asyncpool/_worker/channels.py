@@ -1,4 +1,9 @@
-"""The worker's end of the control channel, the thread that reads it, and what ends a job before its time.
+"""The worker's ends of its channels, the thread that reads one, and what ends a job before its time.
+
+Large buffers travel beside the frames: in segments, the shared memory that the pool has made for
+this worker, or in frames of their own.  Descriptors arrive on the control channel, so the control
+thread receives the segments.  The main thread uses them, and waits for a segment that is still on
+its way.
 
 The control thread does no other work, so it can react while the main thread computes or sleeps.
 It notices that the pool wants a job back, and that the pool is gone.  Then the control channel
@@ -41,36 +46,21 @@ import sys
 import traceback
 from _queue import SimpleQueue  # queue would do, see _worker/__init__.py
 from collections import deque
+from functools import partial
 from select import POLLIN, poll
 from time import monotonic
 
+from asyncpool._wire import messages, posix
+from asyncpool._wire.buffers import OutOfBandPickle, ReceivedPickle, cut, lay_out
 from asyncpool._wire.frames import Frame, FrameDecoder, FrameKind, header
-from asyncpool._wire.messages import (
-    MAX_CONFIG,
-    MOMENT,
-    Failure,
-    Identity,
-    cannot_succeed,
-    pack_numbers,
-    unpack_numbers,
-)
 from asyncpool._wire.page import STACKS_SIZE
 from asyncpool._wire.pickling import format_error, text_of, users_traceback
-from asyncpool._wire.posix import (
-    HANDED,
-    INTERRUPT,
-    STACKS,
-    memory_at_most,
-    private_memory,
-    receive_fds,
-)
 from asyncpool._wire.profile import ProfileRequest
 
 # Nothing is imported later, when it is needed: beside a job that computes, each of the hundred
 # system calls of an import may cost this thread 20 ms until it has the GIL again, and it is late
 # by two seconds then.
 from asyncpool._wire.text import in_units
-from asyncpool._worker.channel import LargeBuffers, receive
 from asyncpool._worker.profile import Sampler
 from asyncpool._worker.stacks import live_stacks, start_thread, write_stacks
 from asyncpool.errors import JobCancelled, ProtocolError
@@ -84,7 +74,7 @@ if TYPE_CHECKING:
     from types import FrameType
     from typing import Any
 
-    from asyncpool._wire.messages import WorkerConfig
+    from asyncpool._wire.memory import Memory
     from asyncpool._worker.runner import JobRunner
 else:
     # The C part of signal, whose own signal() touches many pages: see _worker/__init__.py.
@@ -97,6 +87,192 @@ _NEXT_SIGNAL = 0.02
 _NEVER = _thread.TIMEOUT_MAX
 
 _IMPORT = vars(sys.modules["_frozen_importlib"])
+
+
+def receive(
+    sock: socket.socket, decoder: FrameDecoder, *, wait: bool = True
+) -> list[Frame] | None:
+    """Wait for whole frames, or only return those that have come; ``None`` means the end."""
+    while True:
+        if decoder.target is not None:
+            size = sock.recv_into(decoder.target)
+            frames = decoder.fill(size)
+        else:
+            data = sock.recv(65536)
+            size, frames = len(data), decoder.feed(data)
+        if frames:
+            return frames
+        if not (wait and size):
+            return [] if size else None
+
+
+# Up to here one system call and a copy are cheaper than two system calls.
+SMALL = 65_536
+
+
+def send(sock: socket.socket, head: bytes, payload: bytes) -> None:
+    """Send a frame."""
+    if len(payload) <= SMALL:
+        sock.sendall(head + payload)
+    else:
+        sock.sendall(head)
+        sock.sendall(payload)
+
+
+class LargeBuffers:
+    """The large objects of one worker's jobs, and the segments that they travel in, by number.
+
+    Args:
+        jobs: The job channel.
+
+    Attributes:
+        in_use: Whether there was a large buffer.  If not, small outcomes need no look here.
+    """
+
+    def __init__(self, jobs: socket.socket) -> None:
+        self._job_socket = jobs
+        self.in_use = False
+        # The control thread rings after it has changed the next one.  Each change is one step
+        # under the GIL, so no lock is needed.  A ring too many does no harm.
+        self._bell: SimpleQueue[None] = SimpleQueue()
+        self._arrived: dict[int, tuple[int | None, int]] = {}
+        self._grants: SimpleQueue[int] = SimpleQueue()
+        self._mapped: dict[int, Memory] = {}
+        # What the pool is to be told of: segments without any view left, and others that this
+        # process cannot map.
+        self._unsent: deque[tuple[FrameKind, int]] = deque()
+        # What has come ahead of the next job.
+        self._lent: Frame | None = None
+        self._areas: list[memoryview] = []
+
+    # The control thread.
+
+    def arrive(self, number: int, fd: int | None, size: int) -> None:
+        """Take a new segment, whose descriptor may have been lost on its way."""
+        self._arrived[number] = fd, size
+        self._bell.put(None)
+
+    def grant(self, number: int) -> None:
+        """Note which segment the pool has granted for an outcome; 0 for none."""
+        self._grants.put(number)
+
+    def drop(self, number: int) -> None:
+        """Forget segment *number*, which the main thread has no view of."""
+        self._mapped.pop(number, None)
+        fd, _ = self._arrived.pop(number, (None, 0))
+        if fd is not None:
+            os.close(fd)
+
+    # The main thread.
+
+    def take(self, frame: Frame) -> None:
+        """Keep a buffer that comes before the job that it belongs to."""
+        self.in_use = True
+        if frame.kind is FrameKind.AREA:
+            data = frame.payload
+            # A job may change its arguments, wherever they come from.
+            area = memoryview(bytearray(data)) if type(data) is bytes else data
+            self._areas.append(area)
+        else:
+            self._lent = frame
+
+    def complete(
+        self, payload: bytes | memoryview
+    ) -> bytes | memoryview | ReceivedPickle:
+        """Return the payload of the next job together with the buffers that came before it.
+
+        Raises:
+            OSError: If this process cannot get at the memory.
+        """
+        if self._lent is None and not self._areas:
+            return payload
+        areas, self._areas = self._areas, []
+        lent, self._lent = self._lent, None
+        if lent is not None:
+            # Of the main thread, at any moment, or another one's: it must not do more.
+            returned = FrameKind.SEGMENT_RETURNED, lent.number
+            at_end = partial(self._unsent.append, returned)
+            try:
+                whole = self._memory(lent.number).lend(at_end)
+            except OSError:
+                self._unsent.append((FrameKind.LOST, lent.number))
+                raise
+            areas = cut(whole, messages.unpack_numbers(lent.payload))
+        return ReceivedPickle(payload, areas)
+
+    def discard(self) -> None:
+        """Drop the buffers of a job that will not begin."""
+        self._areas = []
+        if self._lent is not None:
+            self._unsent.append((FrameKind.SEGMENT_RETURNED, self._lent.number))
+            self._lent = None
+            self._job_socket.sendall(self._news())
+
+    def put(self, outcome: bytes | OutOfBandPickle) -> tuple[bytes, bytes]:
+        """Send the buffers of an outcome, or copy them into shared memory.
+
+        Returns:
+            The bytes to send before its frame, and the payload of the frame.
+        """
+        if type(outcome) is bytes:
+            return self._news(), outcome
+        assert isinstance(outcome, OutOfBandPickle)
+        self.in_use = True
+        payload, ahead = outcome.payload, self._put(outcome)
+        outcome.buffers.clear()  # it may be all that keeps a view of the arguments
+        return self._news() + ahead, payload
+
+    def _put(self, pickled: OutOfBandPickle) -> bytes:
+        areas, sizes = pickled.areas, pickled.sizes
+        self._job_socket.sendall(header(FrameKind.WANT, 0, lay_out(sizes)[1]))
+        # The pool answers with the number of a segment, or with 0 for none.
+        if number := self._grants.get():
+            with contextlib.suppress(OSError):
+                self._memory(number).fill(pickled)
+                numbers = messages.pack_numbers(sizes)
+                head = header(FrameKind.LENT, len(numbers), number=number)
+                return head + numbers
+            self._unsent.append((FrameKind.LOST, number))
+        for size, pieces in zip(sizes, areas, strict=True):
+            self._job_socket.sendall(header(FrameKind.AREA, size))
+            for piece in pieces:
+                self._job_socket.sendall(piece)
+        return b""
+
+    def _memory(self, number: int) -> Memory:
+        """Return segment *number*, and wait for it if it is on its way.
+
+        Raises:
+            OSError: If this process may open no more descriptors, or has no room.
+        """
+        memory = self._mapped.get(number)
+        if memory is not None:
+            return memory
+        while number not in self._arrived:
+            self._bell.get()
+        fd, size = self._arrived.pop(number)
+        if fd is None:
+            text = "the shared memory of a job cannot be received"
+            raise OSError(errno.EMFILE, f"{os.strerror(errno.EMFILE)}: {text}")
+        from asyncpool._wire.memory import Memory  # noqa: PLC0415 - few jobs need ctypes
+
+        try:
+            memory = self._mapped[number] = Memory(fd, size)
+        finally:
+            os.close(fd)
+        return memory
+
+    def _news(self) -> bytes:
+        """Return the frames that tell the pool which segments are free again, or lost."""
+        news = b""
+        while self._unsent:
+            kind, number = self._unsent.popleft()
+            memory = self._mapped.get(number)
+            if memory is not None and memory.copied:  # by a fork of a job
+                kind = FrameKind.LOST
+                del self._mapped[number]
+            news += header(kind, 0, number=number)
+        return news
 
 
 class Hold:
@@ -146,7 +322,7 @@ class Endings:
         # Until when jobs may run, and what wakes the thread that looks, once a job has had a lease.
         self._leases: dict[int, float] = {}
         self._bell: Any = None
-        _signal.signal(INTERRUPT, lambda *_: self._raise_if_requested())
+        _signal.signal(posix.INTERRUPT, lambda *_: self._raise_if_requested())
 
     def claim(self) -> bool:
         """Claim the next number, and tell whether its job may begin."""
@@ -208,7 +384,7 @@ class Endings:
 
     def signal(self) -> None:
         """Have the main thread end that job, if it may be ended now; called by another thread."""
-        _signal.pthread_kill(self.main, INTERRUPT)
+        _signal.pthread_kill(self.main, posix.INTERRUPT)
 
     def forget(self, sequence: int) -> bool:
         """Tell whether that job is to end, and forget that it is."""
@@ -225,7 +401,12 @@ class Endings:
     def _raise_if_requested(self) -> None:
         if self.hold.is_on or self.running not in self.requested:
             return
-        if not _imports(sys._getframe()) and self.forget(self.running):  # noqa: SLF001 - public
+        frame: FrameType | None = sys._getframe()  # noqa: SLF001 - public
+        while frame is not None:
+            if frame.f_globals is _IMPORT:
+                return  # an import is under way
+            frame = frame.f_back
+        if self.forget(self.running):
             raise self.error
 
     def fence(self, sequence: int, until: float) -> None:
@@ -264,25 +445,18 @@ class Endings:
         return wait
 
 
-def _imports(frame: FrameType | None) -> bool:
-    """Tell whether an import is under way in *frame*, or in what has called it."""
-    while frame is not None:
-        if frame.f_globals is _IMPORT:
-            return True
-        frame = frame.f_back
-    return False
-
-
 class Control:
     """The worker's end of the control channel.
 
     Args:
+        jobs: The job channel.
         sock: The socket.
         page_fd: The worker page.
-        large_buffers: Receive shared memory.
 
     Attributes:
-        large_buffers: As above.
+        job_socket: The job channel.
+        page_fd: As above.
+        large_buffers: What travels beside jobs and outcomes.
         endings: Knows which jobs are to end before their time.
         runner: Runs the jobs.
         identity: The name and the parent of this worker.
@@ -292,14 +466,12 @@ class Control:
             ends.  A worker that has this serves: its event loop answers pings.
     """
 
-    identity: Identity
+    identity: messages.Identity
     runner: JobRunner
 
-    def __init__(
-        self, sock: socket.socket, page_fd: int, large_buffers: LargeBuffers
-    ) -> None:
-        self._socket = sock
-        self.large_buffers = large_buffers
+    def __init__(self, jobs: socket.socket, sock: socket.socket, page_fd: int) -> None:
+        self.job_socket, self._socket, self.page_fd = jobs, sock, page_fd
+        self.large_buffers = LargeBuffers(jobs)
         # The runner does not exist yet.
         self.endings = Endings(lambda it: self.runner.runs(it), self._end_lapsed)  # noqa: PLW0108
         self.announced = False
@@ -312,12 +484,12 @@ class Control:
         self._tracker_asked = False
         self._thread = 0
         self._show_thread = _thread._excepthook  # noqa: SLF001 - see start()
-        self._decoder = FrameDecoder(max_payload=MAX_CONFIG)
+        self._decoder = FrameDecoder(max_payload=messages.MAX_CONFIG)
         # This handler is in C, so it works even if code never releases the GIL.
         os.lseek(page_fd, -STACKS_SIZE, os.SEEK_END)
-        faulthandler.register(STACKS, page_fd)
+        faulthandler.register(posix.STACKS, page_fd)
 
-    def receive_config(self) -> WorkerConfig:
+    def receive_config(self) -> messages.WorkerConfig:
         """Wait for the configuration, and for the frames before it.
 
         Raises:
@@ -329,7 +501,7 @@ class Control:
                 raise SystemExit(0)
             for frame in frames:
                 if frame.kind is FrameKind.HANDED:
-                    HANDED.append(fds.pop() if fds else None)
+                    posix.HANDED.append(fds.pop() if fds else None)
                 elif frame.kind is FrameKind.IDENTITY:
                     self.identity = pickle.loads(frame.payload)
                 else:
@@ -339,12 +511,12 @@ class Control:
         """Wait for frames, and the descriptor that the last of them may bring; ``None`` is the end."""
         if self._decoder.target is not None:
             return receive(self._socket, self._decoder), []
-        data, fds, _ = receive_fds(self._socket, 65536, 1)
+        data, fds, _ = posix.receive_fds(self._socket, 65536, 1)
         return (self._decoder.feed(data) if data else None), fds
 
-    def fileno(self) -> int:
-        """Return the descriptor of the channel."""
-        return self._socket.fileno()
+    def fds(self) -> tuple[int, int, int]:
+        """Return the descriptors of the channels, and of the page."""
+        return self.job_socket.fileno(), self._socket.fileno(), self.page_fd
 
     def start(self) -> None:
         """Start to watch the channel, and the other threads of this process."""
@@ -362,8 +534,8 @@ class Control:
         """
         if self.runner.config.memory is not None:
             bound, text = self.runner.config.memory
-            most = memory_at_most(os.getpid())
-            if most >= bound and (had := private_memory(os.getpid())) >= bound:
+            most = posix.memory_at_most(os.getpid())
+            if most >= bound and (had := posix.private_memory(os.getpid())) >= bound:
                 raise RuntimeError(
                     f"it has {in_units(had)} of memory before its first job, and {text}: "
                     "raise the limit, or have workers import and initialize less"
@@ -375,8 +547,8 @@ class Control:
     ) -> None:
         """Tell the pool of *error*, which ends the worker; see :func:`cannot_succeed`."""
         summary = f"{type(error).__qualname__}: {text_of(error)}"
-        final = cannot_succeed(error, fixed=fixed)
-        failure = Failure(stage, summary, _format(error), final)
+        final = messages.cannot_succeed(error, fixed=fixed)
+        failure = messages.Failure(stage, summary, _format(error), final)
         self.send(FrameKind.FAILED, failure.pack())
         self.announced = True
 
@@ -422,7 +594,8 @@ class Control:
         self._send_records()
 
     def close(self) -> None:
-        """Close the descriptor, in a process that is not the worker."""
+        """Close the channels, in a process that is not the worker."""
+        self.job_socket.close()
         self._socket.close()
         # Another thread may have held it at the fork.
         self._lock = _thread.RLock()
@@ -436,9 +609,13 @@ class Control:
 
     def _watch(self) -> None:
         self._thread = _thread.get_ident()
+        channel = poll()
+        channel.register(self._socket, POLLIN)
         try:
             while True:
-                self._resend_signal()
+                # The first signal may have had no effect, see Endings._raise_if_requested().
+                while self.endings.pending() and not channel.poll(_NEXT_SIGNAL * 1000):
+                    self.endings.signal()
                 frames, fds = self._receive()
                 if frames is None:
                     break
@@ -459,33 +636,25 @@ class Control:
             # The worker has a process group of its own, so this ends no other process.
             os.killpg(0, signal.SIGKILL)
 
-    def _resend_signal(self) -> None:
-        """Signal a job that is to end again and again, until the pool sends a frame.
-
-        The first one may have had no effect, see :meth:`Endings._raise_if_requested`.
-        """
-        if not self.endings.pending():
-            return
-        channel = poll()
-        channel.register(self._socket, POLLIN)
-        while not channel.poll(_NEXT_SIGNAL * 1000) and self.endings.pending():
-            self.endings.signal()
-
     def _answer(self, frame: Frame, fds: list[int]) -> None:
-        kind = frame.kind
+        kind, buffers = frame.kind, self.large_buffers
         if kind is FrameKind.REVOKE:
-            won = self.endings.revoke(unpack_numbers(frame.payload))
-            self.send(FrameKind.REVOKED, pack_numbers(won))
+            won = self.endings.revoke(messages.unpack_numbers(frame.payload))
+            self.send(FrameKind.REVOKED, messages.pack_numbers(won))
         elif kind is FrameKind.INTERRUPT:
-            for sequence in unpack_numbers(frame.payload):
+            for sequence in messages.unpack_numbers(frame.payload):
                 if not self.endings.ask(sequence):
-                    self.runner.end_soon(sequence)
+                    self.runner.call_in_loop(self.runner.end_in_loop, sequence)
         elif kind is FrameKind.FENCE:
-            self.endings.fence(frame.job, *MOMENT.unpack(frame.payload))
+            self.endings.fence(frame.job, *messages.MOMENT.unpack(frame.payload))
         elif kind is FrameKind.CREDIT:
             lane = self.runner.by_job.get((frame.job, frame.attempt))
-            if lane is not None and lane.credit is not None:  # else the job is over
-                lane.credit.raise_to(frame.number)
+            if lane is not None and lane.ring is not None:  # else the job is over
+                lane.credit = frame.number
+                with contextlib.suppress(
+                    RuntimeError
+                ):  # it has heard the last ring, and not waited
+                    lane.ring()
         elif kind is FrameKind.PING:
             serves = self.on_end_of_all is not None
             if not (serves and self.runner.call_in_loop(self.send, FrameKind.PONG)):
@@ -508,13 +677,11 @@ class Control:
         elif kind is FrameKind.TRACKER:
             self._tracker.put(fds.pop() if fds else None)
         elif kind is FrameKind.SEGMENT:
-            self.large_buffers.arrive(
-                frame.number, fds.pop() if fds else None, frame.job
-            )
+            buffers.arrive(frame.number, fds.pop() if fds else None, frame.job)
         elif kind is FrameKind.GRANT:
-            self.large_buffers.grant(frame.number)
+            buffers.grant(frame.number)
         elif kind is FrameKind.DROP:
-            self.large_buffers.drop(frame.number)
+            buffers.drop(frame.number)
         else:
             raise ProtocolError(f"the pool sent {kind.name}")
 
@@ -524,7 +691,7 @@ class Control:
         The pool may be stopped, and then it reads nothing.
         """
         summary = "it has lapsed, and its job was still running"
-        payload = Failure("lease", summary).pack()
+        payload = messages.Failure("lease", summary).pack()
         with contextlib.suppress(OSError):
             if self._lock.acquire(blocking=False):
                 frame = header(FrameKind.FAILED, len(payload)) + payload
@@ -558,7 +725,7 @@ class Control:
         name = thread.name if thread is not None else "a thread"
         summary = f"{kind.__qualname__} in thread {name!r}: {error}"
         text = "".join(traceback.format_exception(kind, error, tb))
-        self.send(FrameKind.FAILED, Failure("thread", summary, text).pack())
+        self.send(FrameKind.FAILED, messages.Failure("thread", summary, text).pack())
         on_thread_death = self.on_thread_death
         if on_thread_death is not None:
             on_thread_death()
