@@ -95,7 +95,7 @@ NO_JOB = 0
 # its function.  That is a function which modules have, or a name: the context may outlive the
 # job, and must not keep what belongs to the job.  It is None until the function is unpickled.
 # Most jobs never call current_job(), so the CurrentJob is made only when one does.
-Running = tuple[int, int, JobContext, float, "Any"]
+Running = tuple[int, int, JobContext, float, object]
 running: ContextVar[Running | None] = ContextVar("asyncpool_job", default=None)
 
 
@@ -109,12 +109,13 @@ def current_job() -> CurrentJob:
     if job is None:
         raise RuntimeError("current_job() was called outside a job of a pool")
     number, attempt, context, began, function = job
-    if type(function) is not str:
-        unknown = function is None or type(function) is bytes
-        function = "" if unknown else function_name(function)
-    slot = 0 if _runner is None else _runner.control.identity.rank
+    if function is None or type(function) is bytes:
+        name = ""
+    else:
+        name = function if type(function) is str else function_name(function)  # type: ignore[arg-type]
     end = context.end(began)
-    return CurrentJob(number, attempt, end, context.details, function, slot)
+    slot = 0 if _runner is None else _runner.control.identity.rank
+    return CurrentJob(number, attempt, end, context.details, name, slot)
 
 
 def name_function(function: Callable[..., Any]) -> None:

@@ -322,7 +322,7 @@ class Endings:
         # Until when jobs may run, and what wakes the thread that looks, once a job has had a lease.
         self._leases: dict[int, float] = {}
         self._bell: Any = None
-        _signal.signal(posix.INTERRUPT, lambda *_: self._raise_if_requested())
+        _signal.signal(posix.INTERRUPT, self._raise_if_requested)
 
     def claim(self) -> bool:
         """Claim the next number, and tell whether its job may begin."""
@@ -398,7 +398,7 @@ class Endings:
             if sequence <= self.last_claimed and not self._runs(sequence):
                 self.requested.discard(sequence)
 
-    def _raise_if_requested(self) -> None:
+    def _raise_if_requested(self, *_: object) -> None:
         if self.hold.is_on or self.running not in self.requested:
             return
         frame: FrameType | None = sys._getframe()  # noqa: SLF001 - public

@@ -1,7 +1,7 @@
 """Run the jobs of a worker, each in a lane: one at a time, or several at once.
 
 All jobs begin in the order in which they came, as soon as a lane is free.  So each job has its
-sequence number, as ``JobClaims`` needs it.  A plain function runs without a break, and all other
+sequence number, as ``Endings`` needs it.  A plain function runs without a break, and all other
 jobs wait for it.  A coroutine runs step by step, as a task of the worker's event loop.  Each
 outcome is sent, or noted, in the very step in which its job ends, so it is safe whatever the
 other jobs do.
@@ -38,7 +38,7 @@ from mmap import ALLOCATIONGRANULARITY, mmap
 from time import monotonic, perf_counter, perf_counter_ns
 from types import CoroutineType, SimpleNamespace
 
-from asyncpool._wire import log_records as say, messages, pickling
+from asyncpool._wire import log_records as say, messages, page, pickling
 from asyncpool._wire.buffers import OutOfBandPickle
 from asyncpool._wire.frames import (
     MAX_NUMBER,
@@ -50,17 +50,7 @@ from asyncpool._wire.frames import (
     pack_header,
 )
 from asyncpool._wire.messages import MAX_CONTEXT, PLAIN
-from asyncpool._wire.page import (
-    BEGUN,
-    FLAT,
-    LANE_OUTCOME_SIZE,
-    LOG_HEAD,
-    LOG_SIZE,
-    NOTED,
-    ChunkResult,
-    PageLayout,
-    note,
-)
+from asyncpool._wire.page import BEGUN, FLAT, NOTED, ChunkResult, PageLayout, note
 from asyncpool._wire.records import Later, import_named
 from asyncpool._wire.text import JOB_LOGGER, function_name
 from asyncpool._worker.api import NO_JOB, CurrentJob, current_job, run_chunk, running
@@ -209,7 +199,7 @@ class ChunkLog:
     """The outcomes of the items of a chunk; the same log serves one chunk after the other.
 
     Args:
-        page: The descriptor of the worker page.
+        fd: The descriptor of the worker page.
         start: The offset of the log on the page.
 
     Attributes:
@@ -217,11 +207,11 @@ class ChunkLog:
         write: Writes behind what was written before.
     """
 
-    def __init__(self, page: int, start: int) -> None:
+    def __init__(self, fd: int, start: int) -> None:
         # A map of its own, which ends with the log: so it has a position, and fails at the end.
         before = start % ALLOCATIONGRANULARITY
-        log = mmap(page, before + LOG_SIZE, offset=start - before)
-        self._first = before + LOG_HEAD.size
+        log = mmap(fd, before + page.LOG_SIZE, offset=start - before)
+        self._first = before + page.LOG_HEAD.size
         self.words = memoryview(log)[before : self._first].cast("Q")
         self.write: Callable[[bytes], object] = log.write
         self._seek: Callable[[int], object] = log.seek
@@ -702,14 +692,14 @@ class JobRunner:
             # Sent, or noted, before any other job begins: a crash there must not cost this
             # outcome.  Its large buffers may have been sent already, so none may come in between.
             noted = self._looping and self._several and alone and not ahead
-            if noted and size <= LANE_OUTCOME_SIZE - NOTED.size:
+            if noted and size <= page.LANE_OUTCOME_SIZE - NOTED.size:
                 # Where the pool finds it if the worker dies.  The number of the job comes last:
                 # until then the outcome belongs to no job.
-                page, start = self.page, self.layout.outcome_offset(lane.index)
-                NOTED.pack_into(page, start, 0, 0, kind, duration, size)
-                begin = start + NOTED.size
-                page[begin : begin + size] = payload
-                BEGUN.pack_into(page, start, job, attempt)
+                start = self.layout.outcome_offset(lane.index)
+                NOTED.pack_into(self.page, start, 0, 0, kind, duration, size)
+                body = start + NOTED.size
+                self.page[body : body + size] = payload
+                BEGUN.pack_into(self.page, start, job, attempt)
                 # So it goes together with others of this turn of the loop.
                 self._outcomes.append(head + payload)
                 self._soon()
@@ -810,10 +800,11 @@ async def send_items(runner: JobRunner, lane: Lane, source: Any, loop: Any) -> A
         BaseException: Whatever the generator raises.
     """
     # The control thread rings when there is more credit; a ring too many does no harm.
-    bell, more = allocate_lock(), None if loop is None else asyncio.Event()
+    bell, more = allocate_lock(), None
     bell.acquire()
     lane.ring = bell.release
-    if more is not None:
+    if loop is not None:
+        more = asyncio.Event()
         lane.ring = partial(loop.call_soon_threadsafe, more.set)
     if type(source) is CoroutineType:
         source = await source
