@@ -54,13 +54,6 @@ def test_each_place_goes_to_exactly_one_side(steps: list[list[int] | None]) -> N
 # An exception from outside: in the job that is meant, or nowhere.
 
 
-@pytest.fixture(autouse=True)
-def _handler() -> Iterator[None]:
-    before = signal.getsignal(INTERRUPT)
-    yield
-    signal.signal(INTERRUPT, before)
-
-
 @pytest.fixture
 def interrupts() -> Endings:
     return Endings(set[int]().__contains__, sys.exit)
@@ -206,9 +199,13 @@ def test_a_thread_runs_when_start_thread_returns(tmp_path: Path) -> None:
 
 @pytest.fixture(autouse=True)
 def job() -> Iterator[None]:
-    mark = running.set((7, 1, PLAIN, 0.0, "shop.work"))
+    mark, before = (
+        running.set((7, 1, PLAIN, 0.0, "shop.work")),
+        signal.getsignal(INTERRUPT),
+    )
     yield
     running.reset(mark)
+    signal.signal(INTERRUPT, before)
 
 
 class Manager:
