@@ -417,19 +417,19 @@ class _Note:
 
 def die_between(moment: str) -> str:
     """Return, and die on the way to the next job."""
-    from asyncpool._worker import channels, runner
+    from asyncpool._worker import channels as ends, runner
 
     def send(jobs: socket.socket, head: bytes, payload: bytes) -> None:
-        channels.send(jobs, head, payload)
+        ends.send(jobs, head, payload)
         if moment == "written":
             os._exit(3)
 
-    def take(self: channels.Endings) -> bool:
+    def take(self: ends.Endings) -> bool:
         os._exit(3)
 
     vars(runner)["send"] = send
     if moment == "turn":
-        channels.Endings.claim = take  # type: ignore[method-assign] # on purpose
+        ends.Endings.claim = take  # type: ignore[method-assign] # on purpose
     vars(runner)["BEGUN"] = _Note(moment)
     return "answered"
 
