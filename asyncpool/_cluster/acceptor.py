@@ -9,7 +9,7 @@ import socket
 
 from asyncpool._cluster.rules import EXHAUSTED
 from asyncpool._wire import log_records as say
-from asyncpool._worker.control import own_logger
+from asyncpool._worker.channels import own_logger
 
 TYPE_CHECKING = False  # see _wire/records.py
 if TYPE_CHECKING:

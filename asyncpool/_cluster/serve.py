@@ -12,9 +12,9 @@ from itertools import islice
 from asyncpool._cluster.server_worker import DrainTime, ServerWorker
 from asyncpool._cluster.worker import Worker
 from asyncpool._wire import log_records as say
-from asyncpool._wire.messages import COROUTINE, WorkerConfig
+from asyncpool._wire.messages import COROUTINE
 from asyncpool._wire.records import import_named
-from asyncpool._worker.control import Control, own_logger, print_error
+from asyncpool._worker.channels import Control, own_logger, print_error
 from asyncpool._worker.stacks import line_of
 
 TYPE_CHECKING = False  # see _wire/records.py
@@ -43,17 +43,12 @@ _LONGEST = 16_384
 _CLEAN_UP = 0.5
 
 
-def serve(
-    jobs: socket.socket, control: Control, runner: JobRunner, config: WorkerConfig
-) -> int:
+def serve(runner: JobRunner) -> int:
     """Be a worker of a cluster until it is drained.
 
     Args:
-        jobs: The job channel, which becomes the link.
-        control: The control channel.
-        runner: Has the event loop.
-        config: Has the pickled ``(target, spread, drain_timeouts, slot, generation,
-            broadcasts)``.
+        runner: Has the event loop, and a configuration with the pickled ``(target, spread,
+            drain_timeouts, slot, generation, broadcasts)``.  Its job channel becomes the link.
 
     Returns:
         The status to leave with: 1 if an exception was not caught.
@@ -61,6 +56,7 @@ def serve(
     Raises:
         BaseException: What has kept it from becoming ready; the pool was told.
     """
+    config, control = runner.config, runner.control
     assert config.main is not None
     for name in _MASTERS:
         os.environ.pop(name, None)
@@ -70,7 +66,7 @@ def serve(
         function = _load(target)
         life = _Life(control, function, drain_timeouts, broadcasts)
         return runner.run(  # type: ignore[no-any-return]
-            life.run(jobs, config.max_payload, spread, *who)
+            life.run(control.job_socket, config.max_payload, spread, *who)
         )
     except BaseException as error:
         control.report_failure("serve", error)
@@ -140,7 +136,7 @@ class _Life:
     ) -> int:
         """Run everything, and return the status to leave with."""
         self._loop = asyncio.get_running_loop()
-        self._control.stacks.tell = partial(_task_stacks, self._loop)
+        self._control.runner.tell = partial(_task_stacks, self._loop)
         time = DrainTime(*self._drain_timeouts)
         server_worker = self._server_worker = ServerWorker(
             jobs,

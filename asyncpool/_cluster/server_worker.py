@@ -23,14 +23,14 @@ from asyncpool._cluster.worker_queues import (
 from asyncpool._wire import log_records as say
 from asyncpool._wire.frames import Frame, FrameKind, header
 from asyncpool._wire.messages import MAX_REASON, pack_numbers
-from asyncpool._worker.control import own_logger
+from asyncpool._worker.channels import own_logger
 from asyncpool.errors import ProtocolError
 
 TYPE_CHECKING = False  # see _wire/records.py
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable
 
-    from asyncpool._worker.control import Control
+    from asyncpool._worker.channels import Control
 
 # How many accepted connections wait here for the user's code.  The others wait in the backlog.
 _MOST_WAITING = 16

@@ -22,7 +22,7 @@ from asyncpool._wire.posix import (
     received,
     socket_descriptor,
 )
-from asyncpool._worker.control import own_logger
+from asyncpool._worker.channels import own_logger
 
 TYPE_CHECKING = False  # see _wire/records.py
 if TYPE_CHECKING:

@@ -3,7 +3,7 @@
 Ahead of a job goes what the worker lacks for it: its context, its function, its large buffers.
 Large buffers travel in segments of shared memory, or, if there is no segment, in AREA frames on
 the job channel.  Either way they go ahead of the frame that they belong to.  The worker's half
-of this is ``_worker/channel.py``.
+of this is ``_worker/channels.py``.
 """
 
 from __future__ import annotations

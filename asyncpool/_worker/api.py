@@ -192,7 +192,7 @@ def heartbeat(details: object = None) -> None:
     """
     if _runner is None:
         raise RuntimeError("heartbeat() was called outside a job of a pool")
-    _runner.control.interrupts.check(_find(_runner)[1].sequence)
+    _runner.endings.check(_find(_runner)[1].sequence)
     packed = _runner.no_details
     try:
         if details is not None:

@@ -21,6 +21,7 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 
 from asyncpool._wire import scripts
+from asyncpool._wire.messages import Identity
 from asyncpool._wire.scripts import space
 from asyncpool.errors import JobCancelled
 
@@ -29,8 +30,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from importlib.abc import Loader
     from typing import Any
-
-    from asyncpool._wire.messages import Identity
 
 _NAME = "__mp_main__"  # as with multiprocessing, whose children may import it in turn
 
@@ -107,8 +106,7 @@ class _Script(ModuleType):
             if not _Import.begun:
                 _Import.begun = True
                 _run(self)
-            failure = _Import.failure
-            if failure is not None:
+            if (failure := _Import.failure) is not None:
                 what = f"{type(failure).__name__}: {failure}"
                 raise ImportError(
                     f"importing the script {self.__file__} in a worker failed: {what}; put what "
@@ -187,18 +185,14 @@ def _become(identity: Identity) -> None:
     this.name, this.authkey = identity.name, identity.authkey
     this._identity, this._parent_pid = (identity.number,), identity.parent[0]  # noqa: SLF001
     pid, name = identity.parent
-    process._parent_process = process._ParentProcess(name, pid, _sentinel(pid))  # noqa: SLF001
-    if identity.start_method is not None:
-        context._default_context.set_start_method(identity.start_method, force=True)  # noqa: SLF001
-
-
-def _sentinel(pid: int) -> int:
-    """Return a descriptor that is ready to be read when process *pid* has ended."""
     try:
-        return os.pidfd_open(pid)
+        ended = os.pidfd_open(pid)
     except (AttributeError, OSError):
         # A worker ends with the pool's process: who can ask has a parent.
-        return os.pipe()[0]
+        ended = os.pipe()[0]
+    process._parent_process = process._ParentProcess(name, pid, ended)  # noqa: SLF001
+    if identity.start_method is not None:
+        context._default_context.set_start_method(identity.start_method, force=True)  # noqa: SLF001
 
 
 class ImportWatch:

@@ -45,8 +45,7 @@ from asyncpool._wire.frames import Frame, FrameDecoder, FrameKind, header
 from asyncpool._wire.messages import SCRIPT, Failure, LauncherConfig, cannot_succeed
 from asyncpool._wire.posix import STACKS, STARTS, command_line, receive_fds, socket_of
 from asyncpool._worker.identity import install_script, load_script
-from asyncpool._worker.process import Preloading, forking, load_titles, prctl, show
-from asyncpool._worker.worker import work
+from asyncpool._worker.process import Preloading, forking, load_title, prctl, show, work
 
 TYPE_CHECKING = False  # see _wire/records.py
 if TYPE_CHECKING:
@@ -164,7 +163,7 @@ class LauncherProcess:
         config = self._config
         sys.path[:] = config.sys_path
         sys.argv[:] = [""]
-        load_titles()
+        load_title()
         show("pool-launcher", "launcher")
         faulthandler.enable(self._file)
         # The pool asks where this is, if it takes too long.

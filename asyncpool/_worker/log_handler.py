@@ -6,19 +6,19 @@ This module is imported when a job imports ``logging``, which costs 2 MB, and no
 from __future__ import annotations
 
 import logging
+import os
 import sys
 from functools import partial
 
 from asyncpool._wire.log_records import pack_record, plain_fields
 from asyncpool._wire.text import JOB_LOGGER
 from asyncpool._worker.api import running
+from asyncpool._worker.runner import JobRunner
 
 TYPE_CHECKING = False  # see _wire/records.py
 if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
-
-    from asyncpool._wire.messages import WorkerConfig
 
 # Attributes of every record, which are no extras.  A formatter sets the last two.
 _USUAL = {*vars(logging.makeLogRecord({})), "message", "asctime", "taskName"}
@@ -40,26 +40,16 @@ class RecordHandler(logging.Handler):
     a worker, and takes all handlers away before, neither finds nor loses it.
 
     Args:
-        send: Sends the payload of a ``RECORD`` frame.
-        whose: Returns the running job and its attempt, if any, for threads outside of its
-            context.
-        config: Has the levels of the service's loggers.
-        process_name: The ``processName`` of records.
+        runner: Has the control channel, the levels of the service's loggers, the ``processName`` of
+            records, and the running job for threads outside of its context.
     """
 
-    def __init__(
-        self,
-        send: Callable[[bytes], None],
-        whose: Callable[[], tuple[int, int] | None],
-        config: WorkerConfig,
-        process_name: str,
-    ) -> None:
+    def __init__(self, runner: JobRunner) -> None:
         super().__init__()
-        self._send = send
-        self._whose = whose
-        for name, level in config.levels:
+        self._runner = runner
+        for name, level in runner.config.levels:
             logging.getLogger(name).setLevel(level)
-        logging.disable(config.disabled)
+        logging.disable(runner.config.disabled)
         root = logging.getLogger()
         # Else each logging.info() would call basicConfig(), as do many scripts: a handler on stderr.
         self._quiet = logging.NullHandler()
@@ -67,11 +57,12 @@ class RecordHandler(logging.Handler):
         root.__class__ = _Root
         root.parent = logging.RootLogger(logging.NOTSET)
         root.parent.addHandler(self)
-        if process_name:
+        if process_name := runner.control.identity.name:
             make = logging.getLogRecordFactory()
             logging.setLogRecordFactory(partial(_named, make, process_name))
+        os.register_at_fork(after_in_child=self._leave)
 
-    def leave(self) -> None:
+    def _leave(self) -> None:
         """Leave all loggers alone, in a process that is not the worker."""
         root = logging.getLogger()
         root.parent = None
@@ -89,7 +80,7 @@ class RecordHandler(logging.Handler):
         if isinstance(found, logging.LogRecord):  # since Python 3.12
             record = found
         try:
-            self._send(self._pack(record))
+            self._runner.control.report(self._pack(record))
         except Exception:
             self.handleError(record)
         return True
@@ -99,19 +90,14 @@ class RecordHandler(logging.Handler):
             record.exc_text = logging.Formatter().formatException(record.exc_info)
         given = vars(record)
         fields = plain_fields(it for it in given.items() if it[0] not in _USUAL)
-        job, attempt = self._job_of(record, fields) or (0, 0)
+        job, attempt = fields.get("job_id"), fields.get("attempt")
+        told = isinstance(job, int) and isinstance(attempt, int)
+        if record.name != JOB_LOGGER or not told:
+            known = running.get()
+            whose = self._runner.running if known is None else known[:2]
+            job, attempt = whose or (0, 0)
         ours = {"msg": record.getMessage(), "job_id": job, "attempt": attempt}
         return pack_record(given | ours, fields)
-
-    def _job_of(
-        self, record: logging.LogRecord, fields: dict[str, object]
-    ) -> tuple[int, int] | None:
-        if record.name == JOB_LOGGER:
-            job, attempt = fields.get("job_id"), fields.get("attempt")
-            if isinstance(job, int) and isinstance(attempt, int):
-                return job, attempt
-        known = running.get()
-        return known[:2] if known is not None else self._whose()
 
 
 def _named(

@@ -1,30 +1,38 @@
-"""What each process of a pool does with itself, whether it is a launcher or a worker.
+"""What each process of a pool does with itself, and the life of a worker.
 
-It begins here if it is a fresh interpreter (``_wire/posix.py`` has its command line).  It
-shows a name in ``ps``, sets its own environment and limits, starts threads, and finds out which
-threads came with its imports, and what a fork would make of them.
+A process begins here if it is a fresh interpreter (``_wire/posix.py`` has its command line).  A
+worker sets itself up, runs jobs, and ends with the job channel.  It, and the launcher, show a name
+in ``ps``, set an environment and limits, and find out which threads came with their imports, and
+what a fork would make of them.
 """
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import faulthandler
 import os
+import pickle
 import select
 import signal
 import sys
 import time
-from _thread import allocate_lock, start_new_thread
+import traceback
 from collections import Counter
+from types import CoroutineType
 
-from asyncpool._wire.messages import BEFORE_IMPORTS, KernelLimit, Thread, Variables
-from asyncpool._wire.posix import STARTS, greeting
+from asyncpool._wire.messages import BEFORE_IMPORTS, SCRIPT, Thread, WorkerConfig
+from asyncpool._wire.posix import HANDED, STARTS, greeting, socket_of
 from asyncpool._wire.text import printable
+from asyncpool._worker.api import become_worker
+from asyncpool._worker.channels import Control
+from asyncpool._worker.identity import ImportWatch, adopt, install_script, load_script
+from asyncpool._worker.runner import JobRunner, load_hook
 
 TYPE_CHECKING = False  # see _wire/records.py
 if TYPE_CHECKING:
-    from collections.abc import Callable, Container, Generator, Iterable, Mapping
-    from typing import NoReturn
+    from collections.abc import Container, Generator, Iterable, Mapping
+    from typing import Any, NoReturn
 
 _PR_SET_NAME = 15
 _LONGEST_NAME = 15  # bytes
@@ -60,11 +68,11 @@ def main() -> NoReturn:
     that folder shadow nothing.
     """
     role, *numbers = sys.argv[2:]
-    _begin(role, [int(number) for number in numbers])
+    Start(role, *map(int, numbers)).run()
 
 
 class Start:
-    """What a frozen program unpickles: for ``spawn_main`` the process that it is to be.
+    """What a process begins as; a frozen program unpickles it for ``spawn_main``.
 
     Args:
         role: As in :func:`main`.
@@ -72,30 +80,211 @@ class Start:
     """
 
     def __init__(self, role: str, *fds: int) -> None:
-        self._role, self._fds = role, list(fds)
+        self._role, self._fds = role, fds
 
     def _bootstrap(self, parent_sentinel: int) -> NoReturn:
         os.close(parent_sentinel)
         if self._role == "launcher":
             os.write(self._fds[-1], greeting())
-        _begin(self._role, self._fds)
+        self.run()
+
+    def run(self) -> NoReturn:
+        """Be that process."""
+        os.environ.pop(STARTS, None)
+        for fd in self._fds:
+            os.set_inheritable(fd, False)
+        if self._role == "launcher":
+            from asyncpool._worker.launcher import main as serve  # noqa: PLC0415
+
+            serve(*self._fds)
+        sys.argv[:] = [""]
+        faulthandler.enable()
+        sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
+        load_title()
+        work(*self._fds)
 
 
-def _begin(role: str, fds: list[int]) -> NoReturn:
-    os.environ.pop(STARTS, None)
-    for fd in fds:
-        os.set_inheritable(fd, False)
-    if role == "launcher":
-        from asyncpool._worker.launcher import main as serve  # noqa: PLC0415
+def work(job_fd: int, control_fd: int, page_fd: int) -> NoReturn:
+    """Be a worker until the job channel ends, then leave the process.
 
-        serve(*fds)
-    sys.argv[:] = [""]
-    faulthandler.enable()
-    sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
-    from asyncpool._worker.worker import work  # noqa: PLC0415
+    Args:
+        job_fd: The job channel.
+        control_fd: The control channel.
+        page_fd: The worker page, on which the worker notes which job it has begun, the
+            heartbeats of its jobs, and its stacks.  It is shared memory: a note costs no
+            system call, and outlives the worker.
+    """
+    control = Control(socket_of(job_fd), socket_of(control_fd), page_fd)
+    runner: JobRunner | None = None
+    status = 1
+    try:
+        config = control.receive_config()
+        runner = control.runner = JobRunner(config, control)
+        become_worker(runner)
+        _adapt(runner)
+        _initialize(runner)
+        if config.main is not None:
+            module = config.main[0]
+            __import__(module)  # this imports asyncio
+            status = sys.modules[module].serve(runner)
+        else:
+            runner.serve()
+            status = 0
+    except BaseException:
+        # The pool logs an announced error itself, together with the end.
+        if not control.announced:
+            traceback.print_exc()
+    _leave(status, runner)
 
-    load_titles()
-    work(*fds)
+
+def _adapt(runner: JobRunner) -> None:
+    """Make of this process what code in it expects of a worker."""
+    config, control = runner.config, runner.control
+    identity = control.identity
+    os.environ.update(identity.environment)  # before any import
+    if "TZ" in dict(identity.environment):
+        time.tzset()  # the launcher has read the other one
+    named = "PYTHONBREAKPOINT" in os.environ  # a debugger that needs no terminal
+    if sys.breakpointhook is sys.__breakpointhook__ and not named:
+        sys.breakpointhook = _breakpoint
+    lends = config.sandbox is None and not config.codec
+    adopt(identity, control.borrow_tracker if lends else lambda: None)
+    slot = identity.number - 1
+    pool = identity.name.removesuffix(f"-worker-{slot}")
+    show(f"pool-worker-{slot}", f"worker {slot} of {pool}")
+
+    def forward_logs() -> None:
+        from asyncpool._worker.log_handler import RecordHandler  # noqa: PLC0415 - with logging
+
+        RecordHandler(runner)
+
+    import_watch = ImportWatch("logging", forward_logs)
+
+    def after_fork_in_child() -> None:
+        # A job forked.  The copy must not answer in the worker's place, and must
+        # not keep the channels open after the worker's death.
+        control.close()
+        import_watch.end()
+
+    os.register_at_fork(after_in_child=after_fork_in_child)
+
+
+def _breakpoint(*_: Any, **__: Any) -> NoReturn:
+    """Refuse ``breakpoint()``."""
+    raise RuntimeError(
+        "breakpoint() in a worker, which has no terminal: call the function without a pool, or "
+        "name a debugger in PYTHONBREAKPOINT that needs none"
+    )
+
+
+def _initialize(runner: JobRunner) -> None:
+    """Do what comes before the first job, and tell the pool that this worker is ready.
+
+    Raises:
+        BaseException: What ends the worker; the pool was told.
+    """
+    config, control = runner.config, runner.control
+    sys.path[:] = config.sys_path
+    install_script(config.script)
+    if config.sandbox is None:
+        control.start()
+    stage, fixed = "limits", True
+    try:
+        _apply_bounds(config)
+        preloading = Preloading()
+        for name in config.preload:
+            stage = f"preload of {name}"
+            with preloading.step(name):
+                __import__(name)
+        if config.script_first:
+            with preloading.step(SCRIPT):
+                load_script()
+        if config.sandbox is not None:
+            stage = "sandbox"
+            from asyncpool._sandbox.entering import enter  # noqa: PLC0415 - most are in none
+
+            identity = control.identity
+            env = (*config.sandbox.env, *identity.environment)
+            plan = config.sandbox._replace(env=env)
+            needed = *control.fds(), *(fd for fd in HANDED if fd is not None)
+            open_loop = runner.loop if config.loop == "uvloop" else None
+            enter(plan, identity.folder, identity.cgroup, needed, preloading, open_loop)
+            control.start()  # its thread is in the sandbox too
+        if config.around is not None:
+            stage = f"import of the hook {config.around[0]}"
+            runner.hook = load_hook(*config.around)
+        stage, fixed = "initializer", False
+        if config.initializer is not None:
+            initializer, initargs = pickle.loads(config.initializer)
+            value = initializer(*initargs)
+            if type(value) is CoroutineType:
+                runner.run(value)
+        for name, call in config.broadcasts:
+            stage = f"broadcast of {name}"
+            runner.broadcast(call)
+        if config.main is None:
+            stage, fixed = "check of memory", True
+            control.send_hello()
+    except BaseException as error:
+        control.report_failure(stage, error, fixed=fixed)
+        raise
+
+
+def _apply_bounds(config: WorkerConfig) -> None:
+    """Set the limits of this process; see :class:`asyncpool.WorkerLimits`.
+
+    Raises:
+        OSError, ValueError: If the kernel does not allow a limit.
+    """
+    if config.nice:
+        os.nice(config.nice)
+    if config.cpus is not None:
+        os.sched_setaffinity(0, config.cpus)
+    for name, limit in config.rlimits:
+        import resource  # noqa: PLC0415 - few workers need it
+
+        kind = getattr(resource, name)
+        both = (limit, resource.getrlimit(kind)[1]) if isinstance(limit, int) else limit
+        try:
+            resource.setrlimit(kind, both)
+        except (OSError, ValueError) as error:
+            raise type(error)(f"{name} cannot be set to {both}: {error}") from error
+
+
+def _leave(status: int, runner: JobRunner | None) -> NoReturn:
+    """End the event loop, and then this process, with *status*.
+
+    It does not wait for threads that calls have left behind: otherwise a replaced worker
+    would live as long as they do.  It names them on stderr if somebody may miss them.
+    """
+    # sys.exit() would unwind the stack, and in a forked worker its frames are the launcher's.
+    ends: list[Any] = [] if runner is None else [runner.close]
+    for end in (*ends, _tell_of_threads, atexit._run_exitfuncs):  # noqa: SLF001 - no public way
+        with contextlib.suppress(BaseException):
+            end()
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(BaseException):
+            stream.flush()
+    os._exit(status)
+
+
+def _tell_of_threads() -> None:
+    threading: Any = sys.modules.get("threading")
+    if threading is None:
+        return
+    # Threads of a ThreadPoolExecutor are no daemons, but usually wait for no work.
+    pools = sys.modules.get("concurrent.futures.thread")
+    waiting = getattr(pools, "_threads_queues", ())
+    names = sorted(
+        thread.name
+        for thread in threading.enumerate()
+        if not (thread.daemon or thread is threading.main_thread() or thread in waiting)
+    )
+    if names:
+        sys.stderr.write(
+            "asyncpool: this worker ends, and with it the threads that its calls have"
+            f" left running: {', '.join(names)}; a call should join the threads that it starts\n"
+        )
 
 
 def prctl(option: int, value: int | bytes) -> None:
@@ -113,7 +302,7 @@ def prctl(option: int, value: int | bytes) -> None:
 
 # Linux keeps a short name for each process, which costs a system call.  A whole command line can
 # only be changed by setproctitle, an extra, which imports logging: 2 MB for each launcher.
-def load_titles() -> None:
+def load_title() -> None:
     """Import ``setproctitle`` if it is installed; workers that are forked later have it too."""
     with contextlib.suppress(Exception):  # it may be anything that has this name
         __import__("setproctitle")
@@ -127,59 +316,6 @@ def show(name: str, title: str) -> None:
             module.setproctitle(f"asyncpool: {printable(title)}")
     # After that, since it sets the name too.
     prctl(_PR_SET_NAME, name.encode()[:_LONGEST_NAME])
-
-
-def set_environment(variables: Variables) -> None:
-    """Set the environment variables that this process alone has."""
-    os.environ.update(variables)
-    if "TZ" in dict(variables):
-        time.tzset()  # the launcher has read the other one
-
-
-def apply_bounds(
-    nice: int,
-    cpus: tuple[int, ...] | None,
-    rlimits: Iterable[tuple[str, KernelLimit]],
-) -> None:
-    """Set the limits of this process; see :class:`asyncpool.WorkerLimits`.
-
-    Raises:
-        OSError, ValueError: If the kernel does not allow a limit.
-    """
-    if nice:
-        os.nice(nice)
-    if cpus is not None:
-        os.sched_setaffinity(0, cpus)
-    for name, limit in rlimits:
-        import resource  # noqa: PLC0415 - few workers need it
-
-        kind = getattr(resource, name)
-        both = (limit, resource.getrlimit(kind)[1]) if isinstance(limit, int) else limit
-        try:
-            resource.setrlimit(kind, both)
-        except (OSError, ValueError) as error:
-            raise type(error)(f"{name} cannot be set to {both}: {error}") from error
-
-
-def start_thread(run: Callable[[], object]) -> None:
-    """Start a thread that calls *run*, and return as soon as it runs.
-
-    A thread that has no number yet would be the first in the list of threads.  Of such a
-    list, ``faulthandler`` writes no stack at all since Python 3.15, not even that of the
-    thread that crashed.  ``threading.Thread`` waits, too; to import it takes a while.
-
-    Raises:
-        RuntimeError: If no thread can be started.
-    """
-    running = allocate_lock()
-    running.acquire()
-
-    def begin() -> None:
-        running.release()
-        run()
-
-    start_new_thread(begin, ())
-    running.acquire()
 
 
 class Preloading:
@@ -304,9 +440,8 @@ def _threads() -> dict[int, tuple[str, bool]]:
     unnamed = {found.pop(os.getpid(), None), (program, True)}
     for number in [number for number in found if found[number] in unnamed]:
         found[number] = "native", True
-    if "threading" in sys.modules:
-        import threading  # noqa: PLC0415 - see _worker/__init__.py
-
+    threading: Any = sys.modules.get("threading")
+    if threading is not None:
         for thread in threading.enumerate():
             if thread is not threading.main_thread():
                 found[thread.native_id or id(thread)] = thread.name, False

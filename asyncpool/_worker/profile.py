@@ -28,8 +28,7 @@ from asyncpool._wire.profile import (
 )
 from asyncpool._wire.text import function_name
 from asyncpool._worker.api import running
-from asyncpool._worker.process import start_thread
-from asyncpool._worker.stacks import waiting_frames
+from asyncpool._worker.stacks import start_thread, waiting_frames
 
 TYPE_CHECKING = False  # see _wire/records.py
 if TYPE_CHECKING:
@@ -174,7 +173,7 @@ _RUNNER = "asyncpool._worker.runner"
 _TELLING_FRAMES = {
     (_RUNNER, "JobRunner._run"): (_JOB, "context", ""),
     (_RUNNER, "JobRunner._run_loop"): (_LOOP, "", ""),
-    (_RUNNER, "CoroutineSteps._take"): (_STEP, "self", "context"),
+    (_RUNNER, "Lane._step"): (_STEP, "self", "context"),
     ("asyncio.events", "Handle._run"): (_STEP, "self", "_context"),
 }
 _CALL = (_RUNNER, "JobRunner._call")
@@ -264,13 +263,13 @@ class StackReader:
 
     def _of_lanes(self, runner: Any) -> Stack | None:
         """Return where one of the jobs waits, each time another one; the loop runs none now."""
-        lanes = list(runner.by_job.values())
-        waiting = [steps for lane in lanes if (steps := lane.steps) is not None]
+        lanes = [(lane.context, lane.shown) for lane in list(runner.by_job.values())]
+        waiting = [(context, shown) for context, shown in lanes if context is not None]
         if not waiting:
             return None
         self._turn += 1
-        steps = waiting[self._turn % len(waiting)]
-        return _function_in(steps.context), self._awaited(steps.shown)
+        context, shown = waiting[self._turn % len(waiting)]
+        return _function_in(context), self._awaited(shown)
 
     def _awaited(self, coroutine: Any) -> tuple[str, ...]:
         codes = [self._code_of(frame) for frame in waiting_frames(coroutine)]

@@ -11,13 +11,12 @@ from __future__ import annotations
 import faulthandler
 import os
 import sys
-from _thread import get_ident
+from _thread import allocate_lock, get_ident, start_new_thread
 from itertools import islice
 from traceback import walk_stack
 
 from asyncpool._wire.messages import COROUTINE, is_ours, users_lines
 from asyncpool._wire.page import BEGUN, LANE_STACK_SIZE
-from asyncpool._wire.posix import STACKS
 
 TYPE_CHECKING = False  # see _wire/records.py
 if TYPE_CHECKING:
@@ -44,89 +43,71 @@ _NAMES = (
 )
 
 
-class StackWriter:
-    """The stacks of the threads and the coroutines of one worker.
+def write_stacks(runner: JobRunner, job: int, attempt: int) -> None:
+    """Write the stacks of all threads to the page, and where *job* is if several may run."""
+    layout, lanes, file = runner.layout, runner.by_job, runner.control.page_fd
+    os.lseek(file, layout.stacks, os.SEEK_SET)
+    faulthandler.dump_traceback(file)
+    several = layout.width > 1
+    lane = lanes.get((job, attempt)) if several else (*lanes.values(), None)[0]
+    text = _waiting(runner, lane) if runner.tell is None else runner.tell()
+    if several and lane is not None:
+        # The dump shows a job that computes, too.  But if several jobs end at once, the pool
+        # shows the dump with the first of them only.
+        if not text and (main := _pop_main(runner, sys._current_frames())):  # noqa: SLF001 - public
+            text = _MAIN + main
+        note = BEGUN.pack(job, attempt) + text.encode(errors="replace")
+        start, note = layout.stack_offset(lane.index), note[:LANE_STACK_SIZE]
+        area = slice(start, start + LANE_STACK_SIZE)
+        runner.page[area] = note.ljust(LANE_STACK_SIZE, b"\0")
+    elif text:
+        os.write(file, f"\n{text[:_LONGEST_COROUTINE]}\n".encode(errors="replace"))
+
+
+def live_stacks(runner: JobRunner, wanted: int) -> bytes:
+    """Return the stacks as text: of the jobs, and of threads that are not the worker's own.
 
     Args:
-        file: The descriptor of the file that stacks are written to: the worker page.
-        start: Where in it they begin.
-
-    Attributes:
-        shown: The coroutine that runs, if it is no job's.
-        tell: Tells instead where that waits.
-        runner: Has the running jobs; set before anybody asks.
+        runner: Has the jobs.
+        wanted: The only job that is wanted; 0 for all that is there.
     """
-
-    runner: JobRunner
-
-    def __init__(self, file: int, start: int) -> None:
-        self.shown: Any = None
-        self.tell: Callable[[], str] | None = None
-        self._main = get_ident()
-        self._file, self._start = file, start
-        os.lseek(file, start, os.SEEK_SET)
-        # This handler is in C, so it works even if code never releases the GIL.
-        faulthandler.register(STACKS, file)
-
-    def write(self, job: int, attempt: int) -> None:
-        """Write the stacks of all threads, and where *job* is if several may run."""
-        os.lseek(self._file, self._start, os.SEEK_SET)
-        faulthandler.dump_traceback(self._file)
-        layout, lanes = self.runner.layout, self.runner.by_job
-        several = layout.width > 1
-        lane = lanes.get((job, attempt)) if several else (*lanes.values(), None)[0]
-        text = self._waiting(lane) if self.tell is None else self.tell()
-        if several and lane is not None:
-            # The dump shows a job that computes, too.  But if several jobs end at once, the pool
-            # shows the dump with the first of them only.
-            if not text and (main := self._pop_main(sys._current_frames())):  # noqa: SLF001 - public
-                text = _MAIN + main
-            note = BEGUN.pack(job, attempt) + text.encode(errors="replace")
-            start, note = layout.stack_offset(lane.index), note[:LANE_STACK_SIZE]
-            area = slice(start, start + LANE_STACK_SIZE)
-            self.runner.page[area] = note.ljust(LANE_STACK_SIZE, b"\0")
-        elif text:
-            text = text[:_LONGEST_COROUTINE]
-            os.write(self._file, f"\n{text}\n".encode(errors="replace"))
-
-    def live(self, wanted: int) -> bytes:
-        """Return the stacks as text: of the jobs, and of threads that are not the worker's own.
-
-        Args:
-            wanted: The only job that is wanted; 0 for all that is there.
-        """
-        frames = sys._current_frames()  # noqa: SLF001 - public
-        # The frame of this call would make a cycle, and keep what the jobs have.
-        frames.pop(get_ident(), None)
-        main = self._pop_main(frames)
-        lanes = self.runner.by_job.copy()
-        parts: list[str] = []
-        for (job, attempt), lane in lanes.items():
-            if wanted in {0, job}:
-                _, _, text = self._waiting(lane).partition("\n")
-                parts.append(f"Job {job}, attempt {attempt} {_ORDER}\n{text or main}")
-        if not wanted:
-            if not lanes and self.tell is not None:  # a server's tasks
-                parts.append(self.tell().strip())
-            if not lanes and main:  # its initializer, say
-                parts.append(_MAIN + main)
-            parts += _threads(frames)
-        return "\n".join(parts).encode(errors="replace")[:_LONGEST]
-
-    def _waiting(self, lane: Lane | None) -> str:
-        """Tell where the coroutine of a lane waits: its job's, or that of a broadcast."""
-        steps = None if lane is None else lane.steps
-        return tell_waiting(self.shown if steps is None else steps.shown)
-
-    def _pop_main(self, frames: dict[int, FrameType]) -> str:
-        """Return the calls of the job in the main thread; empty if there is none."""
-        return "\n".join(users_lines(_lines(frames.pop(self._main)))[:_DEEPEST])
+    frames = sys._current_frames()  # noqa: SLF001 - public
+    # The frame of this call would make a cycle, and keep what the jobs have.
+    frames.pop(get_ident(), None)
+    main = _pop_main(runner, frames)
+    lanes = runner.by_job.copy()
+    parts: list[str] = []
+    for (job, attempt), lane in lanes.items():
+        if wanted in {0, job}:
+            _, _, text = _waiting(runner, lane).partition("\n")
+            parts.append(f"Job {job}, attempt {attempt} {_ORDER}\n{text or main}")
+    if not wanted:
+        if not lanes and runner.tell is not None:  # a server's tasks
+            parts.append(runner.tell().strip())
+        if not lanes and main:  # its initializer, say
+            parts.append(_MAIN + main)
+        # Of other threads, those that somebody else than the worker has begun.
+        known = getattr(sys.modules.get("threading"), "_active", {})
+        for ident, frame in islice(frames.items(), _MOST_THREADS):
+            lines = _lines(frame)
+            if not is_ours(lines[-1]):
+                name = getattr(known.get(ident), "name", f"0x{ident:x}")
+                lines[_DEEPEST:] = []
+                parts.append(f"Thread {name} {_ORDER}\n" + "\n".join(lines))
+    return "\n".join(parts).encode(errors="replace")[:_LONGEST]
 
 
-def tell_waiting(awaited: Any) -> str:
-    """Tell where a coroutine waits, the innermost call first; nothing if it computes."""
+def _waiting(runner: JobRunner, lane: Lane | None) -> str:
+    """Tell where the coroutine of a lane waits, or that of a broadcast; nothing if it computes."""
+    awaited = runner.shown if lane is None or lane.context is None else lane.shown
     lines = [line_of(frame) for frame in islice(waiting_frames(awaited), _DEEPEST)]
     return "\n".join([COROUTINE, *lines[::-1]]) if lines else ""
+
+
+def _pop_main(runner: JobRunner, frames: dict[int, FrameType]) -> str:
+    """Return the calls of the job in the main thread; empty if there is none."""
+    lines = _lines(frames.pop(runner.endings.main))
+    return "\n".join(users_lines(lines)[:_DEEPEST])
 
 
 def line_of(frame: FrameType) -> str:
@@ -148,18 +129,27 @@ def waiting_frames(awaited: Any) -> Iterator[FrameType]:
             return
 
 
-def _threads(frames: dict[int, FrameType]) -> list[str]:
-    """Return the stacks of threads that somebody else than the worker has begun."""
-    found: list[str] = []
-    known = getattr(sys.modules.get("threading"), "_active", {})
-    for ident, frame in islice(frames.items(), _MOST_THREADS):
-        lines = _lines(frame)
-        if not is_ours(lines[-1]):
-            name = getattr(known.get(ident), "name", f"0x{ident:x}")
-            found.append(f"Thread {name} {_ORDER}\n" + "\n".join(lines[:_DEEPEST]))
-    return found
-
-
 def _lines(frame: FrameType) -> list[str]:
     """Return a line for each call, the innermost first."""
     return [line_of(caller) for caller, _ in walk_stack(frame)]
+
+
+def start_thread(run: Callable[[], object]) -> None:
+    """Start a thread that calls *run*, and return as soon as it runs.
+
+    A thread that has no number yet would be the first in the list of threads.  Of such a
+    list, ``faulthandler`` writes no stack at all since Python 3.15, not even that of the
+    thread that crashed.  ``threading.Thread`` waits, too; to import it takes a while.
+
+    Raises:
+        RuntimeError: If no thread can be started.
+    """
+    running = allocate_lock()
+    running.acquire()
+
+    def begin() -> None:
+        running.release()
+        run()
+
+    start_new_thread(begin, ())
+    running.acquire()

@@ -110,7 +110,7 @@ def commit_next(folder: str, names: Sequence[str]) -> None:
 
 def commit_next_at_hello(folder: str, names: Sequence[str]) -> None:
     """Have one of these committed where the worker would say hello, each in one worker."""
-    from asyncpool._worker.control import Control
+    from asyncpool._worker.channels import Control
 
     def send(self: Control, kind: FrameKind, *_: object, **__: object) -> None:
         commit(str(name))
@@ -202,8 +202,8 @@ def channels() -> tuple[socket.socket, socket.socket]:
     frame = sys._current_frames().get(main)
     while frame is not None:
         found = dict(frame.f_locals)  # since 3.13 it only looks like one
-        if frame.f_code.co_name == "work" and {"jobs", "control"} <= found.keys():
-            return found["jobs"], socket_of(found["control"])
+        if frame.f_code.co_name == "work" and "control" in found:
+            return found["control"].job_socket, socket_of(found["control"])
         frame = frame.f_back
     raise LookupError("this is no worker")
 
@@ -417,20 +417,19 @@ class _Note:
 
 def die_between(moment: str) -> str:
     """Return, and die on the way to the next job."""
-    from asyncpool._worker import channel, runner
-    from asyncpool._worker.interrupts import JobClaims
+    from asyncpool._worker import channels as ends, runner
 
     def send(jobs: socket.socket, head: bytes, payload: bytes) -> None:
-        channel.send(jobs, head, payload)
+        ends.send(jobs, head, payload)
         if moment == "written":
             os._exit(3)
 
-    def take(self: JobClaims) -> bool:
+    def take(self: ends.Endings) -> bool:
         os._exit(3)
 
     vars(runner)["send"] = send
     if moment == "turn":
-        JobClaims.claim = take  # type: ignore[method-assign] # on purpose
+        ends.Endings.claim = take  # type: ignore[method-assign] # on purpose
     vars(runner)["BEGUN"] = _Note(moment)
     return "answered"
 

@@ -35,7 +35,7 @@ def truncate_page() -> None:
 
 def deafen() -> None:
     """Have the control thread fail at the next grant, in its own way."""
-    from asyncpool._worker.channel import LargeBuffers
+    from asyncpool._worker.channels import LargeBuffers
 
     def fail(self: LargeBuffers, number: int) -> None:
         raise ZeroDivisionError("deaf")

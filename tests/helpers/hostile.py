@@ -33,7 +33,7 @@ from asyncpool._wire.page import (
     beat_offset,
     note,
 )
-from asyncpool._worker.channel import LargeBuffers
+from asyncpool._worker.channels import LargeBuffers
 from tests.helpers.faults import channels, linger, say_to_control
 from tests.helpers.inside import segments_mapped
 

@@ -65,7 +65,7 @@ if TYPE_CHECKING:
     from asyncpool._wire.page import CHUNK_SIZE
     from asyncpool._wire.pickling import pack_job, pack_value
     from asyncpool._wire.posix import private_memory
-    from asyncpool._worker.channel import LargeBuffers
+    from asyncpool._worker.channels import LargeBuffers
     from asyncpool.cluster import Cluster
     from asyncpool.cluster._options import ClusterOptions
     from asyncpool.executor import Call, _Engine
@@ -536,7 +536,7 @@ def segments_mapped(buffers: LargeBuffers) -> dict[int, Memory]:
 
 def wait_for_grant(buffers: LargeBuffers) -> int:
     """Wait until a worker gets the segment that it has asked for, and return its number."""
-    return buffers.wait_for_grant()
+    return buffers._grants.get()
 
 
 def socket_of(control: Any) -> socket.socket:
@@ -674,12 +674,12 @@ def pretend_machine(
 
 def die_before_jobs() -> None:
     """Have this worker die when it gets a job, before it notes that it begins."""
-    from asyncpool._worker.interrupts import JobClaims
+    from asyncpool._worker.channels import Endings
 
-    def claim(_: JobClaims) -> bool:
+    def claim(_: Endings) -> bool:
         os._exit(7)
 
-    JobClaims.claim = claim  # type: ignore[method-assign, assignment]
+    Endings.claim = claim  # type: ignore[method-assign, assignment]
 
 
 def give_workers_cgroups(monkeypatch: pytest.MonkeyPatch, parent: Path) -> None:

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     import asyncio
 
     from asyncpool import Pool
-    from asyncpool._worker.channel import LargeBuffers
+    from asyncpool._worker.channels import LargeBuffers
 
 T = TypeVar("T")
 
@@ -381,7 +381,7 @@ def scribble() -> int:
 
 def keep_descriptors() -> None:
     """Keep a descriptor of every segment that this worker gets from now on."""
-    from asyncpool._worker.channel import LargeBuffers
+    from asyncpool._worker.channels import LargeBuffers
 
     arrive = LargeBuffers.arrive
 

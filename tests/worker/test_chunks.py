@@ -19,8 +19,7 @@ from asyncpool._wire.messages import PLAIN
 from asyncpool._wire.page import LOG_START, PAGE_SIZE, ask_to_stop, copy_log, read_log
 from asyncpool._wire.pickling import pack_error
 from asyncpool._worker.api import running
-from asyncpool._worker.chunks import ChunkLog, call_items
-from asyncpool._worker.runner import JobRunner, begin
+from asyncpool._worker.runner import ChunkLog, JobRunner, begin, call_items
 
 large = st.integers(min_value=2**63) | st.integers(max_value=-(2**63) - 1)
 number = st.integers() | st.floats(allow_nan=False) | st.booleans() | large
@@ -39,7 +38,7 @@ class Page(mmap.mmap):
     """
 
     log: ChunkLog
-    steps = leave_hook = None
+    context = leave_hook = instead = None
 
 
 @pytest.fixture(name="page", scope="module")

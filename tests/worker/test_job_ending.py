@@ -17,9 +17,9 @@ from hypothesis import given, strategies as st
 from asyncpool._wire.messages import PLAIN
 from asyncpool._wire.posix import INTERRUPT
 from asyncpool._worker.api import running
-from asyncpool._worker.hooks import load_hook
-from asyncpool._worker.interrupts import Interrupts, JobClaims, LeaseFences
-from asyncpool._worker.process import start_thread
+from asyncpool._worker.channels import Endings
+from asyncpool._worker.runner import load_hook
+from asyncpool._worker.stacks import start_thread
 from asyncpool.errors import HookError, JobCancelled
 from tests.helpers.patience import PATIENCE
 
@@ -29,7 +29,7 @@ STEPS = st.lists(st.none() | st.lists(st.integers(1, 20), unique=True), max_size
 
 @given(steps=STEPS)
 def test_each_place_goes_to_exactly_one_side(steps: list[list[int] | None]) -> None:
-    claims = JobClaims()
+    claims = Endings(set[int]().__contains__, sys.exit)
     begun: set[int] = set()
     revoked: set[int] = set()
     taken = 0
@@ -55,13 +55,11 @@ def test_each_place_goes_to_exactly_one_side(steps: list[list[int] | None]) -> N
 
 
 @pytest.fixture
-def interrupts() -> Iterator[Interrupts]:
-    before = signal.getsignal(INTERRUPT)
-    yield Interrupts()
-    signal.signal(INTERRUPT, before)
+def interrupts() -> Endings:
+    return Endings(set[int]().__contains__, sys.exit)
 
 
-def ask(interrupts: Interrupts, sequence: int) -> None:
+def ask(interrupts: Endings, sequence: int) -> None:
     """Ask from another thread, and let what comes of it come."""
     thread = threading.Thread(target=interrupts.ask, args=(sequence,))
     thread.start()
@@ -69,7 +67,7 @@ def ask(interrupts: Interrupts, sequence: int) -> None:
     time.sleep(0)  # a signal is handled between two bytecodes
 
 
-def test_what_runs_is_interrupted_once(interrupts: Interrupts) -> None:
+def test_what_runs_is_interrupted_once(interrupts: Endings) -> None:
     interrupts.begin(3)
     with pytest.raises(JobCancelled):
         ask(interrupts, 3)
@@ -77,7 +75,7 @@ def test_what_runs_is_interrupted_once(interrupts: Interrupts) -> None:
     interrupts.begin(3)
 
 
-def test_what_is_over_is_not(interrupts: Interrupts) -> None:
+def test_what_is_over_is_not(interrupts: Endings) -> None:
     interrupts.begin(3)
     interrupts.running = None
     ask(interrupts, 3)
@@ -88,7 +86,7 @@ def test_what_is_over_is_not(interrupts: Interrupts) -> None:
         ask(interrupts, 4)
 
 
-def test_what_has_not_begun_does_not(interrupts: Interrupts) -> None:
+def test_what_has_not_begun_does_not(interrupts: Endings) -> None:
     interrupts.begin(3)
     interrupts.running = None
     ask(interrupts, 4)
@@ -117,8 +115,7 @@ class Desk:
     def __init__(self) -> None:
         self.running: set[int] = set()
         self.ended = threading.Event()
-        self.claims = JobClaims()
-        self.fences = LeaseFences(self.claims, self.running.__contains__, self.end)
+        self.fences = Endings(self.running.__contains__, self.end)
 
     def end(self) -> NoReturn:
         self.ended.set()
@@ -128,7 +125,7 @@ class Desk:
         """Have the thread end."""
         self.running.clear()
         self.running.add(0)
-        self.fences.put(0, PAST)
+        self.fences.fence(0, PAST)
         assert self.ended.wait(PATIENCE)
 
 
@@ -138,11 +135,11 @@ def desk() -> Desk:
 
 
 def test_a_job_that_comes_too_late_does_not_begin(desk: Desk) -> None:
-    desk.fences.put(1, PAST)
-    desk.fences.check(2)
+    desk.fences.fence(1, PAST)
+    desk.fences.begin(2)
     assert not desk.ended.is_set()
     with pytest.raises(EndError):
-        desk.fences.check(1)
+        desk.fences.begin(1)
     desk.close()
 
 
@@ -151,16 +148,16 @@ def test_those_that_are_over_are_forgotten_and_those_to_come_are_not(
 ) -> None:
     now = time.monotonic()
     for sequence in range(1, 6):
-        desk.fences.put(sequence, now + sequence * FAR)
+        desk.fences.fence(sequence, now + sequence * FAR)
     for _ in range(3):
-        assert desk.claims.claim()
+        assert desk.fences.claim()
     desk.running.add(1)
     # One runs on beside others, two is over, and whether three has begun is not known.
     assert desk.fences._look() <= FAR
-    assert set(desk.fences._until) == {1, 3, 4, 5}
+    assert set(desk.fences._leases) == {1, 3, 4, 5}
     desk.running.clear()
     desk.fences._look()
-    assert set(desk.fences._until) == {3, 4, 5}
+    assert set(desk.fences._leases) == {3, 4, 5}
     desk.close()
 
 
@@ -175,7 +172,7 @@ def test_a_watch_that_fails_ends_the_process() -> None:
         raise EndError
 
     runs: Callable[[int], bool] = fail
-    LeaseFences(JobClaims(), runs, end).put(1, PAST)
+    Endings(runs, end).fence(1, PAST)
     assert ended.wait(PATIENCE)
 
 
@@ -202,9 +199,13 @@ def test_a_thread_runs_when_start_thread_returns(tmp_path: Path) -> None:
 
 @pytest.fixture(autouse=True)
 def job() -> Iterator[None]:
-    mark = running.set((7, 1, PLAIN, 0.0, "shop.work"))
+    mark, before = (
+        running.set((7, 1, PLAIN, 0.0, "shop.work")),
+        signal.getsignal(INTERRUPT),
+    )
     yield
     running.reset(mark)
+    signal.signal(INTERRUPT, before)
 
 
 class Manager:
