@@ -261,6 +261,7 @@ class Engine:
         heartbeats: Reads the heartbeats of jobs.
         timers: Watches the time limits of jobs.
         stalls: Looks at workers in which jobs wait.
+        pings: Looks after workers that hang.
         profiles: Has workers sample their stacks.
         tasks: The tasks that the pool waits for before it ends: one for each worker, and
             others that take more than a turn of the loop.
@@ -308,8 +309,7 @@ class Engine:
         self.sessions = Sessions(self)
         self.broadcasts = Broadcaster(self, worker)
         self.profiles = Profiles(self)
-        timeout = config.ping_timeout
-        self._pings = None if timeout is None else Pings(self, timeout)
+        self.pings = Pings(self)
         # Not a task group of anyio's, which needs a current task: workers are also started in
         # timers and readers, where there is none.
         self.tasks = asyncio.TaskGroup()
@@ -472,21 +472,6 @@ class Engine:
         self.replacement.check_size()
         self.status.worker_ready()
         self.profiles.join(handle)
-
-    def on_fault(self, handle: WorkerHandle) -> None:
-        """Have a worker replaced that has lost a thread."""
-        with self.turn as now:
-            self.core.replace_faulty(handle.slot, now)
-
-    def on_pong(self, handle: WorkerHandle) -> None:
-        """Take a worker for healthy that has answered a ping."""
-        if self._pings is None:
-            raise ProtocolError("it answered a ping, and nobody sends any")
-        try:
-            self._pings.answered(handle)
-        except ProtocolError:
-            if not self.core.slots[handle.slot].hung:  # or else it is only too late
-                raise
 
     # What the core has decided is carried out here, and nowhere else.
 

@@ -8,16 +8,15 @@ the job is made to end.
 
 from __future__ import annotations
 
+import asyncio
 import math
 from collections.abc import Callable
-from functools import partial
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 from asyncpool._core.deadlines import LATE, PingLedger
 from asyncpool._core.slots import UP
 from asyncpool._engine.job import Chunk, PoolJob, StreamJob
-from asyncpool._engine.loop import Alarm
 from asyncpool._engine.registry import limit_error
 from asyncpool._engine.worker import WorkerHandle
 from asyncpool._wire.frames import Frame, FrameKind
@@ -47,16 +46,15 @@ class Heartbeats:
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
         self.listeners: list[Callable[[PoolJob[Any], Beat], object]] = []
-        self._alarms: dict[WorkerHandle, Alarm] = {}
+        self._looks: dict[WorkerHandle, asyncio.TimerHandle] = {}
 
     def on_notice(self, handle: WorkerHandle) -> None:
         """Look at the page of a worker that has given notice; look again when it may do so next."""
         self.look(handle)
-        alarm = self._alarms.get(handle)
-        if alarm is None:
-            alarm = Alarm(self._engine.loop, partial(self._look_again, handle))
-            self._alarms[handle] = alarm
-        alarm.set_in(BEAT_INTERVAL)
+        if (look := self._looks.get(handle)) is not None:
+            look.cancel()
+        later = self._engine.loop.call_later(BEAT_INTERVAL, self._look_again, handle)
+        self._looks[handle] = later
 
     def look(self, handle: WorkerHandle) -> None:
         """Read the heartbeats on the page of a worker, which may be dead."""
@@ -72,37 +70,32 @@ class Heartbeats:
         beat = unpack_beat(bytes(frame.payload))
         if beat is None:
             raise ProtocolError("a heartbeat cannot be read")
-        job = self._engine.registry.jobs.get(
-            beat.job
-        )  # None if its caller has given it up
-        in_flight = self._engine.core.slots[handle.slot].in_flight
-        if beat.job in in_flight.jobs and (job is None or job.attempt == beat.attempt):
-            self._hear(handle, beat)
-        else:
+        # None if its caller has given it up.
+        job = self._engine.registry.jobs.get(beat.job)
+        has_it = beat.job in self._engine.core.slots[handle.slot].in_flight.jobs
+        if not has_it or (job is not None and job.attempt != beat.attempt):
             raise ProtocolError(
                 f"it sent a heartbeat of attempt {beat.attempt} of job {beat.job}, which "
                 "it does not have"
             )
+        self._hear(handle, beat)
 
     def stop(self) -> None:
         """Stop looking."""
-        for alarm in self._alarms.values():
-            alarm.cancel()
-        self._alarms.clear()
+        for look in self._looks.values():
+            look.cancel()
+        self._looks.clear()
 
-    def _look_again(self, handle: WorkerHandle, _: float) -> None:
-        del self._alarms[handle]
+    def _look_again(self, handle: WorkerHandle) -> None:
+        del self._looks[handle]
         self.look(handle)
 
     def _hear(self, handle: WorkerHandle, beat: Beat) -> None:
         """Add a heartbeat to its job, if the worker runs that attempt of the job."""
         job = self._engine.registry.jobs.get(beat.job)
-        if (
-            job is not None
-            and job.slot == handle.slot
-            and job.attempt == beat.attempt
-            and not job.done()
-        ):
+        if job is None or job.done():
+            return
+        if (job.slot, job.attempt) == (handle.slot, beat.attempt):
             job.listen().add(beat, self._engine.loop.time())
             for listener in self.listeners:
                 listener(job, beat)
@@ -195,14 +188,12 @@ class JobTimers:
     def _on_due(self, numbers: list[int], now: float) -> None:
         """Check the jobs whose time may be over."""
         registry, handles = self._engine.registry, self._engine.handles
-        due = [
-            job for number in numbers if (job := registry.jobs.get(number)) is not None
-        ]
+        due = [registry.jobs[number] for number in numbers if number in registry.jobs]
         before = [(job.slot, job.began) for job in due]
         # First read what all of their workers have sent: a worker may have sent outcomes that
         # concern several of these jobs.
         for slot in {slot for slot, _ in before if slot is not None}:
-            handles[slot].read_jobs()
+            handles[slot].job_channel.read()
         for job, known in zip(due, before, strict=True):
             # If that has begun or ended a job, another look is set for it already.
             if (job.slot, job.began) == known:
@@ -303,7 +294,7 @@ class StallWatch:
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
         self._core = engine.core
-        self.alarm = engine.alarm(lambda _: self._check_for_stalls())
+        self.alarm = engine.alarm(self._check_for_stalls)
         self._later = engine.alarm(lambda _: self.go())
         self._soon = False
 
@@ -320,20 +311,10 @@ class StallWatch:
         self.alarm.cancel()
         self.go()
 
-    def _check_for_stalls(self) -> None:
+    def _check_for_stalls(self, _: float = 0.0) -> None:
         with self._engine.turn:
             self._core.endings.check_for_stalls()
-        watched, late = self._look_for_long_chunks()
-        if watched or self._core.pipelining:
-            self.go()
-        elif late and not self._later.is_set:
-            self._later.set_in(LONG_ROUND)
-
-    def _look_for_long_chunks(self) -> tuple[bool, bool]:
-        """Stop long chunks, so that their other items go elsewhere.
-
-        Return whether to go on with that, and whether a chunk has still to begin.
-        """
+        # Stop long chunks, so that their other items go elsewhere.
         watched = late = False
         for slot, handle in self._engine.handles.items():
             for number in self._core.slots[slot].in_flight.running:
@@ -345,15 +326,16 @@ class StallWatch:
                     continue
                 job.rounds += 1
                 watched = watched or job.rounds <= _LONG
-                if job.rounds in {
-                    _LONG,
-                    _LONG + 1,
-                }:  # twice: it may just have begun its log
+                # Twice: it may just have begun its log.
+                if _LONG <= job.rounds <= _LONG + 1:
                     handle.page.stop_chunk(job.id, job.attempt)
                 if job.rounds == _LONG:
                     # The item that runs now has the whole time limit, from now on.
                     self._engine.timers.watch_running(job)
-        return watched, late
+        if watched or self._core.pipelining:
+            self.go()
+        elif late and not self._later.is_set:
+            self._later.set_in(LONG_ROUND)
 
 
 # Ping the workers of a pool, and have those killed that do not answer.
@@ -364,19 +346,21 @@ class StallWatch:
 
 
 class Pings:
-    """The pings of one pool.
+    """The pings of one pool, if it sends any.
 
     Args:
         engine: The pool's engine.
-        timeout: Seconds for which a worker may be silent.
     """
 
-    def __init__(self, engine: Engine, timeout: float) -> None:
+    def __init__(self, engine: Engine) -> None:
         self._engine = engine
-        self._timeout = timeout
-        self._ledger: PingLedger[WorkerHandle] = PingLedger(timeout, engine.loop.time())
+        self._timeout = engine.config.ping_timeout
+        seconds = math.inf if self._timeout is None else self._timeout
+        self._ledger: PingLedger[WorkerHandle]
+        self._ledger = PingLedger(seconds, engine.loop.time())
         self._alarm = engine.alarm(self._look)
-        self._alarm.set_at(self._ledger.due)
+        if self._timeout is not None:
+            self._alarm.set_at(self._ledger.due)
 
     def answered(self, handle: WorkerHandle) -> None:
         """Note that a worker has answered a ping.
@@ -384,12 +368,20 @@ class Pings:
         Raises:
             ProtocolError: If there was no ping.
         """
-        self._ledger.answered(handle)
+        if self._timeout is None:
+            raise ProtocolError("it answered a ping, and nobody sends any")
+        try:
+            self._ledger.answered(handle)
+        except ProtocolError:
+            if not self._engine.core.slots[
+                handle.slot
+            ].hung:  # else it is only too late
+                raise
 
     def _look(self, now: float) -> None:
         engine = self._engine
         for handle in self._ledger.suspects(now):
-            handle.read_control()
+            handle.control_channel.read()
             self._ledger.heard(handle, handle.heard_at)
         up = [
             engine.handles[slot.index]

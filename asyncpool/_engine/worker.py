@@ -1,10 +1,9 @@
 """One worker, as the pool sees it: a process, two channels, a page, its output.
 
-Two tasks watch it.  The exit watcher waits for the end of the process.  The error watcher
-waits for the end of a channel while the process lives, and for a worker that breaks the protocol:
-such a process is killed, if it does not end by itself.  (An initializer that raises ends its
-channels, and a thread that ends with an exception has the worker replaced.)  Both lead to the same
-end: the process is gone, the engine hears of that once, and :meth:`WorkerHandle.run` returns.
+Its end is the end of its process, for which :meth:`WorkerHandle.run` waits; the engine hears of that
+once.  If a channel ends while the process lives, the process has a moment to end by itself, and is
+killed then.  A worker that breaks the protocol is killed at once.  (An initializer that raises ends
+its channels, and a thread that ends with an exception has the worker replaced.)
 
 The engine and its parts hear what the worker sends.  A method of theirs that reads it raises
 :exc:`ProtocolError` if it breaks the protocol.  The handle then trusts the worker no more.
@@ -13,7 +12,6 @@ The engine and its parts hear what the worker sends.  A method of theirs that re
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import multiprocessing
 import os
 import pickle
@@ -29,6 +27,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from asyncpool._engine.channel import Channel, DescriptorSocket
 from asyncpool._engine.interpreter import LaunchError
 from asyncpool._engine.launcher import Process
+from asyncpool._engine.loop import Alarm
 from asyncpool._engine.outbox import Outbox
 from asyncpool._engine.output import Output
 from asyncpool._engine.page import WorkerPage
@@ -93,12 +92,11 @@ class WorkerHandle:
         pid: The pid of its process; ``None`` until there is one.
         page: The worker page: what the worker has noted.
         outbox: Puts jobs on the job channel, and moves large objects through shared memory.
-        job_channel: The job channel; ``None`` until it is open.
-        control_channel: The control channel; ``None`` until it is open.
+        job_channel: The job channel, once it is open.
+        control_channel: The control channel, once it is open.
         link: Reads and writes in place of the job channel if the worker serves; a ``WorkerLink`` of
             ``_cluster/link.py``.
-        stdout: What the worker writes to its stdout.
-        stderr: What it writes to its stderr.
+        stderr: What the worker writes to its stderr.
         lacked_memory: Whether the kernel has killed it, or a child of it, since its own cgroup
             was full.
         said_hello: Whether the worker has said that it is ready.
@@ -119,6 +117,9 @@ class WorkerHandle:
         first_signal_at: When the pool first sent it a signal to end it; ``None`` before that.
     """
 
+    job_channel: Channel
+    control_channel: Channel
+
     def __init__(
         self, supervisor: Engine, slot: int, generation: int, rank: int
     ) -> None:
@@ -127,7 +128,8 @@ class WorkerHandle:
         self.pid: int | None = None
         self.status: int | None = None
         self.detail = self.traceback = self.silence = self.late_stacks = ""
-        self.broke_protocol = self.final = False
+        self.broke_protocol = self.final = self.said_hello = False
+        self.ignored = self.killed = self.lacked_memory = self._lent = False
         self.sent_in_trust = -1
         self._pool = supervisor
         self._config = supervisor.config
@@ -136,15 +138,13 @@ class WorkerHandle:
         self.started_at = self.since = monotonic()
         self.page = WorkerPage(self._config.worker.concurrency)
         self.outbox = Outbox(supervisor)
-        self.job_channel: Channel | None = None
-        self.control_channel: Channel | None = None
         self.link: Any = None
-        self.stdout: Output | None = None
         self.stderr: Output | None = None
-        self.said_hello = self.ignored = self.killed = self.lacked_memory = False
+        self._channels: list[Channel] = []
+        self._outputs: list[Output] = []
         self._place: Place | None = None
-        self._lent = False
-        self._over_or_faulty, self._exited = asyncio.Event(), asyncio.Event()
+        self._channel_ended = False
+        self._overdue = Alarm(loop, self._on_overdue)
         self.first_signal_at: float | None = None
         self.cancelled: deque[CancelledJob] = deque(maxlen=_CANCELLED_KEPT)
         self._pending_signal: signal.Signals | None = None
@@ -161,13 +161,13 @@ class WorkerHandle:
             Kills the worker.
         """
         try:
-            await self._start()
-            whose = f"of worker {self.pid} in slot {self.slot} of {self._config.name}"
-            async with asyncio.TaskGroup() as watchers:
-                watchers.create_task(self._watch_exit(), name=f"asyncpool end {whose}")
-                watchers.create_task(
-                    self._watch_errors(), name=f"asyncpool errors {whose}"
-                )
+            process = await self._start()
+            self.status = await process.wait()
+            # What it sent before it died counts: an outcome, or the reason of its death.
+            for channel in self._channels:
+                channel.read_rest()
+            self._pool.traffic.on_exit(self)
+            self._pool.profiles.lose(self)
         finally:
             self.close()
 
@@ -188,19 +188,8 @@ class WorkerHandle:
         ours = {-signal.SIGTERM, -signal.SIGKILL if self.killed else -signal.SIGTERM}
         return self.status < 0 and self.status not in ours
 
-    def read_control(self) -> None:
-        """Read now what it has sent on its control channel."""
-        assert self.control_channel is not None
-        self.control_channel.read()
-
-    def read_jobs(self) -> None:
-        """Read now what it has sent on its job channel."""
-        assert self.job_channel is not None
-        self.job_channel.read()
-
     def ask(self, kind: FrameKind, payload: bytes = b"", *fields: int) -> None:
         """Send a request on the control channel: the worker answers even while it runs a job."""
-        assert self.control_channel is not None
         self.control_channel.put(header(kind, len(payload), *fields), payload)
         self.control_channel.flush()
 
@@ -230,7 +219,7 @@ class WorkerHandle:
     def stop(self) -> None:
         """Tell it that no more jobs will come."""
         self._ignore()
-        if self.job_channel is not None:
+        if self._channels:
             self.job_channel.half_close()
 
     def terminate(self) -> None:
@@ -256,12 +245,14 @@ class WorkerHandle:
         """Kill it if it still runs, and close everything but the page."""
         self.ignored = True
         self.outbox.close()
+        self._overdue.cancel()
         if self.process is not None:
             self.process.signal(signal.SIGKILL)
             self.process.close()
-        for part in (self.job_channel, self.control_channel, self.stdout, self.stderr):
-            if part is not None:
-                part.close()
+        for channel in self._channels:
+            channel.close()
+        for output in self._outputs:
+            output.close()
         place, self._place = self._place, None
         if place is not None and self._pool.places is not None:
             self.lacked_memory = place.lacked_memory()
@@ -285,30 +276,33 @@ class WorkerHandle:
 
     # Its start.
 
-    async def _start(self) -> None:
+    async def _start(self) -> Process:
         variables = self._environment()
-        with contextlib.ExitStack() as theirs:
-            fds = self._open(theirs, variables)
+        theirs: list[int] = []
+        try:
+            self._open(theirs, variables)
             delay = 0 if self.killed else None
-            try:
-                async with asyncio.timeout(delay) as self._launching:
-                    self.process = await self._pool.launcher.launch(fds, variables)
-            except TimeoutError:
-                if self._launching is None or not self._launching.expired():
-                    raise
-                text = "the launcher did not answer within start_timeout"
-                raise LaunchError(text) from None
-            finally:
-                self._launching = None
-        self.pid = self.process.pid
+            async with asyncio.timeout(delay) as self._launching:
+                process = await self._pool.launcher.launch(theirs, variables)
+        except TimeoutError:
+            if self._launching is None or not self._launching.expired():
+                raise
+            text = "the launcher did not answer within start_timeout"
+            raise LaunchError(text) from None
+        finally:
+            self._launching = None
+            for fd in theirs:
+                os.close(fd)
+        self.process, self.pid = process, process.pid
         self._label_output()
-        if (
-            self._pending_signal is not None
-        ):  # the signal was asked for while it was starting
-            self.process.signal(self._pending_signal)
+        if self._pending_signal is not None:  # asked for while it was starting
+            process.signal(self._pending_signal)
         self._pool.on_spawned(self)
         if self.said_hello:
             self._pool.on_ready(self)
+        if self._channel_ended:
+            self._expect_end()
+        return process
 
     def _environment(self) -> Variables:
         """Return the environment variables that it alone has.
@@ -322,8 +316,7 @@ class WorkerHandle:
         except Exception as error:
             text = str(error)
             if not text.startswith("worker_env("):
-                kind = type(error).__name__
-                text = f"worker_env({self.rank}) raised {kind}: {text}"
+                text = f"worker_env({self.rank}) raised {type(error).__name__}: {text}"
             failure = LaunchError(text)
             failure.trace = traceback.format_exc()
             raise failure from error
@@ -357,50 +350,47 @@ class WorkerHandle:
             cgroup="" if cgroup is None else str(cgroup.folder),
         )
 
-    def _open(self, theirs: contextlib.ExitStack, variables: Variables) -> list[int]:
-        """Open everything, and send the worker its configuration; *theirs* closes its ends here.
+    def _open(self, theirs: list[int], variables: Variables) -> None:
+        """Open everything, and send the worker its configuration.
 
-        Returns:
-            The worker's ends: job channel, control channel, page, stdout, stderr.
+        The worker's ends come into *theirs*, also if an error is raised: job channel, control
+        channel, page, stdout, stderr.
 
         Raises:
             OSError: If this process lacks the means.
         """
-        ours, job_end = _pair(theirs)
-        pool, size = self._pool, self._config.worker.max_payload
+        pool, serving, config = self._pool, self._pool.serving, self._config
         opened = partial(Channel, self._loop, buffer=pool.buffer, on_end=self.on_end)
-        if pool.serving is None:
+        ours, size = _pair(theirs), config.worker.max_payload
+        if serving is None:
             on_frames = self._on_job_frames
-            self.job_channel = opened(
-                ours, max_payload=size, bare=True, on_frames=on_frames
-            )
+            jobs = opened(ours, max_payload=size, bare=True, on_frames=on_frames)
         else:
             ours, on_frames = DescriptorSocket(ours), self._on_link_frames
-            self.job_channel = opened(ours, max_payload=size, on_frames=on_frames)
-            self.link = pool.serving.open_link(self, ours, self.job_channel)
-        ours, control_end = _pair(theirs)
-        on_frames = self._on_control_frames
+            jobs = opened(ours, max_payload=size, on_frames=on_frames)
+        self._channels.append(jobs)
+        if serving is not None:
+            self.link = serving.open_link(self, ours, jobs)
+        ours, on_frames = _pair(theirs), self._on_control_frames
         control = opened(ours, max_payload=_MAX_CONTROL, on_frames=on_frames)
-        self.control_channel = control
-        self.outbox.connect(self.job_channel, control)
-        page = self.page.open()
-        theirs.callback(os.close, page)
-        output = self._config.worker_output
-        out, out_end = _pipe(theirs)
-        self.stdout = Output(self._loop, out, output, err=False)
-        err, err_end = _pipe(theirs)
-        self.stderr = Output(self._loop, err, output, err=True)
-        if self._config.handover is not None:
-            for fd in self._config.handover.fds:
+        self._channels.append(control)
+        self.job_channel, self.control_channel = jobs, control
+        self.outbox.connect(jobs, control)
+        theirs.append(self.page.open())
+        for err in (False, True):
+            output, end = os.pipe()
+            theirs.append(end)
+            self.stderr = Output(self._loop, output, config.worker_output, err=err)
+            self._outputs.append(self.stderr)
+        if config.handover is not None:
+            for fd in config.handover.fds:
                 control.put_descriptor(header(FrameKind.HANDED, 0), fd, keep=True)
         if pool.places is not None:
             self._place = pool.places.open()
         packed = pickle.dumps(self._identity(variables))
         control.put(header(FrameKind.IDENTITY, len(packed)), packed)
-        serving, broadcasts = pool.serving, pool.broadcasts
-        config = broadcasts.config() if serving is None else serving.config(self)
-        self.ask(FrameKind.CONFIG, config)
-        return [job_end, control_end, page, out_end, err_end]
+        of_pool = pool.broadcasts.config() if serving is None else serving.config(self)
+        self.ask(FrameKind.CONFIG, of_pool)
 
     def _lend_tracker(self) -> None:
         """Send the worker the resource tracker of this program, which starts if need be.
@@ -413,7 +403,6 @@ class WorkerHandle:
         control, config = self.control_channel, self._config
         if self._lent or config.confinement is not None or config.data is not None:
             raise ProtocolError("it asked for a resource tracker that it cannot have")
-        assert control is not None
         self._lent = True
 
         def lend(tracker: asyncio.Future[int | None]) -> None:
@@ -431,41 +420,9 @@ class WorkerHandle:
         """Have the log say of each line which worker has written it."""
         label = f"worker {self.pid} in slot {self.slot}"
         trusted = self._config.data is None and self._config.confinement is None
-        extra: dict[str, object] = {
-            "pool": self._config.name,
-            "slot": self.slot,
-            "generation": self.generation,
-            "pid": self.pid,
-        }
-        for stream in (self.stdout, self.stderr):
-            assert stream is not None
-            stream.name(label, extra, trusted=trusted)
-
-    # Its watchers.
-
-    async def _watch_exit(self) -> None:
-        assert self.process is not None
-        self.status = await self.process.wait()
-        # What it sent before it died counts: an outcome, or the reason of its death.
-        for channel in (self.job_channel, self.control_channel):
-            if channel is not None:
-                channel.read_rest()
-        self._pool.traffic.on_exit(self)
-        self._pool.profiles.lose(self)
-        self._exited.set()
-        self._over_or_faulty.set()
-
-    async def _watch_errors(self) -> None:
-        await self._over_or_faulty.wait()
-        if self.broke_protocol:
-            self.kill()
-        try:
-            async with asyncio.timeout(_EXIT_GRACE):
-                await self._exited.wait()
-        except TimeoutError:
-            self.broke_protocol = True
-            self.detail = self.detail or "it closed its channel and went on"
-            self.kill()
+        extra = {it: getattr(self, it) for it in ("slot", "generation", "pid")}
+        for output in self._outputs:
+            output.name(label, {"pool": self._config.name, **extra}, trusted=trusted)
 
     # What it sends.
 
@@ -527,62 +484,57 @@ class WorkerHandle:
 
     def _on_control_frames(self, frames: list[Frame]) -> None:
         """Tell the pool what the worker says about itself, and what it answers."""
-        control, logs = self.control_channel, self._pool.worker_logs
-        assert control is not None
+        pool, has_heartbeats = self._pool, False
         if self.broke_protocol:
             return
-        has_heartbeats = False
         # Of a worker that serves only its loop's answers are a sign of life: any thread may log.
         if self.link is None:
             self._heard_at = self._loop.time()
-        for frame in frames:
-            if frame.kind is FrameKind.HEARTBEAT:
-                has_heartbeats = True
-                continue
-            if frame.kind is FrameKind.RECORD:
-                logs.add(self, control, frame.payload)
-                continue
-            try:
-                self._on_control_frame(frame)
-            except ProtocolError as error:
-                self.distrust(str(error))
-                return
+        try:
+            for frame in frames:
+                match frame.kind:
+                    case FrameKind.HEARTBEAT:
+                        has_heartbeats = True
+                    case FrameKind.RECORD:
+                        pool.worker_logs.add(self, self.control_channel, frame.payload)
+                    case kind if kind in _ANSWERS and self._is_late(kind):
+                        pass
+                    case FrameKind.REVOKED:
+                        pool.traffic.on_revoked(self, unpack_numbers(frame.payload))
+                    case FrameKind.STACKS:
+                        pool.stacks.written(self, frame.job or None)
+                    case FrameKind.RETIRE:
+                        asked = pool.replacement
+                        leave = asked.replace if frame.number else asked.retire_now
+                        leave(self, printable(frame.payload[:MAX_REASON]))
+                    case FrameKind.PONG:
+                        pool.pings.answered(self)
+                    case FrameKind.SAMPLES:
+                        pool.profiles.hear(self, frame)
+                    case FrameKind.WHERE:
+                        pool.stacks.answered(self, frame.job, frame.payload)
+                    case FrameKind.HELLO if not self.said_hello:
+                        self.said_hello = True
+                        # If a worker is quick, its hello may come before the launcher's answer.
+                        if self.process is not None:
+                            pool.on_ready(self)
+                    case FrameKind.FAILED:
+                        self._on_failure(frame)
+                    case FrameKind.TRACKER:
+                        self._lend_tracker()
+                    case kind:
+                        self.distrust(f"it sent {kind.name} on its control channel")
+                        return
+        except ProtocolError as error:
+            self.distrust(str(error))
+            return
         if has_heartbeats and not self.ignored:
-            self._pool.heartbeats.on_notice(self)
+            pool.heartbeats.on_notice(self)
 
-    def _on_control_frame(self, frame: Frame) -> None:
-        pool, kind = self._pool, frame.kind
-        if kind in _ANSWERS and self.ignored:
-            # The pool may ask a worker that drains for its stacks too, so that answer counts.
-            drains = self.link is not None and not self.broke_protocol
-            if not (kind is FrameKind.STACKS and drains):
-                return
-        match kind:
-            case FrameKind.REVOKED:
-                pool.traffic.on_revoked(self, unpack_numbers(frame.payload))
-            case FrameKind.STACKS:
-                pool.stacks.written(self, frame.job or None)
-            case FrameKind.RETIRE:
-                asked = pool.replacement
-                leave = asked.replace if frame.number else asked.retire_now
-                leave(self, printable(frame.payload[:MAX_REASON]))
-            case FrameKind.PONG:
-                pool.on_pong(self)
-            case FrameKind.SAMPLES:
-                pool.profiles.hear(self, frame)
-            case FrameKind.WHERE:
-                pool.stacks.answered(self, frame.job, frame.payload)
-            case FrameKind.HELLO if not self.said_hello:
-                self.said_hello = True
-                # If a worker is quick, its hello may come before the launcher's answer.
-                if self.process is not None:
-                    pool.on_ready(self)
-            case FrameKind.FAILED:
-                self._on_failure(frame)
-            case FrameKind.TRACKER:
-                self._lend_tracker()
-            case _:
-                raise ProtocolError(f"it sent {kind.name} on its control channel")
+    def _is_late(self, kind: FrameKind) -> bool:
+        """Return whether an answer counts no more, since the worker is to end."""
+        # The pool may ask a worker that drains for its stacks too, so that answer counts.
+        return self.ignored and (kind is not FrameKind.STACKS or self.link is None)
 
     def _on_failure(self, frame: Frame) -> None:
         if self.detail:
@@ -592,7 +544,8 @@ class WorkerHandle:
         self.traceback = printable_block(failure.text)
         self.final = failure.final
         if failure.stage == "thread" or (failure.stage == "serve" and self.said_hello):
-            self._pool.on_fault(self)
+            with self._pool.turn as now:
+                self._pool.core.replace_faulty(self.slot, now)
 
     # How its channels end.
 
@@ -602,19 +555,33 @@ class WorkerHandle:
         if error is not None:
             self.distrust(str(error))
         self._shut_link()
-        self._over_or_faulty.set()
+        self._expect_end()
 
     def distrust(self, detail: str) -> None:
-        """Trust the worker no more, since it has done what *detail* says: it will be killed."""
+        """Trust the worker no more, since it has done what *detail* says, and kill it."""
         self.detail = detail
         if not self.broke_protocol:
             self.sent_in_trust = self.outbox.sent_bytes
         self.broke_protocol = True
         self._ignore()
-        for channel in (self.job_channel, self.control_channel):
-            if channel is not None:
-                channel.ignore()
-        self._over_or_faulty.set()
+        for channel in self._channels:
+            channel.ignore()
+        self._expect_end()
+
+    def _expect_end(self) -> None:
+        """Kill its process now, if it broke the protocol, or when it has had time to end by itself."""
+        self._channel_ended = True
+        if self.process is None:
+            return  # when it is there, this is called again
+        if self.broke_protocol:
+            self.kill()
+        elif not self._overdue.is_set:
+            self._overdue.set_in(_EXIT_GRACE)
+
+    def _on_overdue(self, _: float) -> None:
+        self.broke_protocol = True
+        self.detail = self.detail or "it closed its channel and went on"
+        self.kill()
 
 
 def _descriptor_of_tracker() -> int | None:
@@ -623,13 +590,7 @@ def _descriptor_of_tracker() -> int | None:
     return getfd()
 
 
-def _pair(theirs: contextlib.ExitStack) -> tuple[socket.socket, int]:
+def _pair(theirs: list[int]) -> socket.socket:
     ours, other = socket_pair()
-    theirs.callback(other.close)
-    return ours, other.fileno()
-
-
-def _pipe(theirs: contextlib.ExitStack) -> tuple[int, int]:
-    ours, other = os.pipe()
-    theirs.callback(os.close, other)
-    return ours, other
+    theirs.append(other.detach())
+    return ours

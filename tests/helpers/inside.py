@@ -303,9 +303,7 @@ def check_for_stalls(pool: Pool) -> None:
 
 def jobs_channel_of(pool: Pool, slot: int = 0) -> Channel:
     """Return the channel that the jobs of a worker go through."""
-    channel = handle_of(pool, slot).job_channel
-    assert channel is not None
-    return channel
+    return handle_of(pool, slot).job_channel
 
 
 def spy_on_sends(pool: Pool) -> list[int]:
@@ -367,7 +365,7 @@ async def hold_up_until_due(pool: Pool) -> None:
 
 def heartbeats_awaited(pool: Pool) -> int:
     """Return of how many workers heartbeats are going to be read."""
-    return len(supervisor_of(pool).heartbeats._alarms)
+    return len(supervisor_of(pool).heartbeats._looks)
 
 
 # Pings.
@@ -375,9 +373,7 @@ def heartbeats_awaited(pool: Pool) -> int:
 
 def pings_of(pool: Pool) -> Pings:
     """Return what pings the workers of *pool*."""
-    pings = supervisor_of(pool)._pings
-    assert pings is not None
-    return pings
+    return supervisor_of(pool).pings
 
 
 def ping_now(pool: Pool) -> None:
@@ -415,9 +411,7 @@ def wait_for_stacks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def block_until_pong(pool: Pool) -> None:
     """Block this thread, and so the loop, until the first worker has answered."""
-    control = handle_of(pool).control_channel
-    assert control is not None
-    _block_until_readable(control)
+    _block_until_readable(handle_of(pool).control_channel)
 
 
 # A job.
