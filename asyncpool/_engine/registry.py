@@ -9,7 +9,6 @@ from __future__ import annotations
 import pickle
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Mapping
-from functools import partial
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
@@ -65,20 +64,18 @@ def limit_exceeded(job: PoolJob[Any], handle: WorkerHandle) -> Failed:
 # when it has ended the one before, and that it tells; so the begin of a job is known as soon
 # as anything else is.
 
-# What JobQueued(...) and so on do, in half of the time.
-_job_queued = partial(tuple.__new__, JobQueued)  # pyright: ignore[reportUnknownMemberType] - of a bare tuple
-_job_started = partial(tuple.__new__, JobStarted)  # pyright: ignore[reportUnknownMemberType]
-_job_ended = partial(tuple.__new__, JobEnded)  # pyright: ignore[reportUnknownMemberType]
+# It does what JobEnded(...) and so on do, in half of the time.
+_new = tuple.__new__
 
 
 def job_queued(job: PoolJob[Any], at: float) -> JobQueued:
     """Return that a job waits for an attempt since *at*."""
-    return _job_queued((job.id, job.title, job.options.via, job.attempt, at))
+    return _new(JobQueued, (job.id, job.title, job.options.via, job.attempt, at))
 
 
 def job_started(job: PoolJob[Any], slot: int, at: float) -> JobStarted:
     """Return that an attempt has begun in *slot* at *at*."""
-    return _job_started((job.id, job.title, job.attempt, slot, at))
+    return _new(JobStarted, (job.id, job.title, job.attempt, slot, at))
 
 
 def job_ended(
@@ -93,12 +90,8 @@ def job_ended(
         wait = began - queued
     if wait < 0.0:  # noqa: PLR1730 - max() takes 100 ns
         wait = 0.0
-    number, attempts = job.id, job.attempt
-    return _job_ended((number, job.title, outcome, attempts, slot, wait, run, now))
-
-
-# What Attempt(...) does, in half of the time: there are two of these for each job.
-_attempt = partial(tuple.__new__, Attempt)  # pyright: ignore[reportUnknownMemberType] - of a bare tuple
+    told = job.id, job.title, outcome, job.attempt, slot, wait, run, now
+    return _new(JobEnded, told)
 
 
 class JobEvents:
@@ -140,23 +133,23 @@ class JobEvents:
         attempts = self._attempts
         for job in jobs:
             if job.id not in attempts:
-                attempts[job.id] = _attempt((slot, job.queued_at, at, None))
+                attempts[job.id] = _new(Attempt, (slot, job.queued_at, at, None))
                 if self.hub.steps_heard:
                     self._began(job, slot, at)
 
     def attempted(self, job: PoolJob[Any], attempt: Attempt) -> None:
         """Take note of an attempt that has ended elsewhere."""
-        known = self._attempts.get(job.id)
-        self._attempts[job.id] = attempt
-        if known is None and self.hub.steps_heard:
+        if job.id not in self._attempts and self.hub.steps_heard:
             self._began(job, attempt.slot, attempt.began)
+        self._attempts[job.id] = attempt
 
     def ran(self, job: PoolJob[Any], slot: int, frame: Frame, at: float) -> None:
         """Take note of an attempt whose outcome, *frame*, came at *at* from *slot*."""
         hub, number, run = self.hub, job.id, frame.number / 1e6
         if hub.steps_heard and number not in self._attempts:
             self._began(job, slot, at - run)
-        self._attempts[number] = _attempt((slot, job.queued_at, at - run, run))
+        attempt = slot, job.queued_at, at - run, run
+        self._attempts[number] = _new(Attempt, attempt)
 
     def failed(self, job: PoolJob[Any], slot: int, frame: Frame, at: float) -> None:
         """Take note of an attempt whose outcome is a failure, if anybody traces jobs."""
@@ -182,8 +175,7 @@ class JobEvents:
         if job.id in self.hub.traced:
             for tracer in self.hub.tracers:
                 tracer.given_back(job)
-        known = self._attempts.pop(job.id, None)
-        if known is not None and self.hub.steps_heard:
+        if self._attempts.pop(job.id, None) is not None and self.hub.steps_heard:
             self._queued(job)
 
     def ended(
@@ -515,8 +507,8 @@ class JobRegistry:
             return False
         error = loaded.error
         raised = error.exception if isinstance(error, JobRaisedError) else error
-        policy = job.attempt_policy
-        if loaded.may_retry and policy.after_exception(raised, attempt=job.attempt):
+        attempt, policy = job.attempt, job.attempt_policy
+        if loaded.may_retry and policy.after_exception(raised, attempt=attempt):
             job.function.figures.retries += 1
             self.lose_attempt(job)
             self.events.attempt_failed(job, error)
@@ -540,8 +532,8 @@ class JobRegistry:
         self, job: PoolJob[Any], *, suspect: bool = False, costs: bool = False
     ) -> None:
         """Note that an open job has not begun and has left its worker; see :meth:`PoolJob.return_unbegun`."""
-        if job.return_unbegun(suspect=suspect, costs=costs):
-            self._restore_deadline(job)
+        if job.return_unbegun(suspect=suspect, costs=costs):  # it counted as running
+            self.deadlines.set(job.id, job.options.deadline)
         self.events.given_back(job)
         self.on_return()
 
@@ -589,16 +581,8 @@ class JobRegistry:
 
     def attempt_failed(self, job: PoolJob[Any]) -> None:
         """Note that an attempt of a job is over; there may be another one."""
-        if job.end_attempt():
-            self._restore_deadline(job)
-
-    def _restore_deadline(self, job: PoolJob[Any]) -> None:
-        """Watch the deadline of a job that counted as running."""
-        deadline = job.options.deadline
-        if deadline is None:
-            self.deadlines.discard(job.id)
-        else:
-            self.deadlines.set(job.id, deadline)
+        if job.end_attempt():  # so it counted as running
+            self.deadlines.set(job.id, job.options.deadline)
 
     def _count(
         self, job: PoolJob[Any], outcome: JobOutcome, error: BaseException | None = None

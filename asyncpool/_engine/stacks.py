@@ -11,12 +11,11 @@ from __future__ import annotations
 import asyncio
 import itertools
 from dataclasses import field, fields
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
 from asyncpool._core.slots import ALIVE, UP
 from asyncpool._dataclass import dataclass
-from asyncpool._engine.job import PoolJob
 from asyncpool._engine.loop import shielded
 from asyncpool._engine.machine import is_stopped
 from asyncpool._engine.worker import WorkerHandle
@@ -90,20 +89,15 @@ class Stacks:
             if slot not in there:
                 raise NoWorkerError(slot, there=tuple(there))
             there = {slot: there[slot]}
-        texts = await asyncio.gather(*(self._ask(each, 0) for each in there.values()))
+        texts = await asyncio.gather(*(self.ask(each, 0) for each in there.values()))
         return dict(zip(there, texts, strict=True))
 
-    async def of_job(self, job: PoolJob[Any]) -> str:
-        """Return the stack of a job; empty if no worker runs it.
+    async def ask(self, handle: WorkerHandle, job: int) -> str:
+        """Return the stacks of a worker, or that of a *job* of it; empty if there is none.
 
         Cancellation:
             Safe.
         """
-        if job.slot is None:
-            return ""
-        return await self._ask(self._engine.handles[job.slot], job.id)
-
-    async def _ask(self, handle: WorkerHandle, job: int) -> str:
         if handle.pid is None or self._ends(handle):
             return ""
         asked = self._asked.setdefault(handle, {})

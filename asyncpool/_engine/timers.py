@@ -171,11 +171,9 @@ class JobTimers:
 
     def _watch(self, job: int, until: float | None) -> None:
         """Look at *job* at *until*, instead of at any time set before."""
-        if until is None:
-            self._deadlines.discard(job)
-            return
         self._deadlines.set(job, until)
-        self._alarm.set_by(until)
+        if until is not None:
+            self._alarm.set_by(until)
 
     def _on_alarm(self, now: float) -> None:
         if now - self._alarm.due > LATE:

@@ -18,7 +18,7 @@ from asyncpool._core.options import JobOptions
 from asyncpool._core.slots import Slot
 from asyncpool._engine import deaths
 from asyncpool._engine.batches import MapHold
-from asyncpool._engine.engine import Engine
+from asyncpool._engine.engine import PERIOD, Engine
 from asyncpool._engine.hub import PoolHub
 from asyncpool._engine.job import ChunkJob, PoolJob, StreamJob
 from asyncpool._engine.registry import crash_error, delivery_of
@@ -45,7 +45,7 @@ class Parts:
             config_of(Pool(ping_timeout=None, start_timeout=30, name="x")), PoolHub()
         )
         engine.act = lambda **_: engine.core.todo.clear()
-        self.core = engine.core
+        self.engine, self.core = engine, engine.core
         self.registry = engine.registry
         self.draining = engine.draining
         self.deaths: deaths.Deaths = engine._deaths
@@ -122,6 +122,27 @@ async def test_jobs_that_end_with_the_pool_are_told_of_if_nobody_waits_for_them(
         "pool x was closed before 3 of its jobs were done, and nobody waited for them "
         "(2 x g, 1 x f)"
     )
+
+
+async def test_the_lag_is_how_late_the_loop_is_while_jobs_are_open() -> None:
+    async def main() -> Parts:
+        loop, parts = asyncio.get_running_loop(), Parts()
+        assert isinstance(loop, virtual_time.VirtualLoop)
+        parts.add()
+        engine = parts.engine
+        engine.measure_lag()
+        await asyncio.sleep(PERIOD / 2)
+        loop.stall(PERIOD)  # half of it late
+        await asyncio.sleep(2 * PERIOD)
+        parts.registry.jobs.clear()
+        await asyncio.sleep(5 * PERIOD)
+        assert not engine.lag_alarm.is_set
+        return parts
+
+    parts = await asyncio.to_thread(virtual_time.run, main())
+    histogram = parts.engine.lag.histogram()
+    assert histogram.count == 4
+    assert histogram.total == pytest.approx(PERIOD / 2, abs=0.01)
 
 
 # How jobs are lost.
