@@ -240,14 +240,10 @@ class Draining:
     def _say(self, _: float) -> None:
         assert self._began is not None
         engine, jobs = self._engine, self._engine.registry.jobs
-        names = (job.title for job in itertools.islice(jobs.values(), _LOOKED_AT))
         queued = engine.core.waiting
-        what = describe_waiting(
-            jobs=len(jobs),
-            queued=queued,
-            names=Counter(names),
-            holds=[*map(str, self.holds)],
-        )
+        titles = (job.title for job in itertools.islice(jobs.values(), _LOOKED_AT))
+        names, holds = Counter(titles), [*map(str, self.holds)]
+        what = describe_waiting(jobs=len(jobs), queued=queued, names=names, holds=holds)
         seconds = round(engine.loop.time() - self._began)
         extra = {"seconds": seconds, "jobs": len(jobs), "queued": queued}
         engine.log.now(say.CLOSE_IS_SLOW, extra, what=what)

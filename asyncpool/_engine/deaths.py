@@ -239,15 +239,9 @@ class Deaths:
         # connections died with it.  (In a pool it has no job in flight then.)  Its slot goes on as
         # planned.
         crashed = not planned or (serving is not None and was_ready and handle.failed)
-        end = self.report(
-            handle,
-            kind=kind,
-            planned=planned,
-            jobs=sorted(begun, key=lambda job: job.id != silent),
-            killed_for=killed_for if planned else None,
-            now=now,
-            after=after,
-        )
+        begun.sort(key=lambda job: job.id != silent)
+        hit = killed_for if planned else None
+        end = self.report(handle, kind, begun, hit, now, after, planned=planned)
         handle.page.close()
         # 6. Counters, events, the log.
         if crashed:
@@ -323,13 +317,13 @@ class Deaths:
     def report(
         self,
         handle: WorkerHandle,
-        *,
         kind: CrashKind,
-        planned: bool,
         jobs: Sequence[PoolJob[object]],
         killed_for: int | None,
         now: float,
         after: Aftermath,
+        *,
+        planned: bool,
     ) -> Crash:
         """Return the crash report of a worker.
 

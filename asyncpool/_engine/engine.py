@@ -58,9 +58,15 @@ from asyncpool._engine.registry import (
 from asyncpool._engine.replacement import WorkerReplacement
 from asyncpool._engine.segments import Segments
 from asyncpool._engine.sessions import Broadcaster, Sessions
-from asyncpool._engine.stacks import Profiles, Stacks
-from asyncpool._engine.timers import Heartbeats, JobTimers, Pings, StallWatch
 from asyncpool._engine.traffic import Traffic
+from asyncpool._engine.watch import (
+    Heartbeats,
+    JobTimers,
+    Pings,
+    Profiles,
+    Stacks,
+    StallWatch,
+)
 from asyncpool._engine.worker import WorkerHandle
 from asyncpool._wire.frames import Frame, FrameKind
 from asyncpool.errors import PoolBrokenError, PoolClosedError, ProtocolError
@@ -464,9 +470,8 @@ class Engine:
             took = now - handle.began_at
             self.figures.starts.note(took)
             handle.since = monotonic()
-            self.hub.publish(
-                events.Ready(handle.slot, handle.generation, handle.pid, took)
-            )
+            worker = handle.slot, handle.generation, handle.pid
+            self.hub.publish(events.Ready(*worker, took))
             self.log.of_worker(say.WORKER_READY, handle, {"seconds": round(took, 3)})
             self.core.ready(handle.slot, now)
         if self.serving is not None:
@@ -544,9 +549,8 @@ class Engine:
         self.handles[slot].ask(FrameKind.STACKS, b"", number or 0, attempt)
 
     def _parked(self, slot: int, reason: str, probe_in: float | None) -> None:
-        if self.status.cannot_start:
-            probe_in = None
-        self.hub.publish(events.Parked(slot, reason, probe_in))
+        delay = None if self.status.cannot_start else probe_in
+        self.hub.publish(events.Parked(slot, reason, delay))
 
     def _take_back(self, numbers: Iterable[int]) -> None:
         for number in numbers:
@@ -611,11 +615,11 @@ class Engine:
                 self.draining.begin()
                 if self.status.was_ready and not self.closing:
                     limit = "" if timeout is None else f", and have {timeout:g} s"
-                    extra = {
-                        "jobs": len(self.registry.jobs),
-                        "finish": ("all", "running", "none")[finish],
-                        "timeout": timeout,
-                    }
+                    jobs, how = (
+                        len(self.registry.jobs),
+                        ("all", "running", "none")[finish],
+                    )
+                    extra = {"jobs": jobs, "finish": how, "timeout": timeout}
                     self.log.now(say.POOL_CLOSING, extra, limit=limit)
             self.registry.mark_close(self.core.lifecycle.kills)
             deadline = None if timeout is None else now + timeout
@@ -720,8 +724,8 @@ class SupervisorRunner:
         self._check_unclosed()
         check_not_imported(self._what)
         self.check_loop()
-        if self.supervisor is not None and self.supervisor.closing:
-            raise self._closed()
+        supervisor = self.supervisor
+        self._check_unclosed(closed=supervisor is not None and supervisor.closing)
         began = asyncio.get_running_loop().time()
         try:
             async with self._making:  # another call may be about to make it
@@ -733,8 +737,7 @@ class SupervisorRunner:
                 self._close_unused()
             await self.end_now()
             raise
-        if supervisor.status.ended.done():
-            raise self._closed()
+        self._check_unclosed(closed=supervisor.status.ended.done())
         if first:
             supervisor.tell_start(began)
         return supervisor
@@ -782,12 +785,9 @@ class SupervisorRunner:
         self.closed_unused = True
         self.hub.end()
 
-    def _check_unclosed(self) -> None:
-        if self.closed_unused:
-            raise self._closed()
-
-    def _closed(self) -> PoolClosedError:
-        return PoolClosedError(f"the {self._what} is closed")
+    def _check_unclosed(self, *, closed: bool = False) -> None:
+        if closed or self.closed_unused:
+            raise PoolClosedError(f"the {self._what} is closed")
 
     async def exit_context(
         self,
@@ -866,13 +866,10 @@ class SupervisorRunner:
             PoolClosedError: If there never was one.
         """
         if self.supervisor is None:
+            self._check_unclosed()
             what = self._what
-            raise PoolClosedError(
-                f"the {what} is closed"
-                if self.closed_unused
-                else f"the {what} was not started: use 'async with {what}' or "
-                f"'await {what}.start()'"
-            )
+            how = f"use 'async with {what}' or 'await {what}.start()'"
+            raise PoolClosedError(f"the {what} was not started: {how}")
         return self.supervisor
 
     def running_here(self) -> Engine:

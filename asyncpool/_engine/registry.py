@@ -6,6 +6,7 @@ step.  So each job ends once.
 
 from __future__ import annotations
 
+import operator
 import pickle
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Mapping
@@ -130,26 +131,21 @@ class JobEvents:
 
     def running(self, jobs: Iterable[PoolJob[Any]], slot: int, at: float) -> None:
         """Tell which of *jobs*, those that run in *slot*, have begun since the last look."""
-        attempts = self._attempts
         for job in jobs:
-            if job.id not in attempts:
-                attempts[job.id] = _new(Attempt, (slot, job.queued_at, at, None))
-                if self.hub.steps_heard:
-                    self._began(job, slot, at)
+            if job.id not in self._attempts:
+                self.attempted(job, _new(Attempt, (slot, job.queued_at, at, None)))
 
     def attempted(self, job: PoolJob[Any], attempt: Attempt) -> None:
-        """Take note of an attempt that has ended elsewhere."""
-        if job.id not in self._attempts and self.hub.steps_heard:
-            self._began(job, attempt.slot, attempt.began)
+        """Take note of an attempt that has begun, or ended."""
+        is_news = job.id not in self._attempts
         self._attempts[job.id] = attempt
+        if is_news and self.hub.steps_heard:
+            self.hub.publish_job(job_started(job, attempt.slot, attempt.began))
 
     def ran(self, job: PoolJob[Any], slot: int, frame: Frame, at: float) -> None:
         """Take note of an attempt whose outcome, *frame*, came at *at* from *slot*."""
-        hub, number, run = self.hub, job.id, frame.number / 1e6
-        if hub.steps_heard and number not in self._attempts:
-            self._began(job, slot, at - run)
-        attempt = slot, job.queued_at, at - run, run
-        self._attempts[number] = _new(Attempt, attempt)
+        run = frame.number / 1e6
+        self.attempted(job, _new(Attempt, (slot, job.queued_at, at - run, run)))
 
     def failed(self, job: PoolJob[Any], slot: int, frame: Frame, at: float) -> None:
         """Take note of an attempt whose outcome is a failure, if anybody traces jobs."""
@@ -193,9 +189,6 @@ class JobEvents:
     def _queued(self, job: PoolJob[Any]) -> None:
         """Tell that a job waits for an attempt."""
         self.hub.publish_job(job_queued(job, job.queued_at))
-
-    def _began(self, job: PoolJob[Any], slot: int, at: float) -> None:
-        self.hub.publish_job(job_started(job, slot, at))
 
 
 # What a pool counts while it lives; nothing depends on it.
@@ -572,12 +565,9 @@ class JobRegistry:
 
     def summary(self, kills: int) -> CloseSummary:
         """Return what has happened since :meth:`mark_close`."""
-        completed, failed, kills_before = self._at_close or (0, 0, 0)
-        return CloseSummary(
-            finished=self.completed - completed,
-            failed=self.failed - failed,
-            killed=kills - kills_before,
-        )
+        now = self.completed, self.failed, kills
+        finished, failed, killed = map(operator.sub, now, self._at_close or (0, 0, 0))
+        return CloseSummary(finished=finished, failed=failed, killed=killed)
 
     def attempt_failed(self, job: PoolJob[Any]) -> None:
         """Note that an attempt of a job is over; there may be another one."""

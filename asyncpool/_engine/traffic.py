@@ -81,9 +81,6 @@ class Traffic:
         self.feed: Callable[[float], object] | None = None
         engine.hub.on_listeners_changed = self.refresh_fast_path
         self.refresh_fast_path()
-        self._alarm = engine.alarm(self._look_again)
-        # Jobs that were cancelled, and that their workers may have begun, with those workers.
-        self._revoking: list[tuple[WorkerHandle, PoolJob[Any]]] = []
         engine.leases.fence = self._fence
 
     def refresh_fast_path(self) -> None:
@@ -329,8 +326,20 @@ class Traffic:
                 for job, frame in zip(taken, frames, strict=False):
                     if job is not None and (hub.ends_heard or job.id in hub.traced):
                         registry.events.ran(job, slot, Frame(*frame), at)
-            if large:
-                self._unpack_large(handle, taken, frames, at)
+            if large:  # threads unpickle the outcomes that take long
+                for index, (job, bare) in enumerate(zip(taken, frames, strict=False)):
+                    if job is None or job.exceeded is not None:
+                        continue
+                    frame, function = Frame(*bare), job.function
+                    if (size := len(frame.payload)) > SURELY_QUICK:
+                        job.size += size
+                    if function.serializer.is_heavy(frame.payload):
+                        seconds = frame.number / 1e6
+                        function.figures.run.note(run)
+                        function.figures.wait.note(at - job.queued_at - seconds)
+                        job.slot = taken[index] = None
+                        engine.timers.end(job)
+                        engine.large.unpack(job, frame, handle)
             # The worker gets its next jobs before the pool looks at these outcomes.
             now = engine.loop.time()
             core.refill(slot, now)
@@ -348,29 +357,6 @@ class Traffic:
                 engine.act()
         finally:
             engine.turn_depth -= 1
-
-    def _unpack_large(
-        self,
-        handle: WorkerHandle,
-        taken: list[PoolJob[Any] | None],
-        frames: list[Frame],
-        at: float,
-    ) -> None:
-        """Have threads unpickle the outcomes that take long, and take out their jobs."""
-        for index, (job, bare) in enumerate(zip(taken, frames, strict=False)):
-            if job is None or job.exceeded is not None:
-                continue
-            frame = Frame(*bare)
-            if (size := len(frame.payload)) > SURELY_QUICK:
-                job.size += size
-            function = job.function
-            if function.serializer.is_heavy(frame.payload):
-                run = frame.number / 1e6
-                function.figures.run.note(run)
-                function.figures.wait.note(at - job.queued_at - run)
-                job.slot = taken[index] = None
-                self._engine.timers.end(job)
-                self._engine.large.unpack(job, frame, handle)
 
     def _tell_begun(self, slot: int, at: float) -> None:
         """Tell those who listen which jobs of a worker have begun by now."""
@@ -450,9 +436,7 @@ class Traffic:
             handle.cancelled.append(CancelledJob(job.id, job.attempt, function))
             self._end(handle, job, begun=begun)
             if not begun:
-                self._revoking.append((handle, job))
-                if not self._alarm.is_set:
-                    self._alarm.set_in(_ANSWER_GRACE)
+                engine.loop.call_later(_ANSWER_GRACE, self._look_again, handle, job)
 
     def _end(self, handle: WorkerHandle, job: PoolJob[Any], *, begun: bool) -> None:
         """End a job that its worker has begun, or ask the worker for it."""
@@ -460,24 +444,19 @@ class Traffic:
         with self._engine.turn as now:
             self._engine.core.cancel(job.id, now, index=slot, begun=begun, mode=mode)
 
-    def _look_again(self, _: float) -> None:
-        """End the jobs that their workers have begun meanwhile, without an answer to the pool.
+    def _look_again(self, handle: WorkerHandle, job: PoolJob[Any]) -> None:
+        """End a job that its worker has begun meanwhile, without an answer to the pool.
 
         A worker answers late if its job holds the GIL, and never if the job has stopped the
         process, or holds the GIL for ever.
         """
-        revoking, self._revoking = self._revoking, []
-        for handle, job in revoking:
-            slot = handle.slot
-            same = self._engine.handles.get(slot) is handle
-            if not (same and self._engine.core.endings.unanswered(job.id, slot)):
-                continue
-            if handle.page.begun(job.id, job.attempt):
-                self._end(handle, job, begun=True)
-            else:
-                self._revoking.append((handle, job))
-        if self._revoking:
-            self._alarm.set_in(_ANSWER_GRACE)
+        engine = self._engine
+        if handle.ignored or not engine.core.endings.unanswered(job.id, handle.slot):
+            return
+        if handle.page.begun(job.id, job.attempt):
+            self._end(handle, job, begun=True)
+        else:
+            engine.loop.call_later(_ANSWER_GRACE, self._look_again, handle, job)
 
     # Streams that yield items.
 
@@ -488,16 +467,14 @@ class Traffic:
             ProtocolError: If the worker may not send it.
         """
         if frame.job not in self._engine.core.slots[handle.slot].in_flight.jobs:
-            raise ProtocolError(
-                f"it sent an item of job {frame.job}, which it does not have"
-            )
+            text = f"it sent an item of job {frame.job}, which it does not have"
+            raise ProtocolError(text)
         job = self._engine.registry.jobs.get(frame.job)
         if job is None:
             return  # its caller has given the job up
         if not isinstance(job, StreamJob) or job.attempt != frame.attempt:
-            raise ProtocolError(
-                f"it sent an item of attempt {frame.attempt} of {job!r}"
-            )
+            text = f"it sent an item of attempt {frame.attempt} of {job!r}"
+            raise ProtocolError(text)
         job.receive(frame)
 
     def give_credit(self, job: StreamJob) -> None:
@@ -537,8 +514,7 @@ class FunctionTables:
         data: DataOnly | None,
         table: type[FunctionTable] = FunctionTable,
     ) -> None:
-        self._totals = totals
-        self._data = data
+        self._totals, self._data = totals, data
         self.usual = table(totals) if data is None else self._table_for(None, data.how)
         make = functools.partial(self._table_for, self.usual)
         self._table_of = functools.lru_cache(_MOST_FORMATS)(make)

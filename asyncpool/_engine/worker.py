@@ -149,20 +149,14 @@ class Outbox(SegmentOwner):
             job.slot = slot
             payload, number = job.payload, job.function.number
             size = len(payload)
-            if (
-                number not in known
-                or job.context != context
-                or job.credit
-                or size > SMALL
-            ):
+            lacks = number not in known or job.context != context
+            if lacks or job.credit or size > SMALL:
                 self.put_job(job, payload)
                 context, end = self._context, channel.put_bytes
                 continue
             # put_job(), inlined: its calls would double the cost.
-            channel.small += (
-                pack_header(VERSION, _JOB, attempt, number, job.id, size),
-                payload,
-            )
+            head = pack_header(VERSION, _JOB, attempt, number, job.id, size)
+            channel.small += (head, payload)
             channel.put_bytes = job.frame_end = end = end + HEADER_SIZE + size
 
     def put_job(self, job: PoolJob[Any], payload: bytes) -> None:
@@ -285,10 +279,8 @@ class Outbox(SegmentOwner):
     def _expect(self, size: int, parts: int) -> None:
         self._expected += size
         if self._expected > self._max_payload:
-            raise ProtocolError(
-                f"an outcome of {self._expected} bytes exceeds the limit of "
-                f"{self._max_payload}"
-            )
+            what = f"an outcome of {self._expected} bytes"
+            raise ProtocolError(f"{what} exceeds the limit of {self._max_payload}")
         # Each buffer beside the pickle is large: a small one would be inside the pickle.  16,384
         # parts of a byte took Python's garbage collector 10 ms, in this process.
         if len(self.areas) + parts > self._expected // LARGE + _SMALL_ONES:
@@ -363,6 +355,9 @@ class WorkerHandle:
         began_at: The same, by the clock of the loop.
         since: When its present state began: it starts, is idle, or runs its first job.
         cancelled: The last of its jobs that were cancelled, for the log.
+        asked: The questions for stacks that it has not answered yet, by job; 0 for all of them.
+        weighed: The upper bound of its memory at which it may have reached its next limit, and the
+            time at which it is weighed again even below that.
         first_signal_at: When the pool first sent it a signal to end it; ``None`` before that.
     """
 
@@ -396,6 +391,8 @@ class WorkerHandle:
         self._overdue = Alarm(loop, self._on_overdue)
         self.first_signal_at: float | None = None
         self.cancelled: deque[CancelledJob] = deque(maxlen=_CANCELLED_KEPT)
+        self.asked: dict[int, asyncio.Future[str]] = {}
+        self.weighed = 0.0, 0.0
         self._pending_signal: signal.Signals | None = None
         self._launching: asyncio.Timeout | None = None
 
@@ -543,7 +540,11 @@ class WorkerHandle:
             for fd in theirs:
                 os.close(fd)
         self.process, self.pid = process, process.pid
-        self._label_output()
+        label = f"worker {self.pid} in slot {self.slot}"
+        trusted = self._config.data is None and self._config.confinement is None
+        extra = {it: getattr(self, it) for it in ("slot", "generation", "pid")}
+        for output in self._outputs:
+            output.name(label, {"pool": self._config.name, **extra}, trusted=trusted)
         if self._pending_signal is not None:  # asked for while it was starting
             process.signal(self._pending_signal)
         self._pool.on_spawned(self)
@@ -590,14 +591,11 @@ class WorkerHandle:
         )
         if self._place is None:
             return identity
+        folder, cgroup = self._place.folder, self._place.cgroup
+        group = "" if cgroup is None else str(cgroup.folder)
         # In a sandbox it is told nothing of the service.
-        cgroup = self._place.cgroup
-        return identity._replace(
-            authkey=_OTHER_KEY,
-            argv=("",),
-            folder=self._place.folder,
-            cgroup="" if cgroup is None else str(cgroup.folder),
-        )
+        known = identity._replace(authkey=_OTHER_KEY, argv=("",))
+        return known._replace(folder=folder, cgroup=group)
 
     def _open(self, theirs: list[int], variables: Variables) -> None:
         """Open everything, and send the worker its configuration.
@@ -664,14 +662,6 @@ class WorkerHandle:
                 self.ask(FrameKind.TRACKER)
 
         self._pool.threads.copy(_descriptor_of_tracker).add_done_callback(lend)
-
-    def _label_output(self) -> None:
-        """Have the log say of each line which worker has written it."""
-        label = f"worker {self.pid} in slot {self.slot}"
-        trusted = self._config.data is None and self._config.confinement is None
-        extra = {it: getattr(self, it) for it in ("slot", "generation", "pid")}
-        for output in self._outputs:
-            output.name(label, {"pool": self._config.name, **extra}, trusted=trusted)
 
     # What it sends.
 

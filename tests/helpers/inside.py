@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from asyncpool._engine.options import SupervisorConfig
     from asyncpool._engine.registry import JobRegistry
     from asyncpool._engine.segments import Segment, Segments
-    from asyncpool._engine.timers import Pings
+    from asyncpool._engine.watch import Pings
     from asyncpool._engine.worker import WorkerHandle
     from asyncpool._observe.control.client import ControlClient
     from asyncpool._observe.control.paths import live_names, path_of, private_folder
@@ -403,10 +403,10 @@ def wait_for_stacks(monkeypatch: pytest.MonkeyPatch) -> None:
     A worker that gets no processor for a moment does so too late.
     """
     from asyncpool._core import endings as termination
-    from asyncpool._engine import stacks
+    from asyncpool._engine import watch
 
     monkeypatch.setattr(termination, "STACK_GRACE", 3600.0)
-    monkeypatch.setattr(stacks, "_demand_at", lambda _, now: now + 0.1)
+    monkeypatch.setattr(watch, "_demand_at", lambda _, now: now + 0.1)
 
 
 def block_until_pong(pool: Pool) -> None:
@@ -605,9 +605,9 @@ def terminate_within(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
 
 def look_for_stalls_never(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have no job moved to another worker since it waits behind one that takes long."""
-    from asyncpool._engine import timers
+    from asyncpool._engine import watch
 
-    monkeypatch.setattr(timers, "ROUND", 3600.0)
+    monkeypatch.setattr(watch, "ROUND", 3600.0)
 
 
 def read_notes_by(
@@ -650,9 +650,9 @@ def live_in_cgroup(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
 
 def shorten_where(monkeypatch: pytest.MonkeyPatch) -> None:
     """Give workers little time to say where their jobs are."""
-    from asyncpool._engine import stacks
+    from asyncpool._engine import watch
 
-    monkeypatch.setattr(stacks, "_PATIENCE", 0.2)
+    monkeypatch.setattr(watch, "_PATIENCE", 0.2)
 
 
 def pretend_machine(

@@ -165,15 +165,9 @@ class DeadWorker:
 def report_of(dead: DeadWorker, kind: CrashKind | None, *, planned: bool) -> Crash:
     """Return what is told of its end; without a *kind* it is that of a worker that was ready."""
     worker, reporter = cast("WorkerHandle", dead), Parts().deaths
-    return reporter.report(
-        worker,
-        kind=kind or reporter.kind_of(worker, Slot(0, ready_at=1.0), 1.0),
-        planned=planned,
-        jobs=[],
-        killed_for=None,
-        now=2.0,
-        after=Aftermath(NextStep.CLOSE),
-    )
+    kind = kind or reporter.kind_of(worker, Slot(0, ready_at=1.0), 1.0)
+    after = Aftermath(NextStep.CLOSE)
+    return reporter.report(worker, kind, [], None, 2.0, after, planned=planned)
 
 
 @pytest.mark.parametrize(("taken", "told"), [(99, "never sent"), (100, "sent")])
