@@ -63,6 +63,13 @@ class Parts:
         return job
 
 
+async def pass_by(seconds: float) -> None:
+    """Let so much of virtual time pass."""
+    over = asyncio.get_running_loop().create_future()
+    asyncio.get_running_loop().call_later(seconds, over.set_result, None)
+    await over
+
+
 # What its end says.
 
 
@@ -71,11 +78,6 @@ async def test_every_ten_seconds_it_says_what_it_waits_for(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     async def main() -> None:
-        async def pass_by(seconds: float) -> None:
-            over = asyncio.get_running_loop().create_future()
-            asyncio.get_running_loop().call_later(seconds, over.set_result, None)
-            await over
-
         parts = Parts()
         hold = MapHold("app.each")
         hold.under_way = 12
@@ -131,11 +133,11 @@ async def test_the_lag_is_how_late_the_loop_is_while_jobs_are_open() -> None:
         parts.add()
         engine = parts.engine
         engine.measure_lag()
-        await asyncio.sleep(PERIOD / 2)
+        await pass_by(PERIOD / 2)
         loop.stall(PERIOD)  # half of it late
-        await asyncio.sleep(2 * PERIOD)
+        await pass_by(2 * PERIOD)
         parts.registry.jobs.clear()
-        await asyncio.sleep(5 * PERIOD)
+        await pass_by(5 * PERIOD)
         assert not engine.lag_alarm.is_set
         return parts
 
