@@ -122,15 +122,11 @@ class Admission:
         core, closing = self._core, self._core.closing
         if self._waiting:
             return
-        refuses = closing.finish is not None and not closing.draining
+        closes = closing.finish is not None and not closing.draining
+        refuses = closes or core.broken is not None
         # With max_queued=0 the queue is always empty, and there is room only while a worker is
         # idle.  But if the pool ends, callers that wait for room must hear of that.
-        if (
-            self._limit
-            or core.dispatcher.can_begin_now(None)
-            or refuses
-            or core.broken is not None
-        ):
+        if self._limit or refuses or core.dispatcher.can_begin_now(None):
             self.wake_all()
             self._engine.hub.publish(events.QueueEmptied())
 

@@ -1,6 +1,6 @@
 """The supervisor of a pool: it makes the parts, runs until all is over, and closes them.
 
-Code that asks for the start and the end of a pool, or of a cluster, has a :class:`SupervisorRunner`.
+Code that asks for the start and the end of a pool or a cluster has a :class:`SupervisorRunner`.
 
 It carries out what the core decides, hears what workers send, and passes each thing to the part
 that it is for; ``deaths.py`` does what the end of a worker requires.  All of this runs in the

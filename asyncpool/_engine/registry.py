@@ -66,7 +66,7 @@ def limit_exceeded(job: PoolJob[Any], handle: WorkerHandle) -> Failed:
 # as anything else is.
 
 # It does what JobEnded(...) and so on do, in half of the time.
-_new = tuple.__new__
+_new = tuple.__new__  # pyright: ignore[reportUnknownMemberType] - of a bare tuple
 
 
 def job_queued(job: PoolJob[Any], at: float) -> JobQueued:
@@ -387,7 +387,8 @@ class JobRegistry:
         if not isinstance(error, JobNotPicklableError):
             error = unpicklable(error)
         attribute_to(error, job)
-        self._count(job, JobOutcome.REFUSED, error)
+        job.function.figures.ended(JobOutcome.REFUSED)
+        self.events.ended(job, JobOutcome.REFUSED, error)
         job.set_exception(error)
         return job
 
@@ -492,9 +493,7 @@ class JobRegistry:
         if type(loaded) is not Failed:
             self._remove(job)
             job.function.figures.ok += 1
-            if self._hub.telling_steps and (
-                self._hub.ends_heard or job.id in self._hub.traced
-            ):
+            if self._hub.telling_steps:
                 self.events.ended(job, JobOutcome.OK)
             job.set_result(loaded)
             return False
@@ -508,10 +507,9 @@ class JobRegistry:
             return True
         if isinstance(error, _OF_JOBS):
             attribute_to(error, job)
-        self._remove(job)
         self._raised += 1
         over = job.exceeded is not None
-        self._count(job, JobOutcome.TIMEOUT if over else JobOutcome.RAISED, error)
+        self._end(job, JobOutcome.TIMEOUT if over else JobOutcome.RAISED, error)
         job.set_exception(error)
         return False
 
@@ -535,9 +533,8 @@ class JobRegistry:
         if job.done():
             self.remove_done(job)
             return
-        self._remove(job)
         self.failed += 1
-        self._count(job, outcome_of_error(error), error)
+        self._end(job, outcome_of_error(error), error)
         closed = isinstance(error, PoolClosedError)
         if closed and not job.awaited:
             self.unheard[job.title] += 1
@@ -554,8 +551,7 @@ class JobRegistry:
         """Remove *job*, and return whether it was still open."""
         if job.id not in self.jobs:
             return False
-        self._remove(job)
-        self._count(job, JobOutcome.CANCELLED)
+        self._end(job, JobOutcome.CANCELLED)
         return True
 
     def mark_close(self, kills: int) -> None:
@@ -574,9 +570,11 @@ class JobRegistry:
         if job.end_attempt():  # so it counted as running
             self.deadlines.set(job.id, job.options.deadline)
 
-    def _count(
+    def _end(
         self, job: PoolJob[Any], outcome: JobOutcome, error: BaseException | None = None
     ) -> None:
+        """Remove a job that has not returned, and tell its end."""
+        self._remove(job)
         job.function.figures.ended(outcome)
         self.events.ended(job, outcome, error)
 

@@ -169,7 +169,8 @@ class Traffic:
                     raise
                 make = (functions.job_types or JOB_TYPES)[options.via]
                 known = functions.find(function, options.name, options.via)
-            job = make(registry.next_id(), known, options, self, engine.loop)
+            number = registry.next_id()
+            job: PoolJob[Any] = make(number, known, options, self, engine.loop)
             if _MANAGERS in _modules:
                 # A manager drops an object that has no proxy left, and the worker has none yet.
                 job.add_done_callback(functools.partial(_keep, args, kwargs))
@@ -335,7 +336,7 @@ class Traffic:
                         job.size += size
                     if function.serializer.is_heavy(frame.payload):
                         seconds = frame.number / 1e6
-                        function.figures.run.note(run)
+                        function.figures.run.note(seconds)
                         function.figures.wait.note(at - job.queued_at - seconds)
                         job.slot = taken[index] = None
                         engine.timers.end(job)

@@ -1,9 +1,9 @@
-"""What the pool watches in its workers: time limits, heartbeats, pings, stalls; stacks and profiles.
+"""What the pool watches in its workers: time limits, heartbeats, pings, stalls, stacks, profiles.
 
-The time limits of a job say how long it may be queued, run and be silent.  A heartbeat does not move the next look at its job.  When the time of the look has come, the
-worker's page tells whether there was a heartbeat.  If there was one, the look is moved then.
-``_core/options.py`` says whether a job has exceeded a limit.  The core decides how
-the job is made to end.
+The time limits of a job say how long it may be queued, run and be silent.  A heartbeat does not
+move the next look at its job.  When the time of the look has come, the worker's page tells whether
+there was a heartbeat.  If there was one, the look is moved then.  ``_core/options.py`` says whether
+a job has exceeded a limit.  The core decides how the job is made to end.
 """
 
 from __future__ import annotations
@@ -496,7 +496,7 @@ class Stacks:
 
     # Of workers that are about to be killed.
 
-    def written(self, handle: WorkerHandle, job: int | None) -> None:
+    def written(self, handle: WorkerHandle, job: int | None = None) -> None:
         """Note that a worker has written where its threads are, which its end may wait for."""
         with self._engine.turn as now:
             self._engine.core.endings.stacks_written(handle.slot, now, job)
@@ -555,8 +555,7 @@ class Stacks:
             return
         written = handle.page.written_stacks
         if are_whole(written, before):
-            with self._engine.turn as now:
-                self._engine.core.endings.stacks_written(handle.slot, now)
+            self.written(handle)
         else:
             loop = self._engine.loop
             loop.call_later(_NEXT_LOOK, self._look, handle, job, written)

@@ -1,15 +1,15 @@
 """One worker, as the pool sees it: a process, two channels, a page, its output.
 
-Its end is the end of its process, for which :meth:`WorkerHandle.run` waits; the engine hears of that
-once.  If a channel ends while the process lives, the process has a moment to end by itself, and is
-killed then.  A worker that breaks the protocol is killed at once.  (An initializer that raises ends
-its channels, and a thread that ends with an exception has the worker replaced.)
+Its end is the end of its process, for which :meth:`WorkerHandle.run` waits; the engine hears of
+that once.  If a channel ends while the process lives, the process has a moment to end by itself,
+and is killed then.  A worker that breaks the protocol is killed at once.  (An initializer that
+raises ends its channels, and a thread that ends with an exception has the worker replaced.)
 
-What goes to it is put by its :class:`Outbox`.  Ahead of a job goes what the worker lacks for it: its
-context, its function, its large buffers.  Large buffers travel in segments of shared memory, or, if
-there is no segment, in AREA frames on the job channel.  Either way they go ahead of the frame that
-they belong to, and so do those that come back with outcomes.  The worker's half of this is
-``_worker/channel.py``.
+What goes to it is put by its :class:`Outbox`.  Ahead of a job goes what the worker lacks for it:
+its context, its function, its large buffers.  Large buffers travel in segments of shared memory,
+or, if there is no segment, in AREA frames on the job channel.  Either way they go ahead of the
+frame that they belong to, and so do those that come back with outcomes.  The worker's half of this
+is ``_worker/channel.py``.
 
 The engine and its parts hear what the worker sends.  A method of theirs that reads it raises
 :exc:`ProtocolError` if it breaks the protocol.  The handle then trusts the worker no more.
@@ -810,7 +810,7 @@ class WorkerHandle:
         self._expect_end()
 
     def _expect_end(self) -> None:
-        """Kill its process now, if it broke the protocol, or when it has had time to end by itself."""
+        """Kill its process, now if it broke the protocol, else unless it ends by itself soon."""
         self._channel_ended = True
         if self.process is None:
             return  # when it is there, this is called again
