@@ -654,12 +654,11 @@ class WorkerHandle:
 
         def lend(tracker: asyncio.Future[int | None]) -> None:
             failed = tracker.cancelled() or tracker.exception() is not None
-            fd = None if failed else tracker.result()
-            if fd is not None:
+            if failed or (fd := tracker.result()) is None:
+                self.ask(FrameKind.TRACKER)
+            else:
                 control.put_descriptor(header(FrameKind.TRACKER, 0), fd, keep=True)
                 control.flush()
-            else:
-                self.ask(FrameKind.TRACKER)
 
         self._pool.threads.copy(_descriptor_of_tracker).add_done_callback(lend)
 
