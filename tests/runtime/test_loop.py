@@ -1,4 +1,4 @@
-"""What waits in an event loop: alarms, the lag, and streams."""
+"""What waits in an event loop: alarms, and streams."""
 
 from __future__ import annotations
 
