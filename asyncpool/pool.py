@@ -38,7 +38,7 @@ from asyncpool._core.options import (
 )
 from asyncpool._dataclass import dataclass, replace
 from asyncpool._engine.deaths import CrashCallback
-from asyncpool._engine.engine import Engine
+from asyncpool._engine.engine import Engine, SupervisorRunner
 from asyncpool._engine.hub import EventStream, PoolHub
 from asyncpool._engine.job import Job, PoolJob
 from asyncpool._engine.loop import other_loop_error, shielded
@@ -49,7 +49,6 @@ from asyncpool._engine.machine import (
     not_picklable,
 )
 from asyncpool._engine.options import OutputMode, SupervisorConfig, pool_config
-from asyncpool._engine.supervisor_runner import SupervisorRunner
 from asyncpool._wire.records import Later
 from asyncpool._wire.text import function_name
 from asyncpool.enums import RunState
@@ -1170,7 +1169,7 @@ class Pool(Submitter, Supervised, JobEventSource):
         Cancellation:
             Safe: the roll goes on.
         """
-        return await shielded(self._life.open_or_retrying().replacement.roll())
+        return await shielded(self._life.open(retrying=True).replacement.roll())
 
     async def close(
         self,

@@ -95,7 +95,7 @@ class Service:
         self._at_end = self._cut = 0
         self.cut = 0
         self._past = RequestFigures()  # of workers that are gone
-        engine.loop_lag.go()
+        engine.measure_lag()
 
     # The life of a worker.
 

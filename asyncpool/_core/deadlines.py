@@ -118,8 +118,11 @@ class Deadlines(Generic[W]):
         """How many jobs have a deadline."""
         return len(self._when)
 
-    def set(self, job: W, when: float) -> None:
-        """Set the deadline of *job* to *when*, whatever it was before."""
+    def set(self, job: W, when: float | None) -> None:
+        """Set the deadline of *job* to *when*, whatever it was before; ``None`` removes it."""
+        if when is None:
+            self.discard(job)
+            return
         self._when[job] = when
         heap = self._heap
         if len(heap) > _FEW + 2 * len(self._when):

@@ -37,39 +37,29 @@ class Admission:
         self.saturated = False
         self._has_room = asyncio.Event()
 
-    def check_open(self, hold: object = None) -> None:
+    def check_open(self, hold: object = None, *, retrying: bool = False) -> None:
         """Check that the pool is open.
 
         Args:
             hold: The caller's map or session: while it holds the pool open, a pool that
                 drains still admits the caller.
+            retrying: Whether a pool will do that is broken, and still tries to start workers.
 
         Raises:
             PoolClosedError: If the pool is closed.
             PoolBrokenError: If it is broken.
         """
-        closing = self._core.closing
-        if closing.finish is not None and not (
-            closing.draining and hold in self._engine.draining.holds
+        engine, core = self._engine, self._core
+        if core.closing.finish is not None and not (
+            core.closing.draining and hold in engine.draining.holds
         ):
             raise PoolClosedError
-        if self._core.broken is not None:
-            with self._engine.turn as now:
-                self._core.lifecycle.try_sooner(now)
-            raise broken_errors(self._engine)(None)
-
-    def check_trying(self) -> None:
-        """Check that the pool works, or still tries to start workers.
-
-        Raises:
-            PoolClosedError: If it is closed.
-            PoolBrokenError: If it has given up.
-        """
-        if self._core.closing.finish is not None:
-            raise PoolClosedError
-        if self._core.broken is not None:
-            error = broken_errors(self._engine)(None)
-            if error.retry_after is None:
+        if core.broken is not None:
+            if not retrying:
+                with engine.turn as now:
+                    core.lifecycle.try_sooner(now)
+            error = broken_errors(engine)(None)
+            if not retrying or error.retry_after is None:
                 raise error
 
     def check(self, options: JobOptions) -> None:
@@ -129,19 +119,14 @@ class Admission:
 
     def update_saturated(self) -> None:
         """Wake the callers that wait for room, if nobody waits for a worker; too many did before."""
-        core = self._core
+        core, closing = self._core, self._core.closing
         if self._waiting:
             return
-        closing = core.closing
-        refuses = closing.finish is not None and not closing.draining
+        closes = closing.finish is not None and not closing.draining
+        refuses = closes or core.broken is not None
         # With max_queued=0 the queue is always empty, and there is room only while a worker is
         # idle.  But if the pool ends, callers that wait for room must hear of that.
-        if (
-            self._limit
-            or core.dispatcher.can_begin_now(None)
-            or refuses
-            or core.broken is not None
-        ):
+        if self._limit or refuses or core.dispatcher.can_begin_now(None):
             self.wake_all()
             self._engine.hub.publish(events.QueueEmptied())
 
@@ -251,14 +236,10 @@ class Draining:
     def _say(self, _: float) -> None:
         assert self._began is not None
         engine, jobs = self._engine, self._engine.registry.jobs
-        names = (job.title for job in itertools.islice(jobs.values(), _LOOKED_AT))
         queued = engine.core.waiting
-        what = describe_waiting(
-            jobs=len(jobs),
-            queued=queued,
-            names=Counter(names),
-            holds=[*map(str, self.holds)],
-        )
+        titles = (job.title for job in itertools.islice(jobs.values(), _LOOKED_AT))
+        names, holds = Counter(titles), [*map(str, self.holds)]
+        what = describe_waiting(jobs=len(jobs), queued=queued, names=names, holds=holds)
         seconds = round(engine.loop.time() - self._began)
         extra = {"seconds": seconds, "jobs": len(jobs), "queued": queued}
         engine.log.now(say.CLOSE_IS_SLOW, extra, what=what)

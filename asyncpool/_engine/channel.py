@@ -165,8 +165,7 @@ class Channel:
         self._queue: deque[Any] = deque()
         self.small: list[bytes | memoryview] = []
         self.put_bytes = self.sent_bytes = 0
-        self._flush_is_due = self._blocked = self._sending = False
-        self._half_closed = False
+        self._flush_is_due = self._blocked = self._sending = self._half_closed = False
         self._retry = Alarm(loop, lambda _: self.flush())
         self._ended = self._paused = self._catching_up = self._silent = False
         self._silence_alarm = Alarm(loop, self._on_silence)

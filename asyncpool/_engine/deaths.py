@@ -17,12 +17,7 @@ from asyncpool import events
 from asyncpool._core import log_messages as say
 from asyncpool._core.lifecycle import Aftermath
 from asyncpool._core.options import costs_attempt
-from asyncpool._core.slots import (
-    CRASH,
-    JobText,
-    Slot,
-    exit_cause,
-)
+from asyncpool._core.slots import CRASH, JobText, Slot, exit_cause
 from asyncpool._dataclass import replace
 from asyncpool._engine.job import Chunk, PoolJob, StreamJob
 from asyncpool._engine.machine import OomKills
@@ -155,6 +150,10 @@ def judge(
     return losses
 
 
+# What an end that the pool wanted has in common with a crash.
+_OF_EXITS = ("slot", "generation", "pid", "exit_code", "signal", "detail")
+
+
 class Deaths:
     """Does what the end of a worker requires: for its jobs, its slot, the log and listeners.
 
@@ -166,7 +165,7 @@ class Deaths:
         self._engine = engine
         self._kills = OomKills()
         count = self._kills.count()
-        self._ledger = None if count is None else OomLedger(count)
+        self._counted, self._ledger = count is not None, OomLedger(count or 0)
         # Not a task group: a callback that never returns would keep the pool from closing.
         self._callbacks: set[asyncio.Task[None]] = set()
 
@@ -207,7 +206,18 @@ class Deaths:
         found = (registry.jobs.get(number) for number in slot.in_flight.jobs)
         losses = judge([job for job in found if job is not None], handle, slot, kind)
         for loss in losses:
-            self._detach(loss, handle, slot)
+            job = loss.job
+            if loss.begun and isinstance(job, Chunk):
+                has_begun = job.salvage(handle.page)
+                if not has_begun and handle.broke_protocol:
+                    job.assume_lost()
+            if loss.requeued and isinstance(job, StreamJob):
+                job.begin_again()
+            if loss.begun:
+                registry.events.lost(job, slot, handle.since)
+                registry.attempt_failed(job)
+            else:  # if it cost nothing, ever, a worker that dies so would get it again and again
+                registry.unassign(job, suspect=loss.suspect, costs=loss.costs)
         begun = [loss.job for loss in losses if loss.begun]
         if slot.stacks_requested:
             handle.read_requested_stacks()
@@ -229,15 +239,9 @@ class Deaths:
         # connections died with it.  (In a pool it has no job in flight then.)  Its slot goes on as
         # planned.
         crashed = not planned or (serving is not None and was_ready and handle.failed)
-        end = self.report(
-            handle,
-            kind=kind,
-            planned=planned,
-            jobs=sorted(begun, key=lambda job: job.id != silent),
-            killed_for=killed_for if planned else None,
-            now=now,
-            after=after,
-        )
+        begun.sort(key=lambda job: job.id != silent)
+        hit = killed_for if planned else None
+        end = self.report(handle, kind, begun, hit, now, after, planned=planned)
         handle.page.close()
         # 6. Counters, events, the log.
         if crashed:
@@ -253,7 +257,9 @@ class Deaths:
             if killed_for is not None:
                 cause = "cancellation" if error is None else "timeout"
                 reason = JobText(f"{cause} of job {{}}", killed_for, cause)
-            self._tell_exit(end, cause, reason)
+            engine.figures.exits[cause] += 1
+            told = {name: getattr(end, name) for name in _OF_EXITS}
+            engine.hub.publish(events.Exited(**told, reason=reason))
             if was_ready:  # told in the next turn, and before what follows from it
                 engine.log.exited(handle, end, reason, error, killed_for)
         # 7. Which jobs go to another worker.  Told before the effects, since with them an idle
@@ -265,11 +271,11 @@ class Deaths:
         # 9. The log, and the callback.  Not at once: it may submit, cancel or close, and the
         # supervisor is in the middle of a decision.  But still before the callbacks
         # of the jobs that fail in step 10.
-        stderr = handle.stderr
-        report = "" if stderr is None else stderr.end_report(crashed=crashed)
+        report, stderr = "", handle.stderr
+        if stderr is not None:
+            report = stderr.end_report(crashed=crashed)
         if crashed:
-            told = end, handle.late_stacks, report
-            engine.loop.call_soon(self._tell_crash, *told)
+            engine.loop.call_soon(self._tell_crash, end, handle.late_stacks, report)
         # 10. The jobs that are not tried again, unless their end came with the effects.
         for loss in losses:
             if not loss.requeued and not loss.job.done():
@@ -291,8 +297,7 @@ class Deaths:
         if _was_killed(handle):
             # Whatever the kind is, this may be the death that the kernel counted.
             self.poll_oom_kills(now)
-            claimed = self._ledger is not None and self._ledger.claim()
-            lacked_memory = claimed or handle.lacked_memory
+            lacked_memory = self._ledger.claim() or handle.lacked_memory
         if handle.broke_protocol:
             return CrashKind.PROTOCOL
         if slot.ready_at is None:
@@ -306,19 +311,19 @@ class Deaths:
     def poll_oom_kills(self, now: float) -> None:
         """Note the kernel's count of kills, so that old kills are not taken for new ones."""
         count = self._kills.count()
-        if self._ledger is not None and count is not None:
+        if count is not None:
             self._ledger.update(count, now)
 
     def report(
         self,
         handle: WorkerHandle,
-        *,
         kind: CrashKind,
-        planned: bool,
         jobs: Sequence[PoolJob[object]],
         killed_for: int | None,
         now: float,
         after: Aftermath,
+        *,
+        planned: bool,
     ) -> Crash:
         """Return the crash report of a worker.
 
@@ -336,7 +341,7 @@ class Deaths:
                 seconds = self._engine.config.start_timeout
                 late = f"it was not ready within {seconds:g} s (start_timeout)"
                 detail = late if handle.killed else ""
-            if not detail and _was_killed(handle) and self._ledger is None:
+            if not detail and _was_killed(handle) and not self._counted:
                 detail = "not by the pool; perhaps there was no memory left"
             killed = "killed since " * (handle.killed and handle.pid is not None)
             if detail:
@@ -380,18 +385,18 @@ class Deaths:
         callback = self._engine.config.on_crash
         if callback is None:
             return
+
+        async def wait(result: Awaitable[object]) -> None:
+            with self._its_errors_logged(crash):
+                await result
+
         with self._its_errors_logged(crash):
             result = callback(crash)
             if inspect.isawaitable(result):
-                task = self._engine.loop.create_task(
-                    self._await(result, crash), name="asyncpool on_crash"
-                )
+                create = self._engine.loop.create_task
+                task = create(wait(result), name="asyncpool on_crash")
                 self._callbacks.add(task)
                 task.add_done_callback(self._callbacks.discard)
-
-    async def _await(self, result: Awaitable[object], crash: Crash) -> None:
-        with self._its_errors_logged(crash):
-            await result
 
     @contextlib.contextmanager
     def _its_errors_logged(self, crash: Crash) -> Generator[None]:
@@ -400,35 +405,6 @@ class Deaths:
         except Exception as error:  # noqa: BLE001 - it is the user's code
             extra = {"slot": crash.slot, "pid": crash.pid}
             self._engine.log.now(say.ON_CRASH_FAILED, extra, error=error)
-
-    def _detach(self, loss: Loss, handle: WorkerHandle, slot: Slot) -> None:
-        """Note that a job is with no worker any more, since its worker has died."""
-        job, registry = loss.job, self._engine.registry
-        if loss.begun and isinstance(job, Chunk):
-            has_begun = job.salvage(handle.page)
-            if not has_begun and handle.broke_protocol:
-                job.assume_lost()
-        if loss.requeued and isinstance(job, StreamJob):
-            job.begin_again()
-        if loss.begun:
-            registry.events.lost(job, slot, handle.since)
-            registry.attempt_failed(job)
-        else:  # if it cost nothing, ever, a worker that dies so would get it again and again
-            registry.unassign(job, suspect=loss.suspect, costs=loss.costs)
-
-    def _tell_exit(self, end: Crash, cause: str, reason: str) -> None:
-        self._engine.figures.exits[cause] += 1
-        self._engine.hub.publish(
-            events.Exited(
-                slot=end.slot,
-                generation=end.generation,
-                pid=end.pid,
-                exit_code=end.exit_code,
-                signal=end.signal,
-                detail=end.detail,
-                reason=reason,
-            )
-        )
 
     def _publish_takeovers(
         self, losses: list[Loss], given_up: set[int], crash: Crash
@@ -478,10 +454,7 @@ def with_job(job: PoolJob[object], crash: Crash, beside: tuple[int, ...]) -> Cra
         crash: The crash of its worker.
         beside: The other jobs that the worker ran then.
     """
+    number, attempt, name = job.id, job.attempt, job.function.name
     return replace(
-        crash,
-        job_id=job.id,
-        attempt=job.attempt,
-        concurrent_jobs=beside,
-        function=job.function.name,
+        crash, job_id=number, attempt=attempt, function=name, concurrent_jobs=beside
     )

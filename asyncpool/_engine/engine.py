@@ -1,5 +1,7 @@
 """The supervisor of a pool: it makes the parts, runs until all is over, and closes them.
 
+Code that asks for the start and the end of a pool or a cluster has a :class:`SupervisorRunner`.
+
 It carries out what the core decides, hears what workers send, and passes each thing to the part
 that it is for; ``deaths.py`` does what the end of a worker requires.  All of this runs in the
 loop's thread and does not wait in between, so there are no locks.
@@ -8,9 +10,13 @@ loop's thread and does not wait in between, so there are no locks.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import contextvars
+import os
+import sys
+import warnings
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import asdict
 from threading import get_ident
 from time import monotonic
@@ -27,12 +33,20 @@ from asyncpool._engine.admission import Admission, Draining
 from asyncpool._engine.channel import READ_SIZE
 from asyncpool._engine.deaths import Deaths
 from asyncpool._engine.hub import PoolHub
-from asyncpool._engine.interpreter import LaunchError
+from asyncpool._engine.interpreter import LaunchError, check_not_imported
 from asyncpool._engine.job import PoolJob, unreadable
 from asyncpool._engine.large import LargeObjects, load_item
 from asyncpool._engine.launcher import Launcher
 from asyncpool._engine.life_log import LifeLog
-from asyncpool._engine.loop import Alarm, Threads, check_loop, fail_quietly
+from asyncpool._engine.loop import (
+    Alarm,
+    Threads,
+    anyio_shield,
+    check_loop,
+    fail_quietly,
+    outlast,
+    shielded,
+)
 from asyncpool._engine.options import SupervisorConfig
 from asyncpool._engine.output import WorkerLogs, explicit_levels
 from asyncpool._engine.registry import (
@@ -44,13 +58,19 @@ from asyncpool._engine.registry import (
 from asyncpool._engine.replacement import WorkerReplacement
 from asyncpool._engine.segments import Segments
 from asyncpool._engine.sessions import Broadcaster, Sessions
-from asyncpool._engine.stacks import Profiles, Stacks
-from asyncpool._engine.timers import Heartbeats, JobTimers, Pings, StallWatch
 from asyncpool._engine.traffic import Traffic
+from asyncpool._engine.watch import (
+    Heartbeats,
+    JobTimers,
+    Pings,
+    Profiles,
+    Stacks,
+    StallWatch,
+)
 from asyncpool._engine.worker import WorkerHandle
 from asyncpool._wire.frames import Frame, FrameKind
 from asyncpool.errors import PoolBrokenError, PoolClosedError, ProtocolError
-from asyncpool.events import Crash
+from asyncpool.events import CloseSummary, Crash
 from asyncpool.stats import PoolStats
 
 # How many jobs fail in one turn of the loop.  Each takes some microseconds, and a queue may have a
@@ -85,43 +105,9 @@ class Turn:
             self._engine.turn_depth -= 1
 
 
-# How late the event loop of the service runs what is due.
-
+# Seconds from one measurement of how late the loop runs what is due to the next.  An idle pool
+# measures nothing, so that the service may sleep.
 PERIOD = 1.0
-"""Seconds from one measurement to the next."""
-
-
-class LoopLag:
-    """Measures once a second, as long as there is something to measure for.
-
-    An idle pool has no timer, so that the service may sleep.
-
-    Args:
-        make: Makes the alarm for a callback.
-        is_needed: Tells whether to go on.
-
-    Attributes:
-        durations: What was measured, in seconds.
-        alarm: Is set to the next measurement, if there is one.
-    """
-
-    def __init__(
-        self,
-        make: Callable[[Callable[[float], None]], Alarm],
-        is_needed: Callable[[], bool],
-    ) -> None:
-        self.durations = Durations()
-        self.alarm = make(self._look)
-        self._is_needed = is_needed
-
-    def go(self) -> None:
-        """Begin to measure."""
-        self.alarm.set_in(PERIOD)
-
-    def _look(self, now: float) -> None:
-        self.durations.note(now - self.alarm.due)
-        if self._is_needed():
-            self.go()
 
 
 # The status of a pool, for callers that wait until it is ready, or until it has ended.
@@ -161,21 +147,18 @@ class PoolStatus:
         breaks_pool = self._engine.config.ready == "all" and core.failure is not None
         return breaks_pool or core.broken is not None
 
-    def worker_ready(self) -> None:
-        """Note that a worker is ready."""
-        if not self.ready.done() and self._engine.config.ready == "any":
-            self.ready.set_result(None)
-        self.check_all_ready()
+    def check_ready(self, *, comes: bool = False) -> None:
+        """End the wait for the first worker, if one *comes*, or for all; or give that up.
 
-    def check_all_ready(self) -> None:
-        """End the wait for all workers, if they are ready, or if some have failed to start."""
-        core = self._engine.core
-        if self.ready.done() or self._engine.config.ready == "any":
+        Who waits for all hears of it if some have failed to start.
+        """
+        core, wants_all = self._engine.core, self._engine.config.ready == "all"
+        if self.ready.done():
             return
-        if core.minimum_ready:
+        if core.minimum_ready if wants_all else comes:
             self.ready.set_result(None)
-        elif core.failure is not None:
-            self._give_up(f"{core.failure}, and not all workers are ready")
+        elif wants_all and core.failure is not None:
+            self.give_up(f"{core.failure}, and not all workers are ready")
 
     def note_broken(self, reason: str) -> None:
         """Note that the pool is broken; for good, if it was never ready."""
@@ -190,19 +173,12 @@ class PoolStatus:
         engine.log.soon(say.POOL_BROKEN, extra, then=then)
         engine.hub.publish(events.Broken(reason, tuple(engine.crashes)))
         if retry_after is None:
-            self._give_up(reason)
+            self.give_up(reason)
 
     def note_recovered(self, slot: int) -> None:
         """Note that starts succeed again, since the worker in *slot* is ready."""
         self._engine.log.now(say.POOL_RECOVERED, {"slot": slot})
         self._engine.hub.publish(events.Recovered(slot))
-
-    def note_failure(self, error: Exception) -> PoolClosedError:
-        """Note that the supervisor has failed; return the error for open jobs."""
-        self._engine.log.now(say.SUPERVISOR_FAILED, error=error)
-        text = f"the supervisor failed: {error!r}"
-        self._give_up(text)
-        return PoolClosedError(text)
 
     def note_ended(self) -> None:
         """Note that nothing of the pool is left."""
@@ -210,7 +186,8 @@ class PoolStatus:
             if not future.done():
                 future.set_result(None)
 
-    def _give_up(self, reason: str) -> None:
+    def give_up(self, reason: str) -> None:
+        """Note that the pool works no more, and never will."""
         crashes = tuple(self._engine.crashes)
         error = PoolBrokenError(reason=reason, crashes=crashes, retry_after=None)
         for future in (self.ready, self.outcome):
@@ -242,7 +219,8 @@ class Engine:
         crashes: The last crashes, oldest first.
         turn: In its context the core may be asked to decide.
         turn_depth: How many turns there are just now, one inside another.
-        loop_lag: Measures how late the loop runs what is due.
+        lag: How late the loop runs what is due, in seconds.
+        lag_alarm: Set to the next measurement of that, if there is one.
         log: Logs the steps of its life.
         threads: Pickle and copy large objects.
         serving: What workers do instead of jobs, if they serve: a ``Service`` of
@@ -261,6 +239,7 @@ class Engine:
         heartbeats: Reads the heartbeats of jobs.
         timers: Watches the time limits of jobs.
         stalls: Looks at workers in which jobs wait.
+        pings: Looks after workers that hang.
         profiles: Has workers sample their stacks.
         tasks: The tasks that the pool waits for before it ends: one for each worker, and
             others that take more than a turn of the loop.
@@ -291,8 +270,7 @@ class Engine:
         self.crashes: deque[Crash] = deque(maxlen=_CRASHES_KEPT)
         self.turn, self.turn_depth = Turn(self), 0
         self._alarms: list[Alarm] = []
-        serves = config.serving is not None
-        self.loop_lag = LoopLag(self.alarm, lambda: serves or bool(self.registry.jobs))
+        self.lag, self.lag_alarm = Durations(), self.alarm(self._note_lag)
         self.threads = Threads(loop)
         self.serving = None if config.serving is None else config.serving(self, worker)
         self.status = PoolStatus(self)
@@ -308,8 +286,7 @@ class Engine:
         self.sessions = Sessions(self)
         self.broadcasts = Broadcaster(self, worker)
         self.profiles = Profiles(self)
-        timeout = config.ping_timeout
-        self._pings = None if timeout is None else Pings(self, timeout)
+        self.pings = Pings(self)
         # Not a task group of anyio's, which needs a current task: workers are also started in
         # timers and readers, where there is none.
         self.tasks = asyncio.TaskGroup()
@@ -333,13 +310,41 @@ class Engine:
         self._deaths = Deaths(self)
         self._alarm = self.alarm(self._on_alarm)
         self._finished = asyncio.Event()
-        self._effects = self._table_of_effects()
+        # What does each effect that is not one worker's alone.
+        self._effects: dict[str, Callable[..., object]] = {
+            "spawn": self._start_worker,
+            "unassign": self._take_back,
+            "drop_pinned": self.broadcasts.on_dropped,
+            "offer": self.sessions.offer,
+            "end_session": self.sessions.end,
+            "refuse_sessions": self.sessions.refuse,
+            "write_stacks": self._write_stacks,
+            "fail_jobs": self._fail_jobs,
+            "restarting": lambda *told: hub.publish(events.Restarting(*told)),
+            "parked": self._parked,
+            "retiring": self.replacement.retiring,
+            "resized": self.replacement.resized,
+            "roll_ended": self.replacement.rolled,
+            "left_empty": lambda *_: self.replacement.check_size(),
+            "broken": self.status.note_broken,
+            "recovered": self.status.note_recovered,
+            "finished": self._finished.set,
+        }
 
     def alarm(self, callback: Callable[[float], object]) -> Alarm:
         """Return an alarm that rings no more once the pool ends."""
         alarm = Alarm(self.loop, callback)
         self._alarms.append(alarm)
         return alarm
+
+    def measure_lag(self) -> None:
+        """Measure how late the loop runs what is due, as long as there is something to do."""
+        self.lag_alarm.set_in(PERIOD)
+
+    def _note_lag(self, now: float) -> None:
+        self.lag.note(now - self.lag_alarm.due)
+        if self.config.serving is not None or self.registry.jobs:
+            self.measure_lag()
 
     # The life of the workers.
 
@@ -372,7 +377,10 @@ class Engine:
             await self._deaths.finish()
             await self.worker_logs.finish()
         except Exception as error:  # noqa: BLE001 - callers wait
-            reason = self.status.note_failure(error)
+            self.log.now(say.SUPERVISOR_FAILED, error=error)
+            text = f"the supervisor failed: {error!r}"
+            self.status.give_up(text)
+            reason = PoolClosedError(text)
         finally:
             await self._end(reason)
 
@@ -443,7 +451,7 @@ class Engine:
             handle.detail, handle.traceback = str(why), why.trace
             handle.final, handle.status = why.final, why.status
         self._deaths.ended(handle)
-        self.status.check_all_ready()
+        self.status.check_ready()
 
     # What workers say.
 
@@ -462,31 +470,15 @@ class Engine:
             took = now - handle.began_at
             self.figures.starts.note(took)
             handle.since = monotonic()
-            self.hub.publish(
-                events.Ready(handle.slot, handle.generation, handle.pid, took)
-            )
+            worker = handle.slot, handle.generation, handle.pid
+            self.hub.publish(events.Ready(*worker, took))
             self.log.of_worker(say.WORKER_READY, handle, {"seconds": round(took, 3)})
             self.core.ready(handle.slot, now)
         if self.serving is not None:
             self.serving.ready(handle)
         self.replacement.check_size()
-        self.status.worker_ready()
+        self.status.check_ready(comes=True)
         self.profiles.join(handle)
-
-    def on_fault(self, handle: WorkerHandle) -> None:
-        """Have a worker replaced that has lost a thread."""
-        with self.turn as now:
-            self.core.replace_faulty(handle.slot, now)
-
-    def on_pong(self, handle: WorkerHandle) -> None:
-        """Take a worker for healthy that has answered a ping."""
-        if self._pings is None:
-            raise ProtocolError("it answered a ping, and nobody sends any")
-        try:
-            self._pings.answered(handle)
-        except ProtocolError:
-            if not self.core.slots[handle.slot].hung:  # or else it is only too late
-                raise
 
     # What the core has decided is carried out here, and nowhere else.
 
@@ -526,29 +518,6 @@ class Engine:
                 self.stacks.ask_late(slot, due)
             self.core.on_timer(now)
 
-    def _table_of_effects(self) -> dict[str, Callable[..., object]]:
-        """Return what does each effect that is not one worker's alone."""
-        publish = self.hub.publish
-        return {
-            "spawn": self._start_worker,
-            "unassign": self._take_back,
-            "drop_pinned": self.broadcasts.on_dropped,
-            "offer": self.sessions.offer,
-            "end_session": self.sessions.end,
-            "refuse_sessions": self.sessions.refuse,
-            "write_stacks": self._write_stacks,
-            "fail_jobs": self._fail_jobs,
-            "restarting": lambda *told: publish(events.Restarting(*told)),
-            "parked": self._parked,
-            "retiring": self.replacement.retiring,
-            "resized": self.replacement.resized,
-            "roll_ended": self.replacement.rolled,
-            "left_empty": lambda *_: self.replacement.check_size(),
-            "broken": self.status.note_broken,
-            "recovered": self.status.note_recovered,
-            "finished": self._finished.set,
-        }
-
     def _fail_jobs(
         self, numbers: tuple[int, ...], why: Literal["closed", "broken", "expired"]
     ) -> None:
@@ -580,9 +549,8 @@ class Engine:
         self.handles[slot].ask(FrameKind.STACKS, b"", number or 0, attempt)
 
     def _parked(self, slot: int, reason: str, probe_in: float | None) -> None:
-        if self.status.cannot_start:
-            probe_in = None
-        self.hub.publish(events.Parked(slot, reason, probe_in))
+        delay = None if self.status.cannot_start else probe_in
+        self.hub.publish(events.Parked(slot, reason, delay))
 
     def _take_back(self, numbers: Iterable[int]) -> None:
         for number in numbers:
@@ -647,11 +615,11 @@ class Engine:
                 self.draining.begin()
                 if self.status.was_ready and not self.closing:
                     limit = "" if timeout is None else f", and have {timeout:g} s"
-                    extra = {
-                        "jobs": len(self.registry.jobs),
-                        "finish": ("all", "running", "none")[finish],
-                        "timeout": timeout,
-                    }
+                    jobs, how = (
+                        len(self.registry.jobs),
+                        ("all", "running", "none")[finish],
+                    )
+                    extra = {"jobs": jobs, "finish": how, "timeout": timeout}
                     self.log.now(say.POOL_CLOSING, extra, limit=limit)
             self.registry.mark_close(self.core.lifecycle.kills)
             deadline = None if timeout is None else now + timeout
@@ -707,6 +675,222 @@ class Engine:
 
         return pool_stats(self)
 
-    def summary(self) -> events.CloseSummary:
+    def summary(self) -> CloseSummary:
         """Return what the close did."""
         return self.registry.summary(self.core.lifecycle.kills)
+
+
+# Its start and its end, for the code that asks for them.
+
+
+class SupervisorRunner:
+    """One supervisor, before, during and after its time.
+
+    Args:
+        what: What errors call it: ``"pool"``.
+        name: Its name.
+
+    Attributes:
+        supervisor: The supervisor, once there is one.
+        closed_unused: Whether it was closed before it was started.
+    """
+
+    def __init__(self, what: str, name: str) -> None:
+        self.supervisor: Engine | None = None
+        self.closed_unused = False
+        self._what = what
+        self._name = name
+        # Made before the supervisor, since somebody may listen before the start.
+        self.hub = PoolHub()
+        self._task: asyncio.Task[None] | None = None
+        self._process = os.getpid()
+        self._making = asyncio.Lock()
+
+    async def start(self, config: Callable[[], Awaitable[SupervisorConfig]]) -> Engine:
+        """Start the supervisor, unless there is one; return when a worker is ready.
+
+        Args:
+            config: What makes the configuration.  If it is cancelled, it leaves nothing open.
+
+        Raises:
+            PoolBrokenError: If none can be started; it has the crashes.
+            PoolClosedError: If it is closed or closes, or is closed meanwhile.
+            RuntimeError: If it was started in another event loop, or by a script that a
+                worker imports.
+
+        Cancellation:
+            Ends everything.
+        """
+        self._check_unclosed()
+        check_not_imported(self._what)
+        self.check_loop()
+        supervisor = self.supervisor
+        self._check_unclosed(closed=supervisor is not None and supervisor.closing)
+        began = asyncio.get_running_loop().time()
+        try:
+            async with self._making:  # another call may be about to make it
+                first = self.supervisor is None
+                supervisor = self.supervisor or await self._make(config)
+            await shielded(supervisor.status.ready)
+        except BaseException as error:
+            if self.supervisor is None and isinstance(error, asyncio.CancelledError):
+                self._close_unused()
+            await self.end_now()
+            raise
+        self._check_unclosed(closed=supervisor.status.ended.done())
+        if first:
+            supervisor.tell_start(began)
+        return supervisor
+
+    async def _make(self, config: Callable[[], Awaitable[SupervisorConfig]]) -> Engine:
+        """Make the supervisor, and have it begin.
+
+        Raises:
+            PoolClosedError: If it is closed, or is meanwhile.
+
+        Cancellation:
+            Makes none.
+        """
+        self._check_unclosed()
+        made = await config()
+        try:
+            self._check_unclosed()
+        except PoolClosedError:
+            await self.hub.close_companions()
+            raise
+        supervisor = self.supervisor = Engine(made, self.hub)
+        self._task = asyncio.create_task(
+            supervisor.run(),
+            name=f"asyncpool supervisor of {self._name}",
+            # An empty context, not that of a request or a notebook cell that starts the pool.
+            context=contextvars.Context(),
+        )
+        return supervisor
+
+    async def close(self, finish: Finish, timeout: float | None) -> CloseSummary:  # noqa: ASYNC109 - it bounds the jobs, not the wait
+        """End everything, after what *finish* says, within so many seconds if not ``None``.
+
+        Cancellation:
+            Safe: the close goes on without the caller.
+        """
+        if self.supervisor is None:
+            self._close_unused()
+            return CloseSummary(finished=0, failed=0, killed=0)
+        self.check_loop()
+        self.supervisor.close(finish, timeout)
+        await shielded(self.supervisor.status.ended)
+        return self.supervisor.summary()
+
+    def _close_unused(self) -> None:
+        self.closed_unused = True
+        self.hub.end()
+
+    def _check_unclosed(self, *, closed: bool = False) -> None:
+        if closed or self.closed_unused:
+            raise PoolClosedError(f"the {self._what} is closed")
+
+    async def exit_context(
+        self,
+        error: BaseException | None,
+        close: Callable[[], Awaitable[object]],
+    ) -> None:
+        """Leave the context: *close*, or give everything up if an *error* leaves.
+
+        Raises:
+            RuntimeError: If it was started in another event loop.
+
+        Cancellation:
+            Kills what is left, and returns when it is gone.
+        """
+        self.check_loop()
+        try:
+            if error is None:
+                await close()
+            elif self.supervisor is not None:
+                self.supervisor.abort()
+                # Running jobs have time to clean up.  A cancellation by a scope of anyio's, which
+                # may be the reason for this call, has no effect here.
+                with anyio_shield():
+                    await shielded(self.supervisor.status.ended)
+        except BaseException:
+            await self.end_now()
+            raise
+
+    async def end_now(self) -> None:
+        """Kill everything, and do not return before it is gone."""
+        supervisor = self.supervisor
+        if supervisor is None:
+            return
+        supervisor.close(Finish.NOTHING, 0.0)
+        await outlast(supervisor.status.ended)
+
+    def dropped(
+        self, face: object, *, at_the_end: Callable[[], bool] = sys.is_finalizing
+    ) -> None:
+        """Note that nobody has a reference to the *face* any more: the supervisor drains, and ends.
+
+        The garbage collector calls this, in any thread and at any moment.  It may do so at the
+        end of the interpreter, when module globals are gone and nothing can be done.
+        """
+        # A fork has only a copy of the pool, whose loop would write to the original's pipe.
+        if at_the_end() or self._task is None or os.getpid() != self._process:
+            return
+        supervisor = self.running()
+        if supervisor.closing:
+            return
+        with contextlib.suppress(RuntimeError):  # the loop is closed
+            loop = self._task.get_loop()
+            # It is logged there: the collector may have stopped the code of a log handler.
+            loop.call_soon_threadsafe(supervisor.drop)
+        warnings.warn(
+            f"{self._what} {self._name} was dropped without being closed; it finishes "
+            f"its jobs and ends: use 'async with' or 'await {self._what}.close()'",
+            ResourceWarning,
+            source=face,
+            stacklevel=3,
+        )
+
+    def check_loop(self) -> None:
+        """Check that it was started in the loop that runs.
+
+        Raises:
+            RuntimeError: If it was not.
+        """
+        if self._task is not None:
+            check_loop(self._task.get_loop(), f"{self._what} {self._name}")
+
+    def running(self) -> Engine:
+        """Return the supervisor, which may have ended.
+
+        Raises:
+            PoolClosedError: If there never was one.
+        """
+        if self.supervisor is None:
+            self._check_unclosed()
+            what = self._what
+            how = f"use 'async with {what}' or 'await {what}.start()'"
+            raise PoolClosedError(f"the {what} was not started: {how}")
+        return self.supervisor
+
+    def running_here(self) -> Engine:
+        """Return the supervisor, which may have ended, to code that runs in its loop.
+
+        Raises:
+            PoolClosedError: If there never was one.
+            RuntimeError: If it was started in another event loop.
+        """
+        supervisor = self.running()
+        self.check_loop()
+        return supervisor
+
+    def open(self, *, retrying: bool = False) -> Engine:
+        """Return a supervisor that works, or with *retrying* one that tries to start workers.
+
+        Raises:
+            PoolClosedError: If it does not, since it was closed, or not started.
+            PoolBrokenError: If no worker can be kept alive; with *retrying*, if it has given up.
+            RuntimeError: If it was started in another event loop.
+        """
+        supervisor = self.running_here()
+        supervisor.admission.check_open(retrying=retrying)
+        return supervisor

@@ -3,7 +3,7 @@
 The arguments of a large job are pickled before the job comes into the queue.  That is done
 for a few jobs ahead only, since a pickle takes the memory of its objects a second time.  A
 large result is unpickled after its job has left the worker, which has other jobs by then.
-``outbox.py`` moves the pickles into the worker and out of it.
+An outbox moves the pickles into the worker and out of it.
 """
 
 from __future__ import annotations

@@ -95,12 +95,9 @@ def _sealed_file(size: int) -> int | None:
             os.close(fd)
         if not is_refusal(error):
             raise
-        tell_once(
-            "memfd_create",
-            error,
-            "workers share plain files with their pool, and large objects go through "
-            "sockets",
-        )
+        instead = "workers share plain files with their pool"
+        instead += ", and large objects go through sockets"
+        tell_once("memfd_create", error, instead)
         return None
     return fd
 
@@ -111,9 +108,8 @@ def _plain_file(size: int) -> int:
     folder = _IN_MEMORY if os.access(_IN_MEMORY, os.W_OK) else None
     with tempfile.TemporaryFile(dir=folder) as file:
         file.truncate(size)
-        if hasattr(
-            os, "posix_fallocate"
-        ):  # or a worker learns of a full disk by SIGBUS
+        # Or a worker learns of a full disk by SIGBUS.
+        if hasattr(os, "posix_fallocate"):
             os.posix_fallocate(file.fileno(), 0, size)
         return os.dup(file.fileno())
 
@@ -173,11 +169,9 @@ class WorkerPage:
                 raise
             # To the kernel this memory is a file.  Few would think of that, so the message
             # names the limit.
-            raise OSError(
-                errno.EFBIG,
-                f"a worker shares {size} bytes of memory with its pool, and the limit of "
-                "file size (RLIMIT_FSIZE, ulimit -f) is lower",
-            ) from error
+            text = f"a worker shares {size} bytes of memory with its pool, and the limit of file"
+            text += " size (RLIMIT_FSIZE, ulimit -f) is lower"
+            raise OSError(errno.EFBIG, text) from error
         return fd
 
     def close(self) -> None:
@@ -194,12 +188,13 @@ class WorkerPage:
     @_or_else(list)
     def beats(self) -> list[Beat]:
         """Return the newest heartbeats of its jobs: two for each lane, the older one first."""
-        lanes = range(self._layout.width)
-        return [
-            beat
-            for lane in lanes
-            for beat in self._beats(self._layout.beats_offset(lane))
-        ]
+        memory, found = self._memory, list[Beat]()
+        for lane in range(self._layout.width):
+            start = self._layout.beats_offset(lane)
+            if memory is not None and has_beats(memory, start):
+                looks = (read_beats(memory, start) for _ in range(_LOOKS))
+                found += next(filter(None, looks), [])
+        return found
 
     @_or_else(partial(read_log, b""))  # so that no item is begun a second time
     def log(self, job: int, attempt: int) -> list[Any] | None:
@@ -249,9 +244,8 @@ class WorkerPage:
             job, attempt, kind, duration, size = NOTED.unpack_from(noted)
             if kind in _OUTCOMES and size <= LANE_OUTCOME_SIZE - NOTED.size:
                 data = noted[NOTED.size : NOTED.size + size]
-                found[job, attempt] = Frame(
-                    FrameKind(kind), job, attempt, duration, data
-                )
+                frame = Frame(FrameKind(kind), job, attempt, duration, data)
+                found[job, attempt] = frame
         return found
 
     @property
@@ -273,22 +267,11 @@ class WorkerPage:
             return b""
         return self._memory[self._layout.stacks : self._layout.size]
 
-    def _beats(self, start: int) -> list[Beat]:
-        if self._memory is None or not has_beats(self._memory, start):
-            return []
-        for _ in range(_LOOKS):
-            if found := read_beats(self._memory, start):
-                return found
-        return []
-
     def _lane(self, job: int, attempt: int) -> int | None:
         """Return the lane in which this attempt has begun; the worker may be dead by now."""
         if self._memory is None:
             return None
-        start, end = (
-            self._layout.begun_offset(0),
-            self._layout.begun_offset(self._layout.width),
-        )
+        start, end = map(self._layout.begun_offset, (0, self._layout.width))
         table, wanted, place = self._memory[start:end], BEGUN.pack(job, attempt), -1
         while (place := table.find(wanted, place + 1)) >= 0:
             lane, inside = divmod(place, BEGUN.size)

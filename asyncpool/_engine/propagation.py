@@ -57,11 +57,10 @@ class Propagation:
         try:
             together = with_parts(context, variables=packed)
         except ValueError as error:
+            what = "the context variables"
+            size = f"have {len(packed)} bytes when pickled, and {MAX_VARIABLES} is the most"
             raise JobNotPicklableError(
-                f"the context variables have {len(packed)} bytes when pickled, and "
-                f"{MAX_VARIABLES} is the most",
-                direction="arguments",
-                name="the context variables",
+                f"{what} {size}", direction="arguments", name=what
             ) from error
         self._last = (context, packed, together)
         return together

@@ -6,10 +6,10 @@ step.  So each job ends once.
 
 from __future__ import annotations
 
+import operator
 import pickle
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Mapping
-from functools import partial
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
@@ -65,20 +65,18 @@ def limit_exceeded(job: PoolJob[Any], handle: WorkerHandle) -> Failed:
 # when it has ended the one before, and that it tells; so the begin of a job is known as soon
 # as anything else is.
 
-# What JobQueued(...) and so on do, in half of the time.
-_job_queued = partial(tuple.__new__, JobQueued)  # pyright: ignore[reportUnknownMemberType] - of a bare tuple
-_job_started = partial(tuple.__new__, JobStarted)  # pyright: ignore[reportUnknownMemberType]
-_job_ended = partial(tuple.__new__, JobEnded)  # pyright: ignore[reportUnknownMemberType]
+# It does what JobEnded(...) and so on do, in half of the time.
+_new = tuple.__new__  # pyright: ignore[reportUnknownMemberType] - of a bare tuple
 
 
 def job_queued(job: PoolJob[Any], at: float) -> JobQueued:
     """Return that a job waits for an attempt since *at*."""
-    return _job_queued((job.id, job.title, job.options.via, job.attempt, at))
+    return _new(JobQueued, (job.id, job.title, job.options.via, job.attempt, at))
 
 
 def job_started(job: PoolJob[Any], slot: int, at: float) -> JobStarted:
     """Return that an attempt has begun in *slot* at *at*."""
-    return _job_started((job.id, job.title, job.attempt, slot, at))
+    return _new(JobStarted, (job.id, job.title, job.attempt, slot, at))
 
 
 def job_ended(
@@ -93,12 +91,8 @@ def job_ended(
         wait = began - queued
     if wait < 0.0:  # noqa: PLR1730 - max() takes 100 ns
         wait = 0.0
-    number, attempts = job.id, job.attempt
-    return _job_ended((number, job.title, outcome, attempts, slot, wait, run, now))
-
-
-# What Attempt(...) does, in half of the time: there are two of these for each job.
-_attempt = partial(tuple.__new__, Attempt)  # pyright: ignore[reportUnknownMemberType] - of a bare tuple
+    told = job.id, job.title, outcome, job.attempt, slot, wait, run, now
+    return _new(JobEnded, told)
 
 
 class JobEvents:
@@ -137,26 +131,21 @@ class JobEvents:
 
     def running(self, jobs: Iterable[PoolJob[Any]], slot: int, at: float) -> None:
         """Tell which of *jobs*, those that run in *slot*, have begun since the last look."""
-        attempts = self._attempts
         for job in jobs:
-            if job.id not in attempts:
-                attempts[job.id] = _attempt((slot, job.queued_at, at, None))
-                if self.hub.steps_heard:
-                    self._began(job, slot, at)
+            if job.id not in self._attempts:
+                self.attempted(job, _new(Attempt, (slot, job.queued_at, at, None)))
 
     def attempted(self, job: PoolJob[Any], attempt: Attempt) -> None:
-        """Take note of an attempt that has ended elsewhere."""
-        known = self._attempts.get(job.id)
+        """Take note of an attempt that has begun, or ended."""
+        is_news = job.id not in self._attempts
         self._attempts[job.id] = attempt
-        if known is None and self.hub.steps_heard:
-            self._began(job, attempt.slot, attempt.began)
+        if is_news and self.hub.steps_heard:
+            self.hub.publish_job(job_started(job, attempt.slot, attempt.began))
 
     def ran(self, job: PoolJob[Any], slot: int, frame: Frame, at: float) -> None:
         """Take note of an attempt whose outcome, *frame*, came at *at* from *slot*."""
-        hub, number, run = self.hub, job.id, frame.number / 1e6
-        if hub.steps_heard and number not in self._attempts:
-            self._began(job, slot, at - run)
-        self._attempts[number] = _attempt((slot, job.queued_at, at - run, run))
+        run = frame.number / 1e6
+        self.attempted(job, _new(Attempt, (slot, job.queued_at, at - run, run)))
 
     def failed(self, job: PoolJob[Any], slot: int, frame: Frame, at: float) -> None:
         """Take note of an attempt whose outcome is a failure, if anybody traces jobs."""
@@ -182,8 +171,7 @@ class JobEvents:
         if job.id in self.hub.traced:
             for tracer in self.hub.tracers:
                 tracer.given_back(job)
-        known = self._attempts.pop(job.id, None)
-        if known is not None and self.hub.steps_heard:
+        if self._attempts.pop(job.id, None) is not None and self.hub.steps_heard:
             self._queued(job)
 
     def ended(
@@ -201,9 +189,6 @@ class JobEvents:
     def _queued(self, job: PoolJob[Any]) -> None:
         """Tell that a job waits for an attempt."""
         self.hub.publish_job(job_queued(job, job.queued_at))
-
-    def _began(self, job: PoolJob[Any], slot: int, at: float) -> None:
-        self.hub.publish_job(job_started(job, slot, at))
 
 
 # What a pool counts while it lives; nothing depends on it.
@@ -402,7 +387,8 @@ class JobRegistry:
         if not isinstance(error, JobNotPicklableError):
             error = unpicklable(error)
         attribute_to(error, job)
-        self._count(job, JobOutcome.REFUSED, error)
+        job.function.figures.ended(JobOutcome.REFUSED)
+        self.events.ended(job, JobOutcome.REFUSED, error)
         job.set_exception(error)
         return job
 
@@ -507,26 +493,23 @@ class JobRegistry:
         if type(loaded) is not Failed:
             self._remove(job)
             job.function.figures.ok += 1
-            if self._hub.telling_steps and (
-                self._hub.ends_heard or job.id in self._hub.traced
-            ):
+            if self._hub.telling_steps:
                 self.events.ended(job, JobOutcome.OK)
             job.set_result(loaded)
             return False
         error = loaded.error
         raised = error.exception if isinstance(error, JobRaisedError) else error
-        policy = job.attempt_policy
-        if loaded.may_retry and policy.after_exception(raised, attempt=job.attempt):
+        attempt, policy = job.attempt, job.attempt_policy
+        if loaded.may_retry and policy.after_exception(raised, attempt=attempt):
             job.function.figures.retries += 1
             self.lose_attempt(job)
             self.events.attempt_failed(job, error)
             return True
         if isinstance(error, _OF_JOBS):
             attribute_to(error, job)
-        self._remove(job)
         self._raised += 1
         over = job.exceeded is not None
-        self._count(job, JobOutcome.TIMEOUT if over else JobOutcome.RAISED, error)
+        self._end(job, JobOutcome.TIMEOUT if over else JobOutcome.RAISED, error)
         job.set_exception(error)
         return False
 
@@ -540,8 +523,8 @@ class JobRegistry:
         self, job: PoolJob[Any], *, suspect: bool = False, costs: bool = False
     ) -> None:
         """Note that an open job has not begun and has left its worker; see :meth:`PoolJob.return_unbegun`."""
-        if job.return_unbegun(suspect=suspect, costs=costs):
-            self._restore_deadline(job)
+        if job.return_unbegun(suspect=suspect, costs=costs):  # it counted as running
+            self.deadlines.set(job.id, job.options.deadline)
         self.events.given_back(job)
         self.on_return()
 
@@ -550,9 +533,8 @@ class JobRegistry:
         if job.done():
             self.remove_done(job)
             return
-        self._remove(job)
         self.failed += 1
-        self._count(job, outcome_of_error(error), error)
+        self._end(job, outcome_of_error(error), error)
         closed = isinstance(error, PoolClosedError)
         if closed and not job.awaited:
             self.unheard[job.title] += 1
@@ -569,8 +551,7 @@ class JobRegistry:
         """Remove *job*, and return whether it was still open."""
         if job.id not in self.jobs:
             return False
-        self._remove(job)
-        self._count(job, JobOutcome.CANCELLED)
+        self._end(job, JobOutcome.CANCELLED)
         return True
 
     def mark_close(self, kills: int) -> None:
@@ -580,29 +561,20 @@ class JobRegistry:
 
     def summary(self, kills: int) -> CloseSummary:
         """Return what has happened since :meth:`mark_close`."""
-        completed, failed, kills_before = self._at_close or (0, 0, 0)
-        return CloseSummary(
-            finished=self.completed - completed,
-            failed=self.failed - failed,
-            killed=kills - kills_before,
-        )
+        now = self.completed, self.failed, kills
+        finished, failed, killed = map(operator.sub, now, self._at_close or (0, 0, 0))
+        return CloseSummary(finished=finished, failed=failed, killed=killed)
 
     def attempt_failed(self, job: PoolJob[Any]) -> None:
         """Note that an attempt of a job is over; there may be another one."""
-        if job.end_attempt():
-            self._restore_deadline(job)
+        if job.end_attempt():  # so it counted as running
+            self.deadlines.set(job.id, job.options.deadline)
 
-    def _restore_deadline(self, job: PoolJob[Any]) -> None:
-        """Watch the deadline of a job that counted as running."""
-        deadline = job.options.deadline
-        if deadline is None:
-            self.deadlines.discard(job.id)
-        else:
-            self.deadlines.set(job.id, deadline)
-
-    def _count(
+    def _end(
         self, job: PoolJob[Any], outcome: JobOutcome, error: BaseException | None = None
     ) -> None:
+        """Remove a job that has not returned, and tell its end."""
+        self._remove(job)
         job.function.figures.ended(outcome)
         self.events.ended(job, outcome, error)
 

@@ -6,7 +6,6 @@ import asyncio
 import math
 import time
 from typing import TYPE_CHECKING
-from weakref import WeakKeyDictionary
 
 from asyncpool import events
 from asyncpool._core import log_messages as say
@@ -43,11 +42,6 @@ class WorkerReplacement:
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
-        # The upper bound of its memory at which a worker may have reached its next limit, and the
-        # time at which it is weighed again even below that.
-        self._weighed: WeakKeyDictionary[WorkerHandle, tuple[float, float]] = (
-            WeakKeyDictionary()
-        )
         self._exits = engine.core.exits
         self._roll: asyncio.Future[events.RollResult] | None = None
         self._roll_began = 0.0
@@ -78,9 +72,8 @@ class WorkerReplacement:
 
     def replace(self, handle: WorkerHandle, reason: str = "") -> None:
         """Start another worker for the slot of one that has asked for it."""
-        self._replace(
-            self._engine.core.slots[handle.slot], _why("request_replacement()", reason)
-        )
+        why = _why("request_replacement()", reason)
+        self._replace(self._engine.core.slots[handle.slot], why)
 
     def retire(self, index: int) -> None:
         """Retire the worker in a slot.
@@ -100,19 +93,16 @@ class WorkerReplacement:
         Raises:
             NoWorkerError: If no worker is ready there.
         """
-        slot = self._worker_in(index)
+        self._worker_in(index)
         with self._engine.turn as now:
-            self._engine.core.kill(slot.index, now)
+            self._engine.core.kill(index, now)
 
     def _worker_in(self, index: int) -> Slot:
-        slots = {
-            slot.index: slot
-            for slot in self._engine.core.slots
-            if slot.state in ALIVE and slot.ready_at is not None
-        }
-        if index not in slots:
-            raise NoWorkerError(index, there=tuple(slots))
-        return slots[index]
+        alive = (slot for slot in self._engine.core.slots if slot.state in ALIVE)
+        ready = {slot.index: slot for slot in alive if slot.ready_at is not None}
+        if index not in ready:
+            raise NoWorkerError(index, there=tuple(ready))
+        return ready[index]
 
     def resize(self, least: int, most: int) -> asyncio.Future[None]:
         """Let the pool grow or shrink; return a future that is done when it has its size.
@@ -135,9 +125,8 @@ class WorkerReplacement:
             RollInProgressError: If the pool is being rolled already.
         """
         if self._exits.rolling:
-            raise RollInProgressError(
-                f"{self._engine.config.title} is being rolled: one roll at a time"
-            )
+            whose = self._engine.config.title
+            raise RollInProgressError(f"{whose} is being rolled: one roll at a time")
         roll = self._roll = self._engine.loop.create_future()
         with self._engine.turn as now:
             self._roll_began = now
@@ -165,9 +154,8 @@ class WorkerReplacement:
         crash = crashes[-1] if failed and crashes else None
         roll, self._roll = self._roll, None
         if roll is not None and not roll.done():
-            result = events.RollResult(
-                replaced=replaced, filled=filled, reason=reason, crash=crash
-            )
+            done = {"replaced": replaced, "filled": filled}
+            result = events.RollResult(**done, reason=reason, crash=crash)
             roll.set_result(result)
             self._engine.log.rolled(result, self._engine.loop.time() - self._roll_began)
 
@@ -206,11 +194,8 @@ class WorkerReplacement:
 
     def _end_waits(self, until: float, crash: events.Crash | None) -> None:
         """End the waits of the calls that were made *until* then."""
-        ended = [
-            wait
-            for wait, asked_at in self._waits.items()
-            if asked_at <= until and not wait.done()
-        ]
+        made = [wait for wait in self._waits if self._waits[wait] <= until]
+        ended = [wait for wait in made if not wait.done()]
         if ended:
             self._engine.log.resized(*self._size, crash)
         for wait in ended:
@@ -235,7 +220,7 @@ class WorkerReplacement:
         if pid is None:
             return
         bound = memory_at_most(pid)
-        next_bound, again_at = self._weighed.get(handle, (0, now))
+        next_bound, again_at = handle.weighed
         if bound < min(limits) or (bound < next_bound and now < again_at):
             return
 
@@ -250,10 +235,10 @@ class WorkerReplacement:
                 # What the bound exceeds the memory by, it exceeds the next limit by, too.  (One
                 # that has reached max_memory may go on for long, with its job.)
                 limit = min((it for it in limits if it > memory), default=math.inf)
-                self._weighed[handle] = max(0, bound - memory) + limit, again_at
+                handle.weighed = max(0, bound - memory) + limit, again_at
                 self._judge(handle, memory)
 
-        self._weighed[handle] = math.inf, math.inf  # until there is an answer
+        handle.weighed = math.inf, math.inf  # until there is an answer
         self._engine.threads.copy(weigh).add_done_callback(note)
 
     def _judge(self, handle: WorkerHandle, memory: int) -> None:

@@ -80,7 +80,7 @@ def _read(engine: Engine) -> PoolStats:
         spawned=totals.spawned,
         started=totals.starts.histogram(),
         exited_cpu=totals.exited_cpu,
-        loop_lag=engine.loop_lag.durations.histogram(),
+        loop_lag=engine.lag.histogram(),
         dropped_events=engine.hub.dropped,
         shared_memory=engine.segments.total,
         lost_clients=totals.lost_clients,

@@ -23,8 +23,7 @@ from asyncpool._core.functions import LEAST, Function, FunctionTable
 from asyncpool._core.options import JobOptions
 from asyncpool._engine.job import JOB_TYPES, Chunk, PoolJob, StreamJob
 from asyncpool._engine.loop import other_loop_error
-from asyncpool._engine.outbox import NOT_PUT
-from asyncpool._engine.worker import CancelledJob, WorkerHandle
+from asyncpool._engine.worker import NOT_PUT, CancelledJob, WorkerHandle
 from asyncpool._wire.buffers import HEAVY, SURELY_QUICK, OutOfBandPickle, OverLimitError
 from asyncpool._wire.frames import Frame, FrameKind
 from asyncpool._wire.messages import MOMENT
@@ -69,21 +68,19 @@ class Traffic:
         self._sizing = engine.core.exits.sizing
         self._queue = engine.core.dispatcher.queue
         self._concurrency = config.worker.concurrency
-        self._lag, self._stalls = engine.loop_lag, engine.stalls
+        self._lag_alarm, self._stalls = engine.lag_alarm, engine.stalls
         self.functions = FunctionTables(engine.figures.functions, config.data)
         self._functions = self.functions.usual
-        tight = (
-            self._max_payload < HEAVY
-        )  # calls that take the short way are smaller than HEAVY
-        bounded = config.max_queued is not None
-        self._special = bool(bounded or self._propagation or config.data or tight)
+        self._special = (
+            config.max_queued is not None
+            or self._propagation is not None
+            or config.data is not None
+            or self._max_payload < HEAVY  # which bounds calls that take the short way
+        )
         self.plain = False
         self.feed: Callable[[float], object] | None = None
         engine.hub.on_listeners_changed = self.refresh_fast_path
         self.refresh_fast_path()
-        self._alarm = engine.alarm(self._look_again)
-        # Jobs that were cancelled, and that their workers may have begun, with those workers.
-        self._revoking: list[tuple[WorkerHandle, PoolJob[Any]]] = []
         engine.leases.fence = self._fence
 
     def refresh_fast_path(self) -> None:
@@ -161,29 +158,44 @@ class Traffic:
         try:
             make: Callable[..., PoolJob[Any]] = PoolJob
             if known is None:
+                functions = self.functions.of(options)
                 try:
                     engine.admission.check(options)
                 except AsyncPoolError:
                     if options.hold is None:  # not from a map, which tries again later
                         engine.figures.refused += 1
-                        functions = self.functions.of(options)
                         refused = functions.find(function, options.name, options.via)
                         refused.figures.ended(JobOutcome.REFUSED)
                     raise
-                functions = self.functions.of(options)
                 make = (functions.job_types or JOB_TYPES)[options.via]
                 known = functions.find(function, options.name, options.via)
-            job = make(registry.next_id(), known, options, self, engine.loop)
-            if not self._pack(job, function, args, kwargs):
+            number = registry.next_id()
+            job: PoolJob[Any] = make(number, known, options, self, engine.loop)
+            if _MANAGERS in _modules:
+                # A manager drops an object that has no proxy left, and the worker has none yet.
+                job.add_done_callback(functools.partial(_keep, args, kwargs))
+            try:
+                if self._propagation is not None:
+                    job.context = self._propagation.add_to(job.context)
+                payload = known.serializer.pack_job(
+                    function, args, kwargs, number=known.number, limit=HEAVY
+                )
+            except OverLimitError:
+                if self._enter(job):
+                    engine.large.pack(job, (function, args, kwargs))
                 return job
+            except BaseException as error:  # noqa: BLE001 - an argument's
+                return registry.refuse(job, error)
+            if len(payload) > self._max_payload:
+                return registry.refuse(job, too_large(len(payload), self._max_payload))
             if not self._enter(job):
                 return job
             if engine.turn_depth > 1:
                 # A listener has called this, say, while a decision is carried out: a worker
                 # would get this job before one that it was assigned sooner.
-                payload, job.payload = job.payload, b""
                 engine.large.put_off(job, payload)
                 return job
+            job.payload = payload
             slot = engine.core.place(job.id, job.traits, options.priority)
             if options.session is not None:
                 engine.act()
@@ -194,37 +206,6 @@ class Traffic:
             return job
         finally:
             engine.turn_depth -= 1
-
-    def _pack(
-        self,
-        job: PoolJob[Any],
-        function: Callable[..., Any],
-        args: tuple[Any, ...],
-        kwargs: Mapping[str, Any],
-    ) -> bool:
-        """Pack the call of a job; return false if it is refused, or packed by a thread."""
-        if _MANAGERS in _modules:
-            # A manager drops an object that has no proxy left, and the worker has none yet.
-            job.add_done_callback(functools.partial(_keep, args, kwargs))
-        registry, known = self._engine.registry, job.function
-        try:
-            if self._propagation is not None:
-                job.context = self._propagation.add_to(job.context)
-            payload = known.serializer.pack_job(
-                function, args, kwargs, number=known.number, limit=HEAVY
-            )
-        except OverLimitError:
-            if self._enter(job):
-                self._engine.large.pack(job, (function, args, kwargs))
-            return False
-        except BaseException as error:  # noqa: BLE001 - an argument's
-            registry.refuse(job, error)
-            return False
-        if len(payload) > self._max_payload:
-            registry.refuse(job, too_large(len(payload), self._max_payload))
-            return False
-        job.payload = payload
-        return True
 
     def send_pinned(self, slot: int, call: Broadcast) -> PoolJob[Any]:
         """Have the worker in *slot* run a pickled call before other jobs, without admission."""
@@ -266,8 +247,8 @@ class Traffic:
         if in_flight == len(jobs):
             outbox.flush()  # the worker has nothing else to do
             handle.since = now
-            if not self._lag.alarm.is_set:
-                self._lag.go()
+            if not self._lag_alarm.is_set:
+                engine.measure_lag()
         else:
             outbox.flush_soon()  # more jobs may come in this turn
         if hub.ends_heard:
@@ -314,13 +295,52 @@ class Traffic:
             self.feed(core.slots[slot].in_flight.room_after(len(frames)))
         engine.turn_depth += 1  # as in submit()
         try:
-            taken, large = self._take_outcomes(handle, frames)
+            # Take the jobs off their worker, up to the first frame that breaks the protocol.  A job
+            # is missing if its caller has given it up.
+            jobs, numbers, large = registry.jobs, list[int](), False
+            taken: list[PoolJob[Any] | None] = []
+            for _, number, attempt, run, payload in frames:
+                job = jobs.get(number)
+                if job is not None:
+                    if job.attempt != attempt:
+                        handle.distrust(f"it sent attempt {attempt} of {job!r}")
+                        break
+                    traits = job.function.traits
+                    if run > LEAST or traits.cost != LEAST:  # else it changes nothing
+                        traits.note(run)
+                    if type(payload) is not bytes or len(payload) > SURELY_QUICK:
+                        large = True
+                numbers.append(number)
+                taken.append(job)
+            in_flight = core.slots[slot].in_flight
+            before = in_flight.ended
+            try:
+                core.outcome(slot, *numbers)
+            except ProtocolError as error:
+                handle.distrust(str(error))
+                del taken[in_flight.ended - before :]
+            if None in taken:
+                for number, job in zip(numbers, taken, strict=False):
+                    if job is None:
+                        registry.leases.give_back(number)
             if hub.telling_steps:
                 for job, frame in zip(taken, frames, strict=False):
                     if job is not None and (hub.ends_heard or job.id in hub.traced):
                         registry.events.ran(job, slot, Frame(*frame), at)
-            if large:
-                self._unpack_large(handle, taken, frames, at)
+            if large:  # threads unpickle the outcomes that take long
+                for index, (job, bare) in enumerate(zip(taken, frames, strict=False)):
+                    if job is None or job.exceeded is not None:
+                        continue
+                    frame, function = Frame(*bare), job.function
+                    if (size := len(frame.payload)) > SURELY_QUICK:
+                        job.size += size
+                    if function.serializer.is_heavy(frame.payload):
+                        seconds = frame.number / 1e6
+                        function.figures.run.note(seconds)
+                        function.figures.wait.note(at - job.queued_at - seconds)
+                        job.slot = taken[index] = None
+                        engine.timers.end(job)
+                        engine.large.unpack(job, frame, handle)
             # The worker gets its next jobs before the pool looks at these outcomes.
             now = engine.loop.time()
             core.refill(slot, now)
@@ -339,74 +359,12 @@ class Traffic:
         finally:
             engine.turn_depth -= 1
 
-    def _unpack_large(
-        self,
-        handle: WorkerHandle,
-        taken: list[PoolJob[Any] | None],
-        frames: list[Frame],
-        at: float,
-    ) -> None:
-        """Have threads unpickle the outcomes that take long, and take out their jobs."""
-        for index, (job, bare) in enumerate(zip(taken, frames, strict=False)):
-            if job is None or job.exceeded is not None:
-                continue
-            frame = Frame(*bare)
-            if (size := len(frame.payload)) > SURELY_QUICK:
-                job.size += size
-            function = job.function
-            if function.serializer.is_heavy(frame.payload):
-                run = frame.number / 1e6
-                function.figures.run.note(run)
-                function.figures.wait.note(at - job.queued_at - run)
-                job.slot = taken[index] = None
-                self._engine.timers.end(job)
-                self._engine.large.unpack(job, frame, handle)
-
     def _tell_begun(self, slot: int, at: float) -> None:
         """Tell those who listen which jobs of a worker have begun by now."""
         registry = self._engine.registry
         running = self._engine.core.slots[slot].in_flight.running
         jobs = (registry.jobs[number] for number in running if number in registry.jobs)
         registry.events.running(jobs, slot, at)
-
-    def _take_outcomes(
-        self, handle: WorkerHandle, frames: list[Frame]
-    ) -> tuple[list[PoolJob[Any] | None], bool]:
-        """Take jobs off their worker.
-
-        Returns:
-            The job of each frame, or none if its caller has given it up, up to the first frame
-            that breaks the protocol; and whether an outcome may take long to load.
-        """
-        core, registry = self._engine.core, self._engine.registry
-        jobs, numbers, slow = registry.jobs, list[int](), False
-        taken: list[PoolJob[Any] | None] = []
-        for frame in frames:
-            _, number, attempt, run, payload = frame
-            job = jobs.get(number)
-            if job is not None:
-                if job.attempt != attempt:
-                    handle.distrust(f"it sent attempt {attempt} of {job!r}")
-                    break
-                traits = job.function.traits
-                if run > LEAST or traits.cost != LEAST:  # else it changes nothing
-                    traits.note(run)
-                if type(payload) is not bytes or len(payload) > SURELY_QUICK:
-                    slow = True
-            numbers.append(number)
-            taken.append(job)
-        in_flight = core.slots[handle.slot].in_flight
-        before = in_flight.ended
-        try:
-            core.outcome(handle.slot, *numbers)
-        except ProtocolError as error:
-            handle.distrust(str(error))
-            del taken[in_flight.ended - before :]
-        if None in taken:
-            for number, job in zip(numbers, taken, strict=False):
-                if job is None:
-                    registry.leases.give_back(number)
-        return taken, slow
 
     def on_exit(self, handle: WorkerHandle) -> None:
         """Use outcomes that a worker noted on its page and could not send before it died."""
@@ -439,7 +397,9 @@ class Traffic:
         Cancellation:
             Safe.
         """
-        return await self._engine.stacks.of_job(job)
+        if job.slot is None:
+            return ""
+        return await self._engine.stacks.ask(self._engine.handles[job.slot], job.id)
 
     # Jobs that are cancelled or revoked.
 
@@ -463,7 +423,7 @@ class Traffic:
             engine.core.drop(job.id, now)
             engine.core.outcome_unpacked(job.id, now)
             engine.act()  # no turn: what leaves the queue changes no deadline
-            self._engine.large.go_on()
+            engine.large.go_on()
         elif (
             engine.core.slots[slot].in_flight.last == job.id
             and engine.handles[slot].outbox.withdraw()
@@ -477,9 +437,7 @@ class Traffic:
             handle.cancelled.append(CancelledJob(job.id, job.attempt, function))
             self._end(handle, job, begun=begun)
             if not begun:
-                self._revoking.append((handle, job))
-                if not self._alarm.is_set:
-                    self._alarm.set_in(_ANSWER_GRACE)
+                engine.loop.call_later(_ANSWER_GRACE, self._look_again, handle, job)
 
     def _end(self, handle: WorkerHandle, job: PoolJob[Any], *, begun: bool) -> None:
         """End a job that its worker has begun, or ask the worker for it."""
@@ -487,33 +445,19 @@ class Traffic:
         with self._engine.turn as now:
             self._engine.core.cancel(job.id, now, index=slot, begun=begun, mode=mode)
 
-    def _look_again(self, _: float) -> None:
-        """End the jobs that their workers have begun meanwhile, without an answer to the pool.
+    def _look_again(self, handle: WorkerHandle, job: PoolJob[Any]) -> None:
+        """End a job that its worker has begun meanwhile, without an answer to the pool.
 
         A worker answers late if its job holds the GIL, and never if the job has stopped the
         process, or holds the GIL for ever.
         """
-        revoking, self._revoking = self._revoking, []
-        for handle, job in revoking:
-            slot = handle.slot
-            same = self._engine.handles.get(slot) is handle
-            if not (same and self._engine.core.endings.unanswered(job.id, slot)):
-                continue
-            if handle.page.begun(job.id, job.attempt):
-                self._end(handle, job, begun=True)
-            else:
-                self._revoking.append((handle, job))
-        if self._revoking:
-            self._alarm.set_in(_ANSWER_GRACE)
-
-    def on_revoked(self, handle: WorkerHandle, sequences: tuple[int, ...]) -> None:
-        """Note which jobs a worker will not begin.
-
-        Raises:
-            ProtocolError: If it was not asked for one of them.
-        """
-        with self._engine.turn as now:
-            self._engine.core.revoked(handle.slot, sequences, now)
+        engine = self._engine
+        if handle.ignored or not engine.core.endings.unanswered(job.id, handle.slot):
+            return
+        if handle.page.begun(job.id, job.attempt):
+            self._end(handle, job, begun=True)
+        else:
+            engine.loop.call_later(_ANSWER_GRACE, self._look_again, handle, job)
 
     # Streams that yield items.
 
@@ -524,16 +468,14 @@ class Traffic:
             ProtocolError: If the worker may not send it.
         """
         if frame.job not in self._engine.core.slots[handle.slot].in_flight.jobs:
-            raise ProtocolError(
-                f"it sent an item of job {frame.job}, which it does not have"
-            )
+            text = f"it sent an item of job {frame.job}, which it does not have"
+            raise ProtocolError(text)
         job = self._engine.registry.jobs.get(frame.job)
         if job is None:
             return  # its caller has given the job up
         if not isinstance(job, StreamJob) or job.attempt != frame.attempt:
-            raise ProtocolError(
-                f"it sent an item of attempt {frame.attempt} of {job!r}"
-            )
+            text = f"it sent an item of attempt {frame.attempt} of {job!r}"
+            raise ProtocolError(text)
         job.receive(frame)
 
     def give_credit(self, job: StreamJob) -> None:
@@ -573,8 +515,7 @@ class FunctionTables:
         data: DataOnly | None,
         table: type[FunctionTable] = FunctionTable,
     ) -> None:
-        self._totals = totals
-        self._data = data
+        self._totals, self._data = totals, data
         self.usual = table(totals) if data is None else self._table_for(None, data.how)
         make = functools.partial(self._table_for, self.usual)
         self._table_of = functools.lru_cache(_MOST_FORMATS)(make)

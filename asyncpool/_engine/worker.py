@@ -1,10 +1,15 @@
 """One worker, as the pool sees it: a process, two channels, a page, its output.
 
-Two tasks watch it.  The exit watcher waits for the end of the process.  The error watcher
-waits for the end of a channel while the process lives, and for a worker that breaks the protocol:
-such a process is killed, if it does not end by itself.  (An initializer that raises ends its
-channels, and a thread that ends with an exception has the worker replaced.)  Both lead to the same
-end: the process is gone, the engine hears of that once, and :meth:`WorkerHandle.run` returns.
+Its end is the end of its process, for which :meth:`WorkerHandle.run` waits; the engine hears of
+that once.  If a channel ends while the process lives, the process has a moment to end by itself,
+and is killed then.  A worker that breaks the protocol is killed at once.  (An initializer that
+raises ends its channels, and a thread that ends with an exception has the worker replaced.)
+
+What goes to it is put by its :class:`Outbox`.  Ahead of a job goes what the worker lacks for it:
+its context, its function, its large buffers.  Large buffers travel in segments of shared memory,
+or, if there is no segment, in AREA frames on the job channel.  Either way they go ahead of the
+frame that they belong to, and so do those that come back with outcomes.  The worker's half of this
+is ``_worker/channels.py``.
 
 The engine and its parts hear what the worker sends.  A method of theirs that reads it raises
 :exc:`ProtocolError` if it breaks the protocol.  The handle then trusts the worker no more.
@@ -13,7 +18,6 @@ The engine and its parts hear what the worker sends.  A method of theirs that re
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import multiprocessing
 import os
 import pickle
@@ -22,20 +26,31 @@ import socket
 import sys
 import traceback
 from collections import deque
+from collections.abc import Callable, Iterable
 from functools import partial
 from time import monotonic
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from asyncpool._engine.channel import Channel, DescriptorSocket
+from asyncpool._engine.channel import SMALL, Channel, DescriptorSocket
 from asyncpool._engine.interpreter import LaunchError
 from asyncpool._engine.launcher import Process
-from asyncpool._engine.outbox import Outbox
+from asyncpool._engine.loop import Alarm
 from asyncpool._engine.output import Output
 from asyncpool._engine.page import WorkerPage
-from asyncpool._wire.frames import Frame, FrameKind, header
+from asyncpool._engine.segments import Segment, SegmentOwner, Use
+from asyncpool._wire.buffers import LARGE, OutOfBandPickle, ReceivedPickle, cut, lay_out
+from asyncpool._wire.frames import (
+    HEADER_SIZE,
+    VERSION,
+    Frame,
+    FrameKind,
+    header,
+    pack_header,
+)
 from asyncpool._wire.messages import (
     MAX_REASON,
     Failure,
+    FunctionCache,
     Identity,
     Variables,
     pack_numbers,
@@ -47,6 +62,7 @@ from asyncpool.errors import ProtocolError
 
 if TYPE_CHECKING:
     from asyncpool._engine.engine import Engine
+    from asyncpool._engine.job import PoolJob
     from asyncpool._sandbox.places import Place
 
 # Processes with the same authkey of multiprocessing accept each other's connections, so workers in a
@@ -71,7 +87,231 @@ _CANCELLED_KEPT = 64
 
 
 # A member of an enum costs 60 ns each time that it is looked up there.
-_VALUE, _ERROR = FrameKind.VALUE, FrameKind.ERROR
+_JOB, _VALUE, _ERROR = FrameKind.JOB, FrameKind.VALUE, FrameKind.ERROR
+
+# Where the frame of a job ends that is not on the channel yet: beyond all that is ever sent.
+NOT_PUT = sys.maxsize
+
+# How many parts of an outcome may be small; a worker of this version sends none.
+_SMALL_ONES = 16
+_TOO_MANY = "it sent an outcome in more parts than an outcome can have"
+
+
+class Outbox(SegmentOwner):
+    """What goes to one worker for its jobs; the segments that it sees belong to this.
+
+    Args:
+        pool: Has segments, and threads that copy into them.
+
+    Attributes:
+        areas: Large buffers that have come, and whose outcome is still to come.
+        flush: Sends what was put.
+        flush_soon: Sends, at the end of this turn of the loop, what was put until then.
+    """
+
+    # Set when the channels are open; nobody sends before that.
+    _job_channel: Channel
+    flush: Callable[[], None]
+    flush_soon: Callable[[], None]
+
+    def __init__(self, pool: Engine) -> None:
+        self._spawn, self._segments = pool.tasks.create_task, pool.segments
+        self._max_payload = pool.config.worker.max_payload
+        # Nothing that a worker can still write into may reach a caller then: outcomes come on
+        # the job channel, into memory of this process alone.
+        self._untrusted = pool.config.untrusted
+        self._functions = FunctionCache()
+        self._context = b""  # the context that the worker has now
+        self._load: object | None = None
+        self.areas: list[memoryview] = []
+        self._expected = 0  # bytes of the next outcome
+        self._wanting = False
+
+    def connect(self, jobs: Channel, control: Channel) -> None:
+        """Send on these channels from now on."""
+        self._job_channel, self.control_channel = jobs, control
+        self.flush, self.flush_soon = jobs.flush, jobs.flush_soon
+
+    # Jobs.
+
+    @property
+    def sent_bytes(self) -> int:
+        """How many bytes the kernel has taken for the worker, counted as :meth:`put_job` does."""
+        return self._job_channel.sent_bytes if self.control_channel is not None else 0
+
+    def put_jobs(self, jobs: Iterable[PoolJob[Any]], slot: int) -> None:
+        """Put jobs that get an attempt in *slot*; the next flush sends them."""
+        channel, known, context = self._job_channel, self._functions, self._context
+        end = channel.put_bytes
+        for job in jobs:
+            # First, since the worker may die of the job at any moment.
+            job.attempt = attempt = job.attempt + 1
+            job.slot = slot
+            payload, number = job.payload, job.function.number
+            size = len(payload)
+            lacks = number not in known or job.context != context
+            if lacks or job.credit or size > SMALL:
+                self.put_job(job, payload)
+                context, end = self._context, channel.put_bytes
+                continue
+            # put_job(), inlined: its calls would double the cost.
+            head = pack_header(VERSION, _JOB, attempt, number, job.id, size)
+            channel.small += (head, payload)
+            channel.put_bytes = job.frame_end = end = end + HEADER_SIZE + size
+
+    def put_job(self, job: PoolJob[Any], payload: bytes) -> None:
+        """Put a job, and note where its frame ends; the next flush sends it."""
+        channel, number, context = self._job_channel, job.function.number, job.context
+        if context != self._context:
+            self._context = context
+            channel.put(header(FrameKind.CONTEXT, len(context)), context)
+        if number and number not in self._functions:
+            self._functions.add(number)
+            reference = job.function.payload
+            head = header(FrameKind.FUNCTION, len(reference), number=number)
+            channel.put(head, reference)
+        kind, credit = _JOB, job.credit
+        if credit:  # it is a stream, and may send so many items
+            kind = FrameKind.STREAM
+            channel.put(header(FrameKind.CREDIT, 0, number=credit))
+        head = pack_header(VERSION, kind, job.attempt, number, job.id, len(payload))
+        job.frame_end = channel.put(head, payload)
+
+    # Large buffers, to the worker.
+
+    @property
+    def loading(self) -> bool:
+        """Whether an out-of-band pickle is on its way to the worker."""
+        return self._load is not None
+
+    def load(self, pickled: OutOfBandPickle, send: Callable[[], None]) -> None:
+        """Put *pickled* where the worker can see it, then have *send* put its job.
+
+        The large buffers go ahead of what *send* puts on the job channel.  If the load is
+        withdrawn meanwhile, or the worker is gone, nothing is sent.
+        """
+        segment = self._segments.fill_at_once(self, pickled)
+        if segment is not None:
+            self._put_buffers(pickled, segment)
+            send()
+        else:
+            self._load = load = object()
+            self._spawn(self._load_slowly(load, pickled, send))
+
+    def withdraw(self) -> bool:
+        """Give up the load that is on its way; return whether there was one."""
+        load, self._load = self._load, None
+        return load is not None
+
+    async def _load_slowly(
+        self, load: object, pickled: OutOfBandPickle, send: Callable[[], None]
+    ) -> None:
+        segment = await self._segments.fill(
+            self, pickled, wanted=lambda: self._load is load
+        )
+        if self._load is load and not self.closed:
+            # At once: Ctrl-C may withdraw the load after any call.
+            self._load = None
+            self._put_buffers(pickled, segment)
+            send()
+        elif segment is not None:
+            self._segments.free(segment)
+
+    def _put_buffers(self, pickled: OutOfBandPickle, segment: Segment | None) -> None:
+        if segment is None:
+            for size, pieces in zip(pickled.sizes, pickled.areas, strict=True):
+                self._job_channel.put(header(FrameKind.AREA, size))
+                for piece in pieces:
+                    self._job_channel.put(b"", piece)
+        else:
+            segment.use = Use.WORKER
+            numbers = pack_numbers(pickled.sizes)
+            head = header(FrameKind.LENT, len(numbers), number=segment.number)
+            self._job_channel.put(head, numbers)
+
+    def close(self) -> None:
+        """Give up the segments of the worker, which is gone."""
+        self.closed = True
+        self.areas = []
+        self._segments.forget_all(self)
+
+    # Large buffers, from the worker.
+
+    def complete(self, frame: Frame) -> Frame:
+        """Return an outcome or an item together with its large buffers, which have come."""
+        self._expected, self._wanting = 0, False
+        if not self.areas:
+            return frame
+        areas, self.areas = self.areas, []
+        return frame._replace(payload=ReceivedPickle(frame.payload, areas))
+
+    def take(self, frame: Frame) -> None:
+        """Take a frame about large buffers, or about the segment that they are in.
+
+        Raises:
+            ProtocolError: If it breaks the protocol.
+        """
+        segments, number = self._segments, frame.number
+        match frame.kind:
+            case FrameKind.AREA:
+                data = frame.payload
+                self._expect(len(data), 1)
+                # A bytearray, since the caller of the job may change what it gets.
+                area = memoryview(bytearray(data) if type(data) is bytes else data)
+                self.areas.append(area)
+            case FrameKind.LENT:
+                if len(frame.payload) // 8 > self._max_payload // LARGE + _SMALL_ONES:
+                    raise ProtocolError(_TOO_MANY)
+                sizes = unpack_numbers(frame.payload)
+                self._expect(sum(sizes), len(sizes))
+                segment = segments.find(self, number, Use.GRANTED)
+                view = segments.view(segment, lay_out(sizes)[1])
+                self.areas += cut(view, sizes)
+            case FrameKind.WANT:
+                self._want(frame.job)
+            case FrameKind.SEGMENT_RETURNED:
+                segments.free(segments.find(self, number, Use.WORKER))
+            case FrameKind.LOST:
+                segments.forget(segments.find(self, number, Use.WORKER, Use.GRANTED))
+            case _:
+                raise ProtocolError(f"it sent {frame.kind.name} on its job channel")
+
+    def _expect(self, size: int, parts: int) -> None:
+        self._expected += size
+        if self._expected > self._max_payload:
+            what = f"an outcome of {self._expected} bytes"
+            raise ProtocolError(f"{what} exceeds the limit of {self._max_payload}")
+        # Each buffer beside the pickle is large: a small one would be inside the pickle.  16,384
+        # parts of a byte took Python's garbage collector 10 ms, in this process.
+        if len(self.areas) + parts > self._expected // LARGE + _SMALL_ONES:
+            raise ProtocolError(_TOO_MANY)
+
+    def _want(self, size: int) -> None:
+        # One for each outcome: a worker that asked on and on, and did not read the answers, would
+        # fill the memory of this process with them.
+        if self._wanting or not 0 < size <= 2 * self._max_payload:
+            raise ProtocolError(f"it asked for {size} bytes when it was not allowed to")
+        self._wanting = True
+        segment = None if self._untrusted else self._segments.take(self, size)
+        if segment is not None or self._untrusted:
+            self._grant(segment)
+        else:
+            self._spawn(self._make_and_grant(size))
+
+    async def _make_and_grant(self, size: int) -> None:
+        segment = await self._segments.make(self, size)
+        if not self.closed:
+            self._grant(segment)
+        elif segment is not None:
+            self._segments.free(segment)
+
+    def _grant(self, segment: Segment | None) -> None:
+        assert self.control_channel is not None
+        number = 0
+        if segment is not None:
+            number, segment.use = segment.number, Use.GRANTED
+        self.control_channel.put(header(FrameKind.GRANT, 0, number=number))
+        self.control_channel.flush()
 
 
 class CancelledJob(NamedTuple):
@@ -93,12 +333,11 @@ class WorkerHandle:
         pid: The pid of its process; ``None`` until there is one.
         page: The worker page: what the worker has noted.
         outbox: Puts jobs on the job channel, and moves large objects through shared memory.
-        job_channel: The job channel; ``None`` until it is open.
-        control_channel: The control channel; ``None`` until it is open.
+        job_channel: The job channel, once it is open.
+        control_channel: The control channel, once it is open.
         link: Reads and writes in place of the job channel if the worker serves; a ``WorkerLink`` of
             ``_cluster/link.py``.
-        stdout: What the worker writes to its stdout.
-        stderr: What it writes to its stderr.
+        stderr: What the worker writes to its stderr.
         lacked_memory: Whether the kernel has killed it, or a child of it, since its own cgroup
             was full.
         said_hello: Whether the worker has said that it is ready.
@@ -116,8 +355,14 @@ class WorkerHandle:
         began_at: The same, by the clock of the loop.
         since: When its present state began: it starts, is idle, or runs its first job.
         cancelled: The last of its jobs that were cancelled, for the log.
+        asked: The questions for stacks that it has not answered yet, by job; 0 for all of them.
+        weighed: The upper bound of its memory at which it may have reached its next limit, and the
+            time at which it is weighed again even below that.
         first_signal_at: When the pool first sent it a signal to end it; ``None`` before that.
     """
+
+    job_channel: Channel
+    control_channel: Channel
 
     def __init__(
         self, supervisor: Engine, slot: int, generation: int, rank: int
@@ -127,7 +372,8 @@ class WorkerHandle:
         self.pid: int | None = None
         self.status: int | None = None
         self.detail = self.traceback = self.silence = self.late_stacks = ""
-        self.broke_protocol = self.final = False
+        self.broke_protocol = self.final = self.said_hello = False
+        self.ignored = self.killed = self.lacked_memory = self._lent = False
         self.sent_in_trust = -1
         self._pool = supervisor
         self._config = supervisor.config
@@ -136,17 +382,17 @@ class WorkerHandle:
         self.started_at = self.since = monotonic()
         self.page = WorkerPage(self._config.worker.concurrency)
         self.outbox = Outbox(supervisor)
-        self.job_channel: Channel | None = None
-        self.control_channel: Channel | None = None
         self.link: Any = None
-        self.stdout: Output | None = None
         self.stderr: Output | None = None
-        self.said_hello = self.ignored = self.killed = self.lacked_memory = False
+        self._channels: list[Channel] = []
+        self._outputs: list[Output] = []
         self._place: Place | None = None
-        self._lent = False
-        self._over_or_faulty, self._exited = asyncio.Event(), asyncio.Event()
+        self._channel_ended = False
+        self._overdue = Alarm(loop, self._on_overdue)
         self.first_signal_at: float | None = None
         self.cancelled: deque[CancelledJob] = deque(maxlen=_CANCELLED_KEPT)
+        self.asked: dict[int, asyncio.Future[str]] = {}
+        self.weighed = 0.0, 0.0
         self._pending_signal: signal.Signals | None = None
         self._launching: asyncio.Timeout | None = None
 
@@ -161,13 +407,13 @@ class WorkerHandle:
             Kills the worker.
         """
         try:
-            await self._start()
-            whose = f"of worker {self.pid} in slot {self.slot} of {self._config.name}"
-            async with asyncio.TaskGroup() as watchers:
-                watchers.create_task(self._watch_exit(), name=f"asyncpool end {whose}")
-                watchers.create_task(
-                    self._watch_errors(), name=f"asyncpool errors {whose}"
-                )
+            process = await self._start()
+            self.status = await process.wait()
+            # What it sent before it died counts: an outcome, or the reason of its death.
+            for channel in self._channels:
+                channel.read_rest()
+            self._pool.traffic.on_exit(self)
+            self._pool.profiles.lose(self)
         finally:
             self.close()
 
@@ -188,19 +434,8 @@ class WorkerHandle:
         ours = {-signal.SIGTERM, -signal.SIGKILL if self.killed else -signal.SIGTERM}
         return self.status < 0 and self.status not in ours
 
-    def read_control(self) -> None:
-        """Read now what it has sent on its control channel."""
-        assert self.control_channel is not None
-        self.control_channel.read()
-
-    def read_jobs(self) -> None:
-        """Read now what it has sent on its job channel."""
-        assert self.job_channel is not None
-        self.job_channel.read()
-
     def ask(self, kind: FrameKind, payload: bytes = b"", *fields: int) -> None:
         """Send a request on the control channel: the worker answers even while it runs a job."""
-        assert self.control_channel is not None
         self.control_channel.put(header(kind, len(payload), *fields), payload)
         self.control_channel.flush()
 
@@ -230,7 +465,7 @@ class WorkerHandle:
     def stop(self) -> None:
         """Tell it that no more jobs will come."""
         self._ignore()
-        if self.job_channel is not None:
+        if self._channels:
             self.job_channel.half_close()
 
     def terminate(self) -> None:
@@ -256,12 +491,14 @@ class WorkerHandle:
         """Kill it if it still runs, and close everything but the page."""
         self.ignored = True
         self.outbox.close()
+        self._overdue.cancel()
         if self.process is not None:
             self.process.signal(signal.SIGKILL)
             self.process.close()
-        for part in (self.job_channel, self.control_channel, self.stdout, self.stderr):
-            if part is not None:
-                part.close()
+        for channel in self._channels:
+            channel.close()
+        for output in self._outputs:
+            output.close()
         place, self._place = self._place, None
         if place is not None and self._pool.places is not None:
             self.lacked_memory = place.lacked_memory()
@@ -285,30 +522,37 @@ class WorkerHandle:
 
     # Its start.
 
-    async def _start(self) -> None:
+    async def _start(self) -> Process:
         variables = self._environment()
-        with contextlib.ExitStack() as theirs:
-            fds = self._open(theirs, variables)
+        theirs: list[int] = []
+        try:
+            self._open(theirs, variables)
             delay = 0 if self.killed else None
-            try:
-                async with asyncio.timeout(delay) as self._launching:
-                    self.process = await self._pool.launcher.launch(fds, variables)
-            except TimeoutError:
-                if self._launching is None or not self._launching.expired():
-                    raise
-                text = "the launcher did not answer within start_timeout"
-                raise LaunchError(text) from None
-            finally:
-                self._launching = None
-        self.pid = self.process.pid
-        self._label_output()
-        if (
-            self._pending_signal is not None
-        ):  # the signal was asked for while it was starting
-            self.process.signal(self._pending_signal)
+            async with asyncio.timeout(delay) as self._launching:
+                process = await self._pool.launcher.launch(theirs, variables)
+        except TimeoutError:
+            if self._launching is None or not self._launching.expired():
+                raise
+            text = "the launcher did not answer within start_timeout"
+            raise LaunchError(text) from None
+        finally:
+            self._launching = None
+            for fd in theirs:
+                os.close(fd)
+        self.process, self.pid = process, process.pid
+        label = f"worker {self.pid} in slot {self.slot}"
+        trusted = self._config.data is None and self._config.confinement is None
+        extra = {it: getattr(self, it) for it in ("slot", "generation", "pid")}
+        for output in self._outputs:
+            output.name(label, {"pool": self._config.name, **extra}, trusted=trusted)
+        if self._pending_signal is not None:  # asked for while it was starting
+            process.signal(self._pending_signal)
         self._pool.on_spawned(self)
         if self.said_hello:
             self._pool.on_ready(self)
+        if self._channel_ended:
+            self._expect_end()
+        return process
 
     def _environment(self) -> Variables:
         """Return the environment variables that it alone has.
@@ -322,8 +566,7 @@ class WorkerHandle:
         except Exception as error:
             text = str(error)
             if not text.startswith("worker_env("):
-                kind = type(error).__name__
-                text = f"worker_env({self.rank}) raised {kind}: {text}"
+                text = f"worker_env({self.rank}) raised {type(error).__name__}: {text}"
             failure = LaunchError(text)
             failure.trace = traceback.format_exc()
             raise failure from error
@@ -348,59 +591,53 @@ class WorkerHandle:
         )
         if self._place is None:
             return identity
+        folder, cgroup = self._place.folder, self._place.cgroup
+        group = "" if cgroup is None else str(cgroup.folder)
         # In a sandbox it is told nothing of the service.
-        cgroup = self._place.cgroup
-        return identity._replace(
-            authkey=_OTHER_KEY,
-            argv=("",),
-            folder=self._place.folder,
-            cgroup="" if cgroup is None else str(cgroup.folder),
-        )
+        known = identity._replace(authkey=_OTHER_KEY, argv=("",))
+        return known._replace(folder=folder, cgroup=group)
 
-    def _open(self, theirs: contextlib.ExitStack, variables: Variables) -> list[int]:
-        """Open everything, and send the worker its configuration; *theirs* closes its ends here.
+    def _open(self, theirs: list[int], variables: Variables) -> None:
+        """Open everything, and send the worker its configuration.
 
-        Returns:
-            The worker's ends: job channel, control channel, page, stdout, stderr.
+        The worker's ends come into *theirs*, also if an error is raised: job channel, control
+        channel, page, stdout, stderr.
 
         Raises:
             OSError: If this process lacks the means.
         """
-        ours, job_end = _pair(theirs)
-        pool, size = self._pool, self._config.worker.max_payload
+        pool, serving, config = self._pool, self._pool.serving, self._config
         opened = partial(Channel, self._loop, buffer=pool.buffer, on_end=self.on_end)
-        if pool.serving is None:
+        ours, size = _pair(theirs), config.worker.max_payload
+        if serving is None:
             on_frames = self._on_job_frames
-            self.job_channel = opened(
-                ours, max_payload=size, bare=True, on_frames=on_frames
-            )
+            jobs = opened(ours, max_payload=size, bare=True, on_frames=on_frames)
         else:
             ours, on_frames = DescriptorSocket(ours), self._on_link_frames
-            self.job_channel = opened(ours, max_payload=size, on_frames=on_frames)
-            self.link = pool.serving.open_link(self, ours, self.job_channel)
-        ours, control_end = _pair(theirs)
-        on_frames = self._on_control_frames
+            jobs = opened(ours, max_payload=size, on_frames=on_frames)
+        self._channels.append(jobs)
+        if serving is not None:
+            self.link = serving.open_link(self, ours, jobs)
+        ours, on_frames = _pair(theirs), self._on_control_frames
         control = opened(ours, max_payload=_MAX_CONTROL, on_frames=on_frames)
-        self.control_channel = control
-        self.outbox.connect(self.job_channel, control)
-        page = self.page.open()
-        theirs.callback(os.close, page)
-        output = self._config.worker_output
-        out, out_end = _pipe(theirs)
-        self.stdout = Output(self._loop, out, output, err=False)
-        err, err_end = _pipe(theirs)
-        self.stderr = Output(self._loop, err, output, err=True)
-        if self._config.handover is not None:
-            for fd in self._config.handover.fds:
+        self._channels.append(control)
+        self.job_channel, self.control_channel = jobs, control
+        self.outbox.connect(jobs, control)
+        theirs.append(self.page.open())
+        for err in (False, True):
+            output, end = os.pipe()
+            theirs.append(end)
+            self.stderr = Output(self._loop, output, config.worker_output, err=err)
+            self._outputs.append(self.stderr)
+        if config.handover is not None:
+            for fd in config.handover.fds:
                 control.put_descriptor(header(FrameKind.HANDED, 0), fd, keep=True)
         if pool.places is not None:
             self._place = pool.places.open()
         packed = pickle.dumps(self._identity(variables))
         control.put(header(FrameKind.IDENTITY, len(packed)), packed)
-        serving, broadcasts = pool.serving, pool.broadcasts
-        config = broadcasts.config() if serving is None else serving.config(self)
-        self.ask(FrameKind.CONFIG, config)
-        return [job_end, control_end, page, out_end, err_end]
+        of_pool = pool.broadcasts.config() if serving is None else serving.config(self)
+        self.ask(FrameKind.CONFIG, of_pool)
 
     def _lend_tracker(self) -> None:
         """Send the worker the resource tracker of this program, which starts if need be.
@@ -413,59 +650,17 @@ class WorkerHandle:
         control, config = self.control_channel, self._config
         if self._lent or config.confinement is not None or config.data is not None:
             raise ProtocolError("it asked for a resource tracker that it cannot have")
-        assert control is not None
         self._lent = True
 
         def lend(tracker: asyncio.Future[int | None]) -> None:
             failed = tracker.cancelled() or tracker.exception() is not None
-            fd = None if failed else tracker.result()
-            if fd is not None:
+            if failed or (fd := tracker.result()) is None:
+                self.ask(FrameKind.TRACKER)
+            else:
                 control.put_descriptor(header(FrameKind.TRACKER, 0), fd, keep=True)
                 control.flush()
-            else:
-                self.ask(FrameKind.TRACKER)
 
         self._pool.threads.copy(_descriptor_of_tracker).add_done_callback(lend)
-
-    def _label_output(self) -> None:
-        """Have the log say of each line which worker has written it."""
-        label = f"worker {self.pid} in slot {self.slot}"
-        trusted = self._config.data is None and self._config.confinement is None
-        extra: dict[str, object] = {
-            "pool": self._config.name,
-            "slot": self.slot,
-            "generation": self.generation,
-            "pid": self.pid,
-        }
-        for stream in (self.stdout, self.stderr):
-            assert stream is not None
-            stream.name(label, extra, trusted=trusted)
-
-    # Its watchers.
-
-    async def _watch_exit(self) -> None:
-        assert self.process is not None
-        self.status = await self.process.wait()
-        # What it sent before it died counts: an outcome, or the reason of its death.
-        for channel in (self.job_channel, self.control_channel):
-            if channel is not None:
-                channel.read_rest()
-        self._pool.traffic.on_exit(self)
-        self._pool.profiles.lose(self)
-        self._exited.set()
-        self._over_or_faulty.set()
-
-    async def _watch_errors(self) -> None:
-        await self._over_or_faulty.wait()
-        if self.broke_protocol:
-            self.kill()
-        try:
-            async with asyncio.timeout(_EXIT_GRACE):
-                await self._exited.wait()
-        except TimeoutError:
-            self.broke_protocol = True
-            self.detail = self.detail or "it closed its channel and went on"
-            self.kill()
 
     # What it sends.
 
@@ -527,62 +722,59 @@ class WorkerHandle:
 
     def _on_control_frames(self, frames: list[Frame]) -> None:
         """Tell the pool what the worker says about itself, and what it answers."""
-        control, logs = self.control_channel, self._pool.worker_logs
-        assert control is not None
+        pool, has_heartbeats = self._pool, False
         if self.broke_protocol:
             return
-        has_heartbeats = False
         # Of a worker that serves only its loop's answers are a sign of life: any thread may log.
         if self.link is None:
             self._heard_at = self._loop.time()
-        for frame in frames:
-            if frame.kind is FrameKind.HEARTBEAT:
-                has_heartbeats = True
-                continue
-            if frame.kind is FrameKind.RECORD:
-                logs.add(self, control, frame.payload)
-                continue
-            try:
-                self._on_control_frame(frame)
-            except ProtocolError as error:
-                self.distrust(str(error))
-                return
+        try:
+            for frame in frames:
+                match frame.kind:
+                    case FrameKind.HEARTBEAT:
+                        has_heartbeats = True
+                    case FrameKind.RECORD:
+                        pool.worker_logs.add(self, self.control_channel, frame.payload)
+                    case kind if kind in _ANSWERS and self._is_late(kind):
+                        pass
+                    case FrameKind.REVOKED:
+                        with pool.turn as now:
+                            sequences = unpack_numbers(frame.payload)
+                            pool.core.revoked(self.slot, sequences, now)
+                    case FrameKind.STACKS:
+                        pool.stacks.written(self, frame.job or None)
+                    case FrameKind.RETIRE:
+                        asked = pool.replacement
+                        leave = asked.replace if frame.number else asked.retire_now
+                        leave(self, printable(frame.payload[:MAX_REASON]))
+                    case FrameKind.PONG:
+                        pool.pings.answered(self)
+                    case FrameKind.SAMPLES:
+                        pool.profiles.hear(self, frame)
+                    case FrameKind.WHERE:
+                        pool.stacks.answered(self, frame.job, frame.payload)
+                    case FrameKind.HELLO if not self.said_hello:
+                        self.said_hello = True
+                        # If a worker is quick, its hello may come before the launcher's answer.
+                        if self.process is not None:
+                            pool.on_ready(self)
+                    case FrameKind.FAILED:
+                        self._on_failure(frame)
+                    case FrameKind.TRACKER:
+                        self._lend_tracker()
+                    case kind:
+                        self.distrust(f"it sent {kind.name} on its control channel")
+                        return
+        except ProtocolError as error:
+            self.distrust(str(error))
+            return
         if has_heartbeats and not self.ignored:
-            self._pool.heartbeats.on_notice(self)
+            pool.heartbeats.on_notice(self)
 
-    def _on_control_frame(self, frame: Frame) -> None:
-        pool, kind = self._pool, frame.kind
-        if kind in _ANSWERS and self.ignored:
-            # The pool may ask a worker that drains for its stacks too, so that answer counts.
-            drains = self.link is not None and not self.broke_protocol
-            if not (kind is FrameKind.STACKS and drains):
-                return
-        match kind:
-            case FrameKind.REVOKED:
-                pool.traffic.on_revoked(self, unpack_numbers(frame.payload))
-            case FrameKind.STACKS:
-                pool.stacks.written(self, frame.job or None)
-            case FrameKind.RETIRE:
-                asked = pool.replacement
-                leave = asked.replace if frame.number else asked.retire_now
-                leave(self, printable(frame.payload[:MAX_REASON]))
-            case FrameKind.PONG:
-                pool.on_pong(self)
-            case FrameKind.SAMPLES:
-                pool.profiles.hear(self, frame)
-            case FrameKind.WHERE:
-                pool.stacks.answered(self, frame.job, frame.payload)
-            case FrameKind.HELLO if not self.said_hello:
-                self.said_hello = True
-                # If a worker is quick, its hello may come before the launcher's answer.
-                if self.process is not None:
-                    pool.on_ready(self)
-            case FrameKind.FAILED:
-                self._on_failure(frame)
-            case FrameKind.TRACKER:
-                self._lend_tracker()
-            case _:
-                raise ProtocolError(f"it sent {kind.name} on its control channel")
+    def _is_late(self, kind: FrameKind) -> bool:
+        """Return whether an answer counts no more, since the worker is to end."""
+        # The pool may ask a worker that drains for its stacks too, so that answer counts.
+        return self.ignored and (kind is not FrameKind.STACKS or self.link is None)
 
     def _on_failure(self, frame: Frame) -> None:
         if self.detail:
@@ -592,7 +784,8 @@ class WorkerHandle:
         self.traceback = printable_block(failure.text)
         self.final = failure.final
         if failure.stage == "thread" or (failure.stage == "serve" and self.said_hello):
-            self._pool.on_fault(self)
+            with self._pool.turn as now:
+                self._pool.core.replace_faulty(self.slot, now)
 
     # How its channels end.
 
@@ -602,19 +795,33 @@ class WorkerHandle:
         if error is not None:
             self.distrust(str(error))
         self._shut_link()
-        self._over_or_faulty.set()
+        self._expect_end()
 
     def distrust(self, detail: str) -> None:
-        """Trust the worker no more, since it has done what *detail* says: it will be killed."""
+        """Trust the worker no more, since it has done what *detail* says, and kill it."""
         self.detail = detail
         if not self.broke_protocol:
             self.sent_in_trust = self.outbox.sent_bytes
         self.broke_protocol = True
         self._ignore()
-        for channel in (self.job_channel, self.control_channel):
-            if channel is not None:
-                channel.ignore()
-        self._over_or_faulty.set()
+        for channel in self._channels:
+            channel.ignore()
+        self._expect_end()
+
+    def _expect_end(self) -> None:
+        """Kill its process, now if it broke the protocol, else unless it ends by itself soon."""
+        self._channel_ended = True
+        if self.process is None:
+            return  # when it is there, this is called again
+        if self.broke_protocol:
+            self.kill()
+        elif not self._overdue.is_set:
+            self._overdue.set_in(_EXIT_GRACE)
+
+    def _on_overdue(self, _: float) -> None:
+        self.broke_protocol = True
+        self.detail = self.detail or "it closed its channel and went on"
+        self.kill()
 
 
 def _descriptor_of_tracker() -> int | None:
@@ -623,13 +830,7 @@ def _descriptor_of_tracker() -> int | None:
     return getfd()
 
 
-def _pair(theirs: contextlib.ExitStack) -> tuple[socket.socket, int]:
+def _pair(theirs: list[int]) -> socket.socket:
     ours, other = socket_pair()
-    theirs.callback(other.close)
-    return ours, other.fileno()
-
-
-def _pipe(theirs: contextlib.ExitStack) -> tuple[int, int]:
-    ours, other = os.pipe()
-    theirs.callback(os.close, other)
-    return ours, other
+    theirs.append(other.detach())
+    return ours

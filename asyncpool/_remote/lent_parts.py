@@ -15,7 +15,7 @@ LENT = b"\xff\xff\xff\xff"
 # the beginning, the segment, number of areas
 _HEAD = struct.Struct(">4sII")
 
-# As in _engine/outbox.py: so many areas may be small.
+# As in _engine/worker.py: so many areas may be small.
 _SMALL_ONES = 16
 
 

@@ -19,11 +19,11 @@ from asyncpool._core import checks
 from asyncpool._core.endings import Finish
 from asyncpool._core.options import RestartPolicy, WorkerLimits
 from asyncpool._engine.deaths import CrashCallback
+from asyncpool._engine.engine import SupervisorRunner
 from asyncpool._engine.life_log import NamedLog
 from asyncpool._engine.loop import shielded
 from asyncpool._engine.machine import DEFAULT_LAUNCHER, check_platform
 from asyncpool._engine.options import OutputMode, SupervisorConfig
-from asyncpool._engine.supervisor_runner import SupervisorRunner
 from asyncpool._wire.messages import WorkerConfig
 from asyncpool._wire.pickling import dumps_call
 from asyncpool._wire.posix import (
@@ -285,7 +285,7 @@ class Cluster(Supervised):
         Cancellation:
             Safe: the reload goes on.
         """
-        reload = self._life.open_or_retrying().replacement.roll()
+        reload = self._life.open(retrying=True).replacement.roll()
         return await shielded(reload)
 
     async def resize(self, workers: int) -> None:

@@ -154,7 +154,7 @@ async def test_an_answer_that_was_not_read_yet_counts() -> None:
 async def test_an_answer_that_comes_too_late_is_no_offence() -> None:
     async with patience(), Pool(1, ping_timeout=LONG) as pool:
         await idle(pool)
-        handle_of(pool).read_control = lambda: None  # type: ignore[method-assign]
+        handle_of(pool).control_channel.read = lambda: 0  # type: ignore[method-assign]
         ping_now(pool)
         pinged_before(pool, LONG)
         heard_before(pool, LONG)

@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 
 from asyncpool import Crash, Job, Pool
-from asyncpool._engine.worker import WorkerHandle
 from asyncpool._wire.buffers import HEAVY
 from asyncpool._wire.frames import Frame, FrameKind
 from asyncpool.errors import JobTimeoutError, WorkerCrashedError
@@ -22,6 +21,7 @@ from tests.helpers import jobs
 from tests.helpers.gate import Gate
 from tests.helpers.inside import (
     begin_of,
+    handle_of,
     has_worker,
     hold_up_until_due,
     limits_of,
@@ -331,10 +331,10 @@ async def test_who_is_heard_to_have_ended_is_not_judged(
         both: list[Job[Any]] = [view.submit(jobs.wait_at, gate.path) for _ in range(2)]
         visitor = await gate.visitor()
 
-        def hear_both_end(handle: WorkerHandle) -> None:
+        def hear_both_end() -> None:
             large = pickle.dumps(filler(2 * HEAVY))  # a thread loads it
             supervisor_of(pool).traffic.on_outcomes(
-                handle,
+                handle_of(pool),
                 [
                     Frame(FrameKind.VALUE, job.id, 1, 0, large)
                     for job in both
@@ -343,7 +343,7 @@ async def test_who_is_heard_to_have_ended_is_not_judged(
             )
 
         with monkeypatch.context() as patched:
-            patched.setattr(WorkerHandle, "read_jobs", hear_both_end)
+            patched.setattr(handle_of(pool).job_channel, "read", hear_both_end)
             ring(pool, max(map(begin_of, both)) + LONG)
         assert await asyncio.gather(*both) == [filler(2 * HEAVY)] * 2
         os.kill(visitor.pid, signal.SIGKILL)  # it knows nothing of its outcomes

@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from asyncpool._engine.options import SupervisorConfig
     from asyncpool._engine.registry import JobRegistry
     from asyncpool._engine.segments import Segment, Segments
-    from asyncpool._engine.timers import Pings
+    from asyncpool._engine.watch import Pings
     from asyncpool._engine.worker import WorkerHandle
     from asyncpool._observe.control.client import ControlClient
     from asyncpool._observe.control.paths import live_names, path_of, private_folder
@@ -303,9 +303,7 @@ def check_for_stalls(pool: Pool) -> None:
 
 def jobs_channel_of(pool: Pool, slot: int = 0) -> Channel:
     """Return the channel that the jobs of a worker go through."""
-    channel = handle_of(pool, slot).job_channel
-    assert channel is not None
-    return channel
+    return handle_of(pool, slot).job_channel
 
 
 def spy_on_sends(pool: Pool) -> list[int]:
@@ -367,7 +365,7 @@ async def hold_up_until_due(pool: Pool) -> None:
 
 def heartbeats_awaited(pool: Pool) -> int:
     """Return of how many workers heartbeats are going to be read."""
-    return len(supervisor_of(pool).heartbeats._alarms)
+    return len(supervisor_of(pool).heartbeats._looks)
 
 
 # Pings.
@@ -375,9 +373,7 @@ def heartbeats_awaited(pool: Pool) -> int:
 
 def pings_of(pool: Pool) -> Pings:
     """Return what pings the workers of *pool*."""
-    pings = supervisor_of(pool)._pings
-    assert pings is not None
-    return pings
+    return supervisor_of(pool).pings
 
 
 def ping_now(pool: Pool) -> None:
@@ -407,17 +403,15 @@ def wait_for_stacks(monkeypatch: pytest.MonkeyPatch) -> None:
     A worker that gets no processor for a moment does so too late.
     """
     from asyncpool._core import endings as termination
-    from asyncpool._engine import stacks
+    from asyncpool._engine import watch
 
     monkeypatch.setattr(termination, "STACK_GRACE", 3600.0)
-    monkeypatch.setattr(stacks, "_demand_at", lambda _, now: now + 0.1)
+    monkeypatch.setattr(watch, "_demand_at", lambda _, now: now + 0.1)
 
 
 def block_until_pong(pool: Pool) -> None:
     """Block this thread, and so the loop, until the first worker has answered."""
-    control = handle_of(pool).control_channel
-    assert control is not None
-    _block_until_readable(control)
+    _block_until_readable(handle_of(pool).control_channel)
 
 
 # A job.
@@ -611,9 +605,9 @@ def terminate_within(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
 
 def look_for_stalls_never(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have no job moved to another worker since it waits behind one that takes long."""
-    from asyncpool._engine import timers
+    from asyncpool._engine import watch
 
-    monkeypatch.setattr(timers, "ROUND", 3600.0)
+    monkeypatch.setattr(watch, "ROUND", 3600.0)
 
 
 def read_notes_by(
@@ -656,9 +650,9 @@ def live_in_cgroup(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
 
 def shorten_where(monkeypatch: pytest.MonkeyPatch) -> None:
     """Give workers little time to say where their jobs are."""
-    from asyncpool._engine import stacks
+    from asyncpool._engine import watch
 
-    monkeypatch.setattr(stacks, "_PATIENCE", 0.2)
+    monkeypatch.setattr(watch, "_PATIENCE", 0.2)
 
 
 def pretend_machine(

@@ -1,17 +1,15 @@
-"""What waits in an event loop: alarms, the lag, and streams."""
+"""What waits in an event loop: alarms, and streams."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from functools import partial
 from typing import Any, cast
 
 import pytest
 from hypothesis import given, strategies as st
 
 from asyncpool._core.options import JobOptions
-from asyncpool._engine.engine import PERIOD, LoopLag
 from asyncpool._engine.job import StreamJob
 from asyncpool._engine.loop import Alarm
 from asyncpool._wire.frames import Frame, FrameKind
@@ -124,30 +122,6 @@ def test_it_never_tells_a_time_to_come() -> None:
         loop.now = at - early
         ring()
         assert rung == [at]
-
-
-def test_the_lag_is_how_late_the_loop_is_while_it_is_needed() -> None:
-    async def main() -> LoopLag:
-        loop = asyncio.get_running_loop()
-        assert isinstance(loop, virtual_time.VirtualLoop)
-        answers = [False, True, True]
-        lag = LoopLag(partial(Alarm, loop), answers.pop)
-        lag.go()
-        await reach(PERIOD / 2)
-        loop.stall(PERIOD)  # half of it late
-        await reach(5 * PERIOD)
-        assert not lag.alarm.is_set
-        stopped = LoopLag(partial(Alarm, loop), lambda: True)
-        stopped.go()
-        await reach(7.5 * PERIOD)
-        stopped.alarm.cancel()
-        await reach(10 * PERIOD)
-        assert stopped.durations.histogram().count == 2
-        return lag
-
-    histogram = virtual_time.run(main()).durations.histogram()
-    assert histogram.count == 3
-    assert histogram.total == pytest.approx(PERIOD / 2, abs=0.01)
 
 
 # Streams.

@@ -18,7 +18,7 @@ from asyncpool._core.options import JobOptions
 from asyncpool._core.slots import Slot
 from asyncpool._engine import deaths
 from asyncpool._engine.batches import MapHold
-from asyncpool._engine.engine import Engine
+from asyncpool._engine.engine import PERIOD, Engine
 from asyncpool._engine.hub import PoolHub
 from asyncpool._engine.job import ChunkJob, PoolJob, StreamJob
 from asyncpool._engine.registry import crash_error, delivery_of
@@ -45,7 +45,7 @@ class Parts:
             config_of(Pool(ping_timeout=None, start_timeout=30, name="x")), PoolHub()
         )
         engine.act = lambda **_: engine.core.todo.clear()
-        self.core = engine.core
+        self.engine, self.core = engine, engine.core
         self.registry = engine.registry
         self.draining = engine.draining
         self.deaths: deaths.Deaths = engine._deaths
@@ -63,6 +63,13 @@ class Parts:
         return job
 
 
+async def pass_by(seconds: float) -> None:
+    """Let so much of virtual time pass."""
+    over = asyncio.get_running_loop().create_future()
+    asyncio.get_running_loop().call_later(seconds, over.set_result, None)
+    await over
+
+
 # What its end says.
 
 
@@ -71,11 +78,6 @@ async def test_every_ten_seconds_it_says_what_it_waits_for(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     async def main() -> None:
-        async def pass_by(seconds: float) -> None:
-            over = asyncio.get_running_loop().create_future()
-            asyncio.get_running_loop().call_later(seconds, over.set_result, None)
-            await over
-
         parts = Parts()
         hold = MapHold("app.each")
         hold.under_way = 12
@@ -124,6 +126,27 @@ async def test_jobs_that_end_with_the_pool_are_told_of_if_nobody_waits_for_them(
     )
 
 
+async def test_the_lag_is_how_late_the_loop_is_while_jobs_are_open() -> None:
+    async def main() -> Parts:
+        loop, parts = asyncio.get_running_loop(), Parts()
+        assert isinstance(loop, virtual_time.VirtualLoop)
+        parts.add()
+        engine = parts.engine
+        engine.measure_lag()
+        await pass_by(PERIOD / 2)
+        loop.stall(PERIOD)  # half of it late
+        await pass_by(2 * PERIOD)
+        parts.registry.jobs.clear()
+        await pass_by(5 * PERIOD)
+        assert not engine.lag_alarm.is_set
+        return parts
+
+    parts = await asyncio.to_thread(virtual_time.run, main())
+    histogram = parts.engine.lag.histogram()
+    assert histogram.count == 4
+    assert histogram.total == pytest.approx(PERIOD / 2, abs=0.01)
+
+
 # How jobs are lost.
 
 
@@ -144,15 +167,9 @@ class DeadWorker:
 def report_of(dead: DeadWorker, kind: CrashKind | None, *, planned: bool) -> Crash:
     """Return what is told of its end; without a *kind* it is that of a worker that was ready."""
     worker, reporter = cast("WorkerHandle", dead), Parts().deaths
-    return reporter.report(
-        worker,
-        kind=kind or reporter.kind_of(worker, Slot(0, ready_at=1.0), 1.0),
-        planned=planned,
-        jobs=[],
-        killed_for=None,
-        now=2.0,
-        after=Aftermath(NextStep.CLOSE),
-    )
+    kind = kind or reporter.kind_of(worker, Slot(0, ready_at=1.0), 1.0)
+    after = Aftermath(NextStep.CLOSE)
+    return reporter.report(worker, kind, [], None, 2.0, after, planned=planned)
 
 
 @pytest.mark.parametrize(("taken", "told"), [(99, "never sent"), (100, "sent")])

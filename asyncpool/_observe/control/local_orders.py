@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Protocol
 
+from asyncpool._engine.engine import SupervisorRunner
 from asyncpool._engine.loop import shielded
 from asyncpool._engine.options import SupervisorConfig
-from asyncpool._engine.supervisor_runner import SupervisorRunner
 from asyncpool._wire.profile import ProfileRequest
 from asyncpool.errors import ProtocolError
 from asyncpool.events import RollResult
@@ -118,7 +118,7 @@ class LocalOrders:
 
     async def roll(self) -> RollResult:
         """Replace all workers."""
-        return await shielded(self._life.open_or_retrying().replacement.roll())
+        return await shielded(self._life.open(retrying=True).replacement.roll())
 
     async def resize(self, workers: int) -> None:
         """Change how many there are."""
