@@ -277,7 +277,7 @@ class Core:
         self, job: int, traits: JobTraits, now: float, priority: int = 0
     ) -> None:
         """Submit a job that is pickled now; until then the dispatcher *prepares* it."""
-        self.dispatcher.end_preparing(job)
+        self.dispatcher.preparing.pop(job, None)
         index = self.place(job, traits, priority)
         if index is not None:
             self.do("assign", index, (job,))

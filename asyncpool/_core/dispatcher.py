@@ -27,8 +27,9 @@ The methods are plain calls, since this is the hot path.
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
+from functools import lru_cache, partial
+from typing import Any
 
 from asyncpool._core.functions import BUDGET, JobTraits
 from asyncpool._core.in_flight import InFlight
@@ -49,6 +50,9 @@ from asyncpool._core.queue import OLDEST_EVERY, JobQueue, QueuedJob, Standing
 
 _MASK = (1 << 64) - 1
 
+# The buckets of so many keys are remembered.
+_KEYS = 1024
+
 # The constants of SplitMix64 (Steele, Lea and Flood, 2014), and its last steps below.
 _GOLDEN = 0x9E37_79B9_7F4A_7C15
 _FIRST = 0xBF58_476D_1CE4_E5B9
@@ -68,6 +72,11 @@ def choose(key: int, buckets: Collection[int]) -> int | None:
     return max(buckets, key=lambda bucket: weight(key, bucket), default=None)
 
 
+def _chooser(buckets: Collection[Any]) -> Callable[[int | None], int | None]:
+    """Return what chooses for keys, and remembers that of the latest ones."""
+    return lru_cache(_KEYS)(partial(choose, buckets=buckets))
+
+
 # The jobs that wait for one worker, since they have a key.
 #
 # Each worker that stays in the pool has a *bucket*; see ``sessions.py``.  Each
@@ -78,8 +87,7 @@ def choose(key: int, buckets: Collection[int]) -> int | None:
 # job waits for the first one.
 #
 # A bucket that goes from one worker to another costs nothing.  The number of buckets
-# rarely changes, so a change may take some time: a microsecond for each key of a waiting
-# job, and four for each job that moves, or whose queue other jobs join.
+# rarely changes, so a change may take some time: some microseconds for each job that waits.
 
 
 class AffinityQueues:
@@ -99,18 +107,16 @@ class AffinityQueues:
         self.slots_by_bucket: Mapping[int, int] = {}
         self._oldest_every = oldest_every
         self._buckets: dict[int, int] = {}  # by slot
-        # The key of each job that waits.  And for each of these keys, its bucket and
-        # its jobs.
-        self._keys: dict[int, int] = {}
-        self._groups: dict[int, tuple[int | None, set[int]]] = {}
+        self._bucket_of: dict[int, int | None] = {}  # of each job that waits
+        self._choose = _chooser(())
 
     def __len__(self) -> int:
         """How many jobs wait."""
-        return len(self._keys)
+        return len(self._bucket_of)
 
     def slot_of(self, key: int | None) -> int | None:
         """Return the slot that a key belongs to, if any does."""
-        bucket = self._bucket_of(key)
+        bucket = self._choose(key)
         return None if bucket is None else self.slots_by_bucket[bucket]
 
     def queue_of(self, slot: int) -> JobQueue | None:
@@ -119,30 +125,25 @@ class AffinityQueues:
 
     def add(self, job: int, traits: JobTraits, priority: int) -> None:
         """Queue *job*."""
-        self._enter(job, traits.key).add(job, traits, priority)
+        self._enter(job, self._choose(traits.key)).add(job, traits, priority)
 
     def requeue(self, jobs: dict[int, JobTraits]) -> None:
         """Queue *jobs* before all others, in their order."""
         for job in reversed(jobs):
-            traits = jobs[job]
-            self._enter(job, traits.key).requeue({job: traits})
+            queue = self._enter(job, self._choose(jobs[job].key))
+            queue.requeue({job: jobs[job]})
 
     def note_leaving(self, job: int) -> None:
         """Record that *job* has left its queue."""
-        key = self._keys.pop(job)
-        bucket, group = self._groups[key]
-        group.remove(job)
-        if not group:
-            del self._groups[key]
+        bucket = self._bucket_of.pop(job)
         if not self.open[bucket]:
             del self.open[bucket]
 
     def remove(self, job: int) -> bool:
         """Forget *job*, and tell whether it waited."""
-        key = self._keys.get(job)
-        if key is None:
+        if job not in self._bucket_of:
             return False
-        self.open[self._groups[key][0]].remove(job)
+        self.open[self._bucket_of[job]].remove(job)
         self.note_leaving(job)
         return True
 
@@ -150,69 +151,43 @@ class AffinityQueues:
         """Forget every job, and return them, queue by queue."""
         jobs = [job for queue in self.open.values() for job in queue.take_all()]
         self.open.clear()
-        self._keys.clear()
-        self._groups.clear()
+        self._bucket_of.clear()
         return jobs
 
     def assign(self, slots_by_bucket: Mapping[int, int]) -> None:
         """Assign the buckets to slots, and move each job to the queue where it belongs now."""
         there, self.slots_by_bucket = self.slots_by_bucket, slots_by_bucket
         self._buckets = {slot: bucket for bucket, slot in slots_by_bucket.items()}
+        if there.keys() == slots_by_bucket.keys():
+            return
+        self._choose = _chooser([*slots_by_bucket])
         new = [bucket for bucket in slots_by_bucket if bucket not in there]
-        moved: defaultdict[int | None, list[QueuedJob]] = defaultdict(list)
-        if new or len(slots_by_bucket) < len(there):
-            for key, (bucket, group) in list(self._groups.items()):
-                if bucket is None or bucket not in slots_by_bucket:
-                    chosen = choose(key, slots_by_bucket)
-                else:  # the bucket was the first choice before, too
-                    chosen = choose(key, (bucket, *new)) if new else bucket
-                if chosen != bucket:
-                    queue = self.open[bucket]
-                    moved[chosen] += [queue.entry(job) for job in group]
-        for entries in moved.values():
-            for entry in entries:
-                self.remove(entry.job)
-        for bucket, entries in moved.items():
-            self._join(bucket, entries)
-
-    def _join(self, bucket: int | None, entries: list[QueuedJob]) -> None:
-        """Add jobs of other queues to this one, as if they had always been here."""
-        present = self.open.pop(bucket, None)
-        if present is not None:
-            entries += present.entries()
-        # By age: jobs are numbered as they come.
-        entries.sort(key=lambda entry: entry.job)
+        moving: list[tuple[QueuedJob, int | None]] = []
+        for bucket, queue in self.open.items():
+            # A bucket that stays was the first choice before, too.
+            stays = bucket in slots_by_bucket
+            find = _chooser([bucket, *new]) if stays else self._choose
+            moving += [(entry, find(entry.traits.key)) for entry in queue.entries()]
+        self.take_all()
         back: dict[int, JobTraits] = {}
-        oldest: QueuedJob | None = None
-        for entry in entries:
+        for entry, chosen in sorted(moving):  # by age: jobs are numbered as they come
             if entry.priority is None:
                 back[entry.job] = entry.traits
-            else:
-                self.add(entry.job, entry.traits, entry.priority)
-                oldest = oldest or entry
-        if oldest is not None:
-            # It keeps its count of passes: a job whose key moves often would else starve.
-            self.open[bucket].restore(oldest)
+                continue
+            queue = self._enter(entry.job, chosen)
+            if not queue:
+                # It keeps its count of passes: a job whose key moves often would else starve.
+                queue.restore(entry)
+            queue.add(entry.job, entry.traits, entry.priority)
         self.requeue(back)
 
-    def _enter(self, job: int, key: int | None) -> JobQueue:
-        """Record that *job* comes to a queue, and return the queue."""
-        assert key is not None, "without a key, a job waits for anybody"
-        group = self._groups.get(key)
-        if group is None:
-            group = self._groups[key] = (self._bucket_of(key), set())
-        self._keys[job] = key
-        bucket, jobs = group
-        jobs.add(job)
+    def _enter(self, job: int, bucket: int | None) -> JobQueue:
+        """Record that *job* comes to the queue of *bucket*, and return that."""
+        self._bucket_of[job] = bucket
         queue = self.open.get(bucket)
         if queue is None:
             queue = self.open[bucket] = JobQueue(self._oldest_every)
         return queue
-
-    def _bucket_of(self, key: int | None) -> int | None:
-        assert key is not None, "without a key, a job waits for anybody"
-        group = self._groups.get(key)
-        return choose(key, self.slots_by_bucket) if group is None else group[0]
 
 
 class Dispatcher:
@@ -226,13 +201,14 @@ class Dispatcher:
 
     Attributes:
         queue: The jobs without a key that wait.
+        preparing: Jobs that are still being pickled, and count among those that wait; the pool
+            submits each when it can be sent.
         session_waiters: How many workers callers want for sessions; see ``sessions.py``.
     """
 
     def __init__(self, *, oldest_every: int = OLDEST_EVERY) -> None:
         self.queue = JobQueue(oldest_every)
-        # Jobs that are still being pickled, and then come to the queue.
-        self._preparing: dict[int, None] = {}
+        self.preparing: dict[int, None] = {}
         # The workers that have room, by slot; no worker is in two of them.  One has
         # nothing to do, has a free lane beside what it runs, or has less than BUDGET of
         # work in flight.  A worker for which jobs wait in a queue of its own is in none.
@@ -248,7 +224,7 @@ class Dispatcher:
     def waiting(self) -> int:
         """How many jobs have no worker yet."""
         queue = self.queue
-        count = len(queue.default_line) + queue.others + len(self._preparing)
+        count = len(queue.default_line) + queue.others + len(self.preparing)
         return count + len(self._affinity_queues) if self._open_queues else count
 
     @property
@@ -276,15 +252,10 @@ class Dispatcher:
         """Return the slots of idle workers; the first one gets the next job."""
         return [*reversed(self._idle)]
 
-    @property
-    def preparing(self) -> int:
-        """How many jobs are still being pickled."""
-        return len(self._preparing)
-
     def can_begin_now(self, key: int | None) -> bool:
         """Tell whether a job that came now, with this *key*, would begin at once."""
         if key is None:
-            return self.free > len(self._preparing)
+            return self.free > len(self.preparing)
         slot = self._affinity_queues.slot_of(key)
         return slot in self._idle or slot in self._with_free_lane
 
@@ -309,34 +280,28 @@ class Dispatcher:
     def submit_keyed(self, job: int, traits: JobTraits, priority: int) -> int | None:
         """Do the same as :meth:`submit` for a job that has a key."""
         slot = self._affinity_queues.slot_of(traits.key)
-        if slot in self._idle:
-            in_flight = self._idle.pop(slot)
-        elif slot in self._with_free_lane:
-            in_flight = self._with_free_lane.pop(slot)
-        elif (
-            slot in self._below_budget
-            and self._below_budget[slot].takes(traits)
-            and self.queue.would_be_first(priority)
+        in_flight = None if slot is None else self._room_of(slot)
+        waits = slot in self._below_budget  # in its worker, behind others
+        if (
+            slot is None
+            or in_flight is None
+            or (
+                waits
+                and not (
+                    in_flight.takes(traits) and self.queue.would_be_first(priority)
+                )
+            )
         ):
-            in_flight = self._below_budget.pop(slot)
-            self.queue.note_dequeued(job)
-        else:
             self._affinity_queues.add(job, traits, priority)
             if slot is not None:
                 self._below_budget.pop(slot, None)
             return None
-        assert slot is not None
+        if waits:
+            self.queue.note_dequeued(job)
+        self.exclude(slot)
         in_flight.add(job, traits)
         self._classify(slot, in_flight)
         return slot
-
-    def prepare(self, job: int) -> None:
-        """Count *job* among those that wait; the pool submits it when it can be sent."""
-        self._preparing[job] = None
-
-    def end_preparing(self, job: int) -> None:
-        """Count *job* no longer as one that is pickled: the pool submits it now."""
-        self._preparing.pop(job, None)
 
     def requeue(self, jobs: dict[int, JobTraits]) -> list[tuple[int, int]]:
         """Put *jobs* at the head of the queue, in their order.
@@ -357,7 +322,7 @@ class Dispatcher:
             }
             placed += self._serve(slot for slot in slots if slot is not None)
         while queue:
-            job, traits = queue.head()
+            *_, job, traits = queue.head()
             slot = self._place(job, traits)
             if slot is None:
                 break
@@ -376,17 +341,23 @@ class Dispatcher:
                 if own_queue:
                     self.exclude(slot)
                     return jobs
-        if queue.others:
-            jobs += self._take_in_turn(in_flight)
-        if queue.default_line and not queue.others:
-            jobs += in_flight.fill(queue.default_line)
+        while queue.others:  # the order of the jobs matters
+            *_, job, traits = queue.head()
+            if not in_flight.takes(traits):
+                break
+            queue.pop(job)
+            in_flight.add(job, traits)
+            jobs.append(job)
+        else:
+            if queue.default_line:
+                jobs += in_flight.fill(queue.default_line)
         self._classify(slot, in_flight)
         return jobs
 
     def remove(self, job: int) -> bool:
         """Forget *job* if it waits, and tell whether it did."""
-        if job in self._preparing:
-            del self._preparing[job]
+        if job in self.preparing:
+            del self.preparing[job]
             return True
         return self.queue.remove(job) or self._affinity_queues.remove(job)
 
@@ -411,25 +382,9 @@ class Dispatcher:
 
     def take_all(self) -> list[int]:
         """Forget every job that waits, and return them in their order."""
-        jobs = [
-            *self.queue.take_all(),
-            *self._affinity_queues.take_all(),
-            *self._preparing,
-        ]
-        self._preparing.clear()
-        return jobs
-
-    def _take_in_turn(self, in_flight: InFlight) -> list[int]:
-        """Fill *in_flight* while the order of the jobs matters."""
-        jobs: list[int] = []
-        queue = self.queue
-        while queue.others:
-            job, traits = queue.head()
-            if not in_flight.takes(traits):
-                break
-            queue.pop(job)
-            in_flight.add(job, traits)
-            jobs.append(job)
+        jobs = self.queue.take_all() + self._affinity_queues.take_all()
+        jobs += self.preparing
+        self.preparing.clear()
         return jobs
 
     def _take_from_both(self, own_queue: JobQueue, in_flight: InFlight) -> list[int]:
@@ -437,16 +392,16 @@ class Dispatcher:
         jobs: list[int] = []
         queue = self.queue
         while own_queue:
-            first, second, precedence = own_queue, queue, own_queue.precedence()
-            if queue and queue.precedence() < precedence:
-                first, second, precedence = queue, own_queue, queue.precedence()
-            job, traits = first.head()
+            first, second, head = own_queue, queue, own_queue.head()
+            if queue and queue.head() < head:
+                first, second, head = queue, own_queue, queue.head()
+            standing, _, job, traits = head
             if not in_flight.takes(traits):
                 break
             first.pop(job)
             if first is own_queue:
                 self._affinity_queues.note_leaving(job)
-            if precedence.standing is not Standing.RETURNED:
+            if standing is not Standing.RETURNED:
                 second.note_turn_elsewhere(job)
             in_flight.add(job, traits)
             jobs.append(job)
@@ -456,18 +411,17 @@ class Dispatcher:
         """Give the jobs that wait to those of *slots* that have room."""
         served = []
         for slot in slots:
-            in_flight = (
-                self._idle.get(slot)
-                or self._with_free_lane.get(slot)
-                or self._below_budget.get(slot)
-            )
-            if (
-                in_flight is not None
-                and self._affinity_queues.queue_of(slot) is not None
-            ):
+            in_flight = self._room_of(slot)
+            own_queue = self._affinity_queues.queue_of(slot)
+            if in_flight is not None and own_queue is not None:
                 self._idle.pop(slot, None)
                 served += [(slot, job) for job in self.refill(slot, in_flight)]
         return served
+
+    def _room_of(self, slot: int) -> InFlight | None:
+        """Return what *slot* has in flight, if it has room."""
+        rooms = self._idle, self._with_free_lane, self._below_budget
+        return next((room[slot] for room in rooms if slot in room), None)
 
     def _place(self, job: int, traits: JobTraits) -> int | None:
         """Give *job* to a worker that has room, if there is one; return its slot."""

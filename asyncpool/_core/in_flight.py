@@ -132,17 +132,16 @@ class InFlight:
 
     def fill(self, waiting: OrderedDict[int, JobTraits]) -> list[int]:
         """Add the jobs at the head of *waiting* that this may have now, and return them."""
-        jobs: list[int] = []
+        own = self.jobs
+        before = len(own)
         if self.concurrency > 1:
             for job, traits in waiting.items():
                 if not self.takes(traits):
                     break
                 self.add(job, traits)
-                jobs.append(job)
         else:
             # takes() and add(), inlined: their calls would be a tenth of what a short job costs.
-            own, sent, most, backlog = self.jobs, self.sent, self.max_sent, self.backlog
-            before = len(own)
+            sent, most, backlog = self.sent, self.max_sent, self.backlog
             for job, traits in waiting.items():
                 cost = traits.cost
                 if sent >= most or (own and backlog + cost > BUDGET):
@@ -151,7 +150,7 @@ class InFlight:
                 backlog += cost
                 own[job] = (sent, cost, traits)
             self.sent, self.backlog = sent, backlog
-            jobs = [*islice(own, before, None)]
+        jobs = [*islice(own, before, None)]
         for job in jobs:
             del waiting[job]
         return jobs
@@ -191,14 +190,15 @@ class InFlight:
             self.backlog = 0.0  # corrects rounding errors
             self.blocked = False
 
-    def remove(self, job: int) -> None:
-        """Forget *job*, which has come back."""
+    def remove(self, job: int) -> JobTraits:
+        """Forget *job*, which has come back; return its traits."""
         _, cost, traits = self.jobs.pop(job)
         self.backlog -= cost
         self.max_sent += traits is not PINNED  # a pinned job had its room made for it
         if not self.jobs:
             self.backlog = 0.0
             self.blocked = False
+        return traits
 
     def withdraw(self, job: int) -> None:
         """Take back :meth:`add` for *job*, the last one: the pool has not sent it after all."""
@@ -269,11 +269,7 @@ class InFlight:
                 raise ProtocolError(
                     f"it gave back the job with sequence number {number}, which it cannot"
                 )
-        back = {}
-        for number in numbers:
-            job = by_sequence.pop(number)
-            back[job] = self.traits_of(job)
-            self.remove(job)
+        back = {job: self.remove(job) for job in map(by_sequence.pop, numbers)}
         return back, [by_sequence[number] for number in asked if number in by_sequence]
 
     def _cost(self, traits: JobTraits) -> float:

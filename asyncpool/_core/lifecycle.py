@@ -14,7 +14,15 @@ from typing import TYPE_CHECKING, NamedTuple
 from asyncpool._core.deadlines import earliest
 from asyncpool._core.in_flight import InFlight
 from asyncpool._core.options import RestartLedger
-from asyncpool._core.slots import STARTING_OR_UP, UP, Slot, SlotEvent, StopStage
+from asyncpool._core.slots import (
+    EMPTY,
+    NOT_NEEDED,
+    STARTING_OR_UP,
+    UP,
+    Slot,
+    SlotEvent,
+    StopStage,
+)
 from asyncpool.enums import NextStep, SlotState
 
 if TYPE_CHECKING:
@@ -29,12 +37,6 @@ KILL_GRACE = 5.0
 # after the last one, however long the backoff has become.  That costs little, and the
 # caller waits for it.
 WANTED_AGAIN = 1.0
-
-# The states of a slot that has no process and may have one again.
-EMPTY = frozenset({SlotState.VACANT, SlotState.PARKED, SlotState.UNUSED})
-
-# The states of a slot that no worker is for.
-NOT_NEEDED = frozenset({SlotState.UNUSED, SlotState.REMOVED})
 
 
 class Aftermath(NamedTuple):

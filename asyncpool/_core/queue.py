@@ -61,12 +61,13 @@ class Standing(IntEnum):
     USUAL = 2  # it is the most urgent one
 
 
-class Precedence(NamedTuple):
-    """What decides between the heads of two queues: the lower one has the next turn."""
+class Head(NamedTuple):
+    """The job whose turn it is in a queue.  Of the heads of two queues, the lower one is next."""
 
     standing: Standing
     priority: int
     job: int
+    traits: JobTraits
 
 
 class JobQueue:
@@ -109,9 +110,9 @@ class JobQueue:
         self.others = 0
         self._oldest_every = oldest_every
         self._returned: OrderedDict[int, JobTraits] = OrderedDict()
-        # The other lines, none of them empty, and the jobs in them in the order in
-        # which they came.
-        self._lines: dict[int, OrderedDict[int, JobTraits]] = {}
+        # Each line by its priority.  None but the default line is empty.
+        self._lines = {0: self.default_line}
+        # The jobs in the other lines, in the order in which they came.
         self._priority_of: OrderedDict[int, int] = OrderedDict()
         # A heap of their priorities, and of those of some lines that are closed.
         self._priorities: list[int] = []
@@ -125,15 +126,13 @@ class JobQueue:
 
     def add(self, job: int, traits: JobTraits, priority: int = 0) -> None:
         """Add *job* behind all jobs that are as urgent."""
-        if not priority:
-            self.default_line[job] = traits
-            return
         line = self._lines.get(priority)
         if line is None:
             line = self._open(priority)
         line[job] = traits
-        self._priority_of[job] = priority
-        self.others += 1
+        if priority:
+            self._priority_of[job] = priority
+            self.others += 1
 
     def requeue(self, jobs: dict[int, JobTraits]) -> None:
         """Put *jobs* before all others, in their order."""
@@ -143,31 +142,17 @@ class JobQueue:
             returned.move_to_end(job, last=False)
         self.others += len(jobs)
 
-    def head(self) -> tuple[int, JobTraits]:
+    def head(self) -> Head:
         """Return the job whose turn it is; there must be one."""
         if self._returned:
-            return next(iter(self._returned.items()))
-        oldest = self._neglected()
-        if oldest is None:
-            priority = self._most_urgent()
-        else:
-            priority = self._priority_of.get(oldest, 0)
-        line = self._lines[priority] if priority else self.default_line
-        return next(iter(line.items()))
-
-    def precedence(self) -> Precedence:
-        """Return what the head has to show when two queues share their turns.
-
-        The queue must have a head.
-        """
-        if self._returned:
-            return Precedence(Standing.RETURNED, 0, next(iter(self._returned)))
+            return Head(Standing.RETURNED, 0, *next(iter(self._returned.items())))
         oldest = self._neglected()
         if oldest is not None:
-            return Precedence(Standing.NEGLECTED, 0, oldest)
+            line = self._lines[self._priority_of.get(oldest, 0)]
+            return Head(Standing.NEGLECTED, 0, oldest, line[oldest])
         priority = self._most_urgent()
-        line = self._lines[priority] if priority else self.default_line
-        return Precedence(Standing.USUAL, priority, next(iter(line)))
+        line = self._lines[priority]
+        return Head(Standing.USUAL, priority, *next(iter(line.items())))
 
     def pop(self, job: int) -> None:
         """Remove *job*, which is the head."""
@@ -221,12 +206,9 @@ class JobQueue:
     def entry(self, job: int) -> QueuedJob:
         """Return *job*, which waits here, with what the queue knows of it."""
         passed = self._times_passed if job == self._passed_job else 0
-        if job in self.default_line:
-            return QueuedJob(job, self.default_line[job], 0, passed)
-        priority = self._priority_of.get(job)
-        if priority is None:
-            return QueuedJob(job, self._returned[job], None, passed)
-        return QueuedJob(job, self._lines[priority][job], priority, passed)
+        priority = 0 if job in self.default_line else self._priority_of.get(job)
+        line = self._returned if priority is None else self._lines[priority]
+        return QueuedJob(job, line[job], priority, passed)
 
     def entries(self) -> Iterator[QueuedJob]:
         """Yield every job."""
@@ -235,13 +217,12 @@ class JobQueue:
 
     def take_all(self) -> list[int]:
         """Forget all jobs and return them, the more urgent first, whatever their age."""
-        lines = {**self._lines, 0: self.default_line}
         jobs = [*self._returned]
-        for priority in sorted(lines):
-            jobs += lines[priority]
+        for priority in sorted(self._lines):
+            jobs += self._lines[priority]
         self.default_line.clear()  # cleared and not replaced: the dispatcher keeps a reference
         self._returned.clear()
-        self._lines.clear()
+        self._lines = {0: self.default_line}
         self._priority_of.clear()
         self._priorities.clear()
         self.others = 0
@@ -251,7 +232,7 @@ class JobQueue:
         if len(self._priorities) > 2 * len(self._lines) + _SPARE:
             # Most of them are of lines that were closed since the last time, so on
             # average this costs little.
-            self._priorities = list(self._lines)
+            self._priorities = [of for of in self._lines if of]
             heapify(self._priorities)
         heappush(self._priorities, priority)
         line = self._lines[priority] = OrderedDict()

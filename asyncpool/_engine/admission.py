@@ -94,7 +94,7 @@ class Admission:
             return  # it waits for its session's worker, and takes no room in the queue
         # Jobs that are being pickled, and for which workers are idle, will not be queued.
         waiting = self._waiting
-        not_for_long = min(core.dispatcher.free, core.dispatcher.preparing)
+        not_for_long = min(core.dispatcher.free, len(core.dispatcher.preparing))
         if waiting - not_for_long >= limit:
             if not self.saturated:
                 self.saturated = True

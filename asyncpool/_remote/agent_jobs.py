@@ -264,7 +264,7 @@ class AgentJobs:
                 client = clients[session]
                 queue = client.queue
                 if queue.others:
-                    job, traits = queue.head()
+                    *_, job, traits = queue.head()
                 else:  # the same, in a fraction of the time
                     job, traits = next(iter(queue.default_line.items()))
                 cost = traits.cost

@@ -331,7 +331,7 @@ class ClientJobs:
             key: The hash of its key, if it has one.
             priority: How urgent it is.
         """
-        self._dispatcher.end_preparing(job)
+        self._dispatcher.preparing.pop(job, None)
         if key is None:
             agent = self._dispatcher.submit(job, traits, priority)
         else:
@@ -343,7 +343,7 @@ class ClientJobs:
 
     def prepare(self, job: int) -> None:
         """Count *job* among those that wait: it is submitted when it is pickled."""
-        self._dispatcher.prepare(job)
+        self._dispatcher.preparing[job] = None
 
     def bind(self, agent: int, job: int) -> None:
         """Note that *agent* gets *job*, a call for a worker that it has lent: no queue, no credit."""

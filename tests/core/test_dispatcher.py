@@ -329,7 +329,7 @@ class DispatchMachine(RuleBasedStateMachine):
         for _ in range(count):
             self.jobs += 1
             self.announced.append(self.jobs)
-            self.dispatcher.prepare(self.jobs)
+            self.dispatcher.preparing[self.jobs] = None
 
     @precondition(lambda self: self.announced)
     @rule(data=st.data(), kind=KINDS, priority=RANKS)
@@ -433,7 +433,7 @@ class DispatchMachine(RuleBasedStateMachine):
         common = len(self.queue) + len(self.announced)
         assert self.dispatcher.waiting == common + len(self.in_lines)
         assert self.dispatcher.unserved == common + (not self.idle) * len(self.in_lines)
-        assert self.dispatcher.preparing == len(self.announced)
+        assert len(self.dispatcher.preparing) == len(self.announced)
         assert self.dispatcher.idle == len(self.idle)
 
     @invariant()
@@ -560,7 +560,7 @@ def test_nothing_is_kept_of_jobs_that_have_left() -> None:
     assert sorted(lines.take_all()) == list(range(9, 18))
     lines.add(1, KeyedTraits(JobTraits(), 1), 0)
     assert lines.remove(1)
-    assert (lines.open, lines._keys, lines._groups) == ({}, {}, {})
+    assert (lines.open, lines._bucket_of) == ({}, {})
 
 
 def test_who_joins_a_line_keeps_its_age() -> None:
@@ -573,7 +573,7 @@ def test_who_joins_a_line_keeps_its_age() -> None:
     [line] = lines.open.values()
     begun = []
     while line:
-        begun.append(line.head()[0])
+        begun.append(line.head().job)
         line.pop(begun[-1])
     assert begun == [41, 42, 43, 47, *sorted(range(30), key=lambda job: (job % 3, job))]
 
@@ -584,7 +584,7 @@ PROFILE = JobTraits()
 
 
 def leave(queue: JobQueue) -> int:
-    job = queue.head()[0]
+    job = queue.head().job
     queue.pop(job)
     return job
 
@@ -634,4 +634,4 @@ def test_priorities_that_nobody_has_any_more_are_forgotten(spread: int) -> None:
     assert most < 2 * 22 + 20
     begun = [leave(queue) for _ in kept]
     assert begun == sorted(range(20), key=kept.__getitem__)
-    assert not queue._lines
+    assert [*queue._lines] == [0]
