@@ -54,16 +54,15 @@ from asyncpool._core import checks
 from asyncpool._core.checks import option
 from asyncpool._core.deadlines import earliest
 from asyncpool._core.dispatcher import Dispatcher
-from asyncpool._core.endings import STACK_GRACE, Closing, Endings, Finish
-from asyncpool._core.exits import Exits
+from asyncpool._core.endings import STACK_GRACE, Closing, Endings
 from asyncpool._core.functions import PINNED, JobTraits, SessionTraits
 from asyncpool._core.lifecycle import STOP_GRACE, Aftermath, Lifecycle
-from asyncpool._core.options import KILL, CancelMode, RestartPolicy, WorkerLimits
+from asyncpool._core.options import RestartPolicy, WorkerLimits
 from asyncpool._core.sessions import SessionSlots
-from asyncpool._core.slots import UP, Sizing, Slot, SlotEvent, StopStage
+from asyncpool._core.slots import UP, Slot, SlotEvent, StopStage
 from asyncpool._dataclass import dataclass
 from asyncpool._wire.page import MAX_LANES
-from asyncpool.enums import NextStep, SlotState
+from asyncpool.enums import SlotState
 
 Effect: TypeAlias = tuple[Any, ...]
 
@@ -127,10 +126,9 @@ class Core:
         todo: What is to be done; see above.
         slots: Every slot.
         dispatcher: The jobs that have no worker, and which workers may have them.
-        lifecycle: How workers start and end in the slots.
+        lifecycle: How workers start in the slots, are replaced, and end; and how many there are.
         sessions: The jobs that need certain workers.
         endings: The jobs that the pool ends.
-        exits: Planned exits, and the size of the pool.
         closing: The end of the pool.
     """
 
@@ -143,10 +141,9 @@ class Core:
         self._given_up: set[int] | None = None
         self.slots: list[Slot] = []
         self.dispatcher = Dispatcher()
-        self.lifecycle = Lifecycle(self, *options.workers)
+        self.lifecycle = Lifecycle(self)
         self.sessions = SessionSlots(self)
         self.endings = Endings(self)
-        self.exits = Exits(self, Sizing(*options.workers, options.idle_timeout))
         self.closing = Closing(self, options.end_grace)
 
     # What the parts have in common.
@@ -234,44 +231,28 @@ class Core:
         ):
             if not in_flight.jobs:
                 slot.state, slot.idle_since = SlotState.IDLE, now
-            self._feed(slot, now)
+            self.feed(slot, now)
             exhausted = in_flight.sent >= in_flight.max_sent
             if exhausted and not in_flight.jobs and slot.session is None:
                 # It may run no more jobs, so it goes even before its replacement is
                 # ready.
-                self.exits.drain_now(slot, "max_jobs", now, unsent=None)
+                self.lifecycle.drain_now(slot, "max_jobs", now)
             elif exhausted:
-                self.exits.replace(slot, "max_jobs", now)
+                self.lifecycle.replace(slot, "max_jobs", now)
         if self.closing.finish is not None:
             self.closing.advance(now)
 
-    def _feed(self, slot: Slot, now: float) -> None:
+    def feed(self, slot: Slot, now: float) -> None:
         """Give the worker of *slot* what it should run next."""
         if slot.session is not None or slot.pinned:
             self.sessions.go_on(slot)
-        elif self.dispatcher.session_waiters and self.sessions.take(slot):
-            self.sessions.update_buckets()
-            self._feed_spare(now)
-        else:
+        elif not self.dispatcher.session_waiters or not self.sessions.take(slot, now):
             jobs = self.dispatcher.refill(slot.index, slot.in_flight)
             if jobs:
                 slot.assign()
                 self.todo.append(("assign", slot.index, jobs))
 
-    def _feed_spare(self, now: float) -> None:
-        """Give jobs again to workers that were held back for sessions nobody wants any more."""
-        for slot in self.sessions.release_spare():
-            self.refill(slot.index, now)
-
     # Other ways to submit.
-
-    def submit_pinned(self, index: int, job: int) -> None:
-        """Have the worker in slot *index*, and no other one, run *job* before all others.
-
-        The worker begins it as soon as it has nothing else in flight.  Several pinned
-        jobs begin in the order of these calls.
-        """
-        self.sessions.pin(self.slots[index], job)
 
     def submit_prepared(
         self, job: int, traits: JobTraits, now: float, priority: int = 0
@@ -294,7 +275,7 @@ class Core:
 
     def requeue(self, jobs: dict[int, JobTraits], now: float) -> None:
         """Put *jobs* at the head of the queue, or assign them to workers with room."""
-        self._put_back(jobs)
+        self.put_back(jobs)
         self.closing.advance(now)
 
     def drop(self, job: int, now: float) -> None:
@@ -305,24 +286,6 @@ class Core:
                 self.refill(slot.index, now)  # the worker may have a free lane now
         self.closing.advance(now)
 
-    def cancel(
-        self, job: int, now: float, *, index: int, begun: bool, mode: CancelMode = KILL
-    ) -> None:
-        """Give up *job*, which the worker in slot *index* may have in flight.
-
-        Args:
-            job: The job.
-            now: The time.
-            index: The slot.
-            begun: Whether the pool knows that the worker has begun it.
-            mode: How the pool ends the job if it has begun.
-        """
-        slot = self.slots[index]
-        if job in slot.in_flight.jobs:
-            self.endings.cancel(slot, job, now, begun=begun, mode=mode)
-        else:
-            self.drop(job, now)
-
     def withdraw(self, index: int, job: int, now: float) -> None:
         """Take back *job*, which was assigned to slot *index* but not sent yet."""
         slot = self.slots[index]
@@ -332,39 +295,27 @@ class Core:
         self.refill(index, now)
         self.closing.advance(now)
 
-    def revoked(self, index: int, sequences: Iterable[int], now: float) -> None:
-        """Handle a worker's answer to a revoke: the jobs that it will not begin.
-
-        Raises:
-            ProtocolError: If the pool has not asked for these jobs.
-        """
-        wanted = self.endings.take_answer(self.slots[index], sequences, now)
-        if self.closing.finish is not None and self.closing.finish >= Finish.RUNNING:
-            self.fail(wanted, "closed")
-        else:
-            self._put_back(wanted)
-        self.refill(index, now)
-        self.closing.advance(now)
-
     def outcome_unpacked(self, job: int, now: float) -> None:
         """Record that the outcome of *job*, a large one, is unpickled."""
         self.closing.unpacking.pop(job, None)
         self.closing.advance(now)
 
-    def _put_back(self, jobs: dict[int, JobTraits]) -> None:
+    def put_back(self, jobs: dict[int, JobTraits]) -> None:
         """Put *jobs*, which have left their worker, where they wait for another one."""
         if self.lifecycle.broken is not None:
             self.fail(jobs, "broken")
             return
-        pinned_jobs = tuple(job for job in jobs if jobs[job] is PINNED)
-        if pinned_jobs:
-            jobs = {job: jobs[job] for job in jobs if job not in pinned_jobs}
-            self.end_jobs(pinned_jobs, "drop_pinned", pinned_jobs)
+        pinned = tuple(job for job, of in jobs.items() if of is PINNED)
+        if pinned:
+            self.end_jobs(pinned, "drop_pinned", pinned)
         calls = {job: of for job, of in jobs.items() if isinstance(of, SessionTraits)}
-        if calls:
-            jobs = {job: jobs[job] for job in jobs if job not in calls}
-            self.sessions.requeue(calls)
-        for index, job in self.dispatcher.requeue(jobs):
+        self.sessions.requeue(calls)
+        others = {job: jobs[job] for job in jobs if job not in {*pinned, *calls}}
+        self.assign(self.dispatcher.requeue(others))
+
+    def assign(self, placed: Iterable[tuple[int, int]]) -> None:
+        """Send jobs to workers that have room for them: pairs of a slot and a job."""
+        for index, job in placed:
             self.slots[index].assign()
             self.do("assign", index, (job,))
 
@@ -388,21 +339,16 @@ class Core:
         slot.ready_at, slot.idle_since, slot.due = now, now, None
         was_broken = self.lifecycle.broken is not None
         self.lifecycle.on_ready(slot, now)
-        # Sessions that ended in a broken pool may leave more slots than its size.
-        self.exits.close_surplus()
-        for other in self.slots:
-            if other.state is SlotState.PARKED:
-                self.lifecycle.spawn(other, now)
         if was_broken:
             for other in self.slots:
                 if 0 < len(other.in_flight.jobs) < self.concurrency:
                     # It has free lanes, and may get jobs again.
                     self.refill(other.index, now)
         self.sessions.assign_bucket(slot)
-        self.exits.ready(slot, now)
+        self.lifecycle.take_over(slot, now)
         if not slot.draining:
-            self._feed(slot, now)
-        self._after_change(now)
+            self.feed(slot, now)
+        self.after_change(now)
 
     def ended(
         self,
@@ -431,45 +377,29 @@ class Core:
         slot = self.slots[index]
         given_up = self._given_up = set()
         self.dispatcher.exclude(index)
-        in_flight = self.lifecycle.gone(slot)
-        old = None if slot.replaces is None else self.slots[slot.replaces]
-        self.exits.gone(slot)
-        broken = self.lifecycle.broken
+        in_flight, old = self.lifecycle.gone(slot)
         self.sessions.drop_pinned(slot)
-        self._put_back({job: in_flight.traits_of(job) for job in requeue})
-        if self.closing.no_worker_needed:
-            aftermath = Aftermath(NextStep.CLOSE)
-        elif slot.exit_planned and not self.exits.needs(slot):
-            aftermath = self.lifecycle.leave_empty(slot)
-        elif slot.exit_planned and broken is not None:
-            aftermath = self.lifecycle.park(slot, broken, now)
-        elif slot.exit_planned:
-            self.lifecycle.spawn(slot, now)
-            aftermath = Aftermath(NextStep.RESTART, 0.0)
-        elif old is not None:
-            aftermath = self.exits.failed(slot, old, now, jitter)
-        else:
-            by_jobs = slot.faulty and in_flight.ended > 0 and not self.serving
-            had_begun = had_begun or by_jobs
-            aftermath = self.lifecycle.follow_death(
-                slot, now, blamed=had_begun, jitter=jitter, final=final
-            )
-            if self.lifecycle.broken != broken:
-                self.exits.suspend("the pool broke")
-                self.fail(self.sessions.take_all(), "broken")
-                self.sessions.break_off()
+        self.put_back({job: in_flight.traits_of(job) for job in requeue})
+        by_jobs = slot.faulty and in_flight.ended > 0 and not self.serving
+        blamed = had_begun or by_jobs
+        aftermath = self.lifecycle.follow_end(
+            slot, old, now, blamed=blamed, jitter=jitter, final=final
+        )
         self.sessions.gone(slot)
         self.sessions.grant_waiting()
-        self._after_change(now)
+        self.after_change(now)
         self._given_up = None
         return aftermath, given_up
 
-    def _after_change(self, now: float) -> None:
+    def after_change(self, now: float) -> None:
         """Do what follows when a worker has come or gone."""
-        self.exits.reconcile(now)
+        self.lifecycle.reconcile(now)
         # Some jobs may have no worker now.
-        if self.exits.sizing.may_grow and self.dispatcher.unserved > self.exits.coming:
-            self.exits.sizing.job_waits(now)
+        if (
+            self.lifecycle.sizing.may_grow
+            and self.dispatcher.unserved > self.lifecycle.coming
+        ):
+            self.lifecycle.sizing.job_waits(now)
         self.closing.advance(now)
 
     def served(self, index: int, served: int, now: float) -> None:
@@ -477,7 +407,7 @@ class Core:
         slot = self.slots[index]
         slot.in_flight.ended = served
         if served >= slot.in_flight.max_sent:
-            self.exits.replace(slot, "max_jobs", now)
+            self.lifecycle.replace(slot, "max_jobs", now)
 
     def replace_faulty(self, index: int, now: float) -> None:
         """Replace the faulty worker in slot *index*, once it has nothing in flight.
@@ -492,7 +422,7 @@ class Core:
         if not self.serving or slot.ready_at is None:
             self.lifecycle.stop(slot, StopStage.KILLED, now)
         elif slot.state is SlotState.IDLE:  # or else it drains already
-            self.exits.fail_after_drain(slot, "uncaught exception", now)
+            self.lifecycle.fail_after_drain(slot, "uncaught exception", now)
 
     def oversized(self, index: int, reason: str, now: float) -> None:
         """Kill the worker in slot *index*, which has more memory than it may have."""
@@ -512,46 +442,6 @@ class Core:
         how = StopStage.KILLED
         self.lifecycle.stop(slot, how, now, planned=planned, reason=reason)
 
-    # Workers belong to sessions.
-
-    def request_worker(self) -> None:
-        """Offer the next idle worker to a caller that waits for a session."""
-        self.dispatcher.session_waiters += 1
-        self.sessions.grant_waiting()
-        self.sessions.update_buckets()
-
-    def cancel_request(self, now: float) -> None:
-        """Record that a caller that waited wants no session any more."""
-        self.dispatcher.session_waiters -= 1
-        self._feed_spare(now)
-
-    def end_session(self, session: int, now: float, *, fresh: bool) -> None:
-        """Return the worker of *session* to the pool, or replace it by a *fresh* one.
-
-        The session must have no calls that wait.
-        """
-        slot = self.sessions.end(session)
-        if slot is None:
-            return
-        if fresh and slot.ready_at is not None:
-            self.exits.drain(slot, "session", now)
-        elif slot.in_flight.exhausted and slot.state is SlotState.IDLE:
-            self.exits.drain_now(slot, "max_jobs", now, unsent=None)
-        elif slot.state in UP:
-            self.sessions.assign_bucket(slot)
-            if slot.state is SlotState.IDLE and not slot.hung:
-                slot.idle_since = now
-                self._feed(slot, now)
-        self._after_change(now)
-
-    def refuse_sessions(self, now: float) -> None:
-        """Refuse all callers that wait for a session.
-
-        Workers that were held back for them have room for jobs that are tried again.
-        """
-        self.sessions.refuse()
-        self._feed_spare(now)
-
     def release(self, now: float) -> None:
         """Record that a source has no more jobs, which held the pool open."""
         self.closing.holds -= 1
@@ -561,18 +451,13 @@ class Core:
 
     def next_deadline(self) -> float | None:
         """When to call :meth:`on_timer`; ``None`` if nothing is due."""
-        return earliest(
-            self.lifecycle.next_deadline(),
-            self.exits.next_deadline(),
-            self.closing.due,
-        )
+        return earliest(self.lifecycle.next_deadline(), self.closing.due)
 
     def on_timer(self, now: float) -> None:
         """Do what is due."""
         self.closing.on_timer(now)
         self.endings.on_timer(now)
         self.lifecycle.on_timer(now)
-        self.exits.on_timer(now)
         self.closing.advance(now)
 
     # Workers that the pool is about to kill, since they have not ended in time.
@@ -639,8 +524,7 @@ class Core:
     @property
     def minimum_ready(self) -> bool:
         """Whether as many workers are ready as there must be at the least."""
-        ready = sum(slot.state in UP and not slot.draining for slot in self.slots)
-        return ready >= self.exits.sizing.least
+        return sum(slot.stays for slot in self.slots) >= self.lifecycle.sizing.least
 
     @property
     def failure(self) -> str | None:

@@ -59,7 +59,6 @@ class SessionSlots:
         self._slots = core.slots
         self._dispatcher = core.dispatcher
         self._numbers = itertools.count(1)
-        self._slot_of: dict[int, Slot] = {}
         # Slots that are held back, and still have jobs in flight.
         self._held: set[int] = set()
 
@@ -70,8 +69,13 @@ class SessionSlots:
         """Whether there is a pinned job that has not begun."""
         return any(slot.pinned for slot in self._slots)
 
-    def pin(self, slot: Slot, job: int) -> None:
-        """Let *job* begin as soon as the worker of *slot* has nothing in flight."""
+    def pin(self, index: int, job: int) -> None:
+        """Have the worker in slot *index*, and no other one, run *job* before all others.
+
+        The worker begins it as soon as it has nothing else in flight.  Several pinned
+        jobs begin in the order of these calls.
+        """
+        slot = self._slots[index]
         slot.pinned.append(job)
         if slot.state is not SlotState.IDLE or not slot.hung:
             self._dispatcher.exclude(slot.index)
@@ -104,20 +108,29 @@ class SessionSlots:
 
     # Sessions begin.
 
+    def request(self) -> None:
+        """Offer the next idle worker to a caller that waits for a session."""
+        self._dispatcher.session_waiters += 1
+        self.grant_waiting()
+        self.update_buckets()
+
+    def cancel_request(self, now: float) -> None:
+        """Record that a caller that waited wants no session any more."""
+        self._dispatcher.session_waiters -= 1
+        self._feed_spare(now)
+
     def grant_waiting(self) -> None:
         """Offer idle workers to callers that wait.
 
         A worker is offered when it becomes idle.  But a worker that was to be replaced,
         and stays because its replacement has failed, is idle already.
         """
-        if self._dispatcher.session_waiters:
-            for index in self._dispatcher.idle_slots():
-                if self._dispatcher.session_waiters and self._is_grantable(
-                    self._slots[index]
-                ):
-                    self._offer(self._slots[index])
+        for index in self._dispatcher.idle_slots():
+            slot = self._slots[index]
+            if self._dispatcher.session_waiters and self._is_grantable(slot):
+                self._offer(slot)
 
-    def take(self, slot: Slot) -> bool:
+    def take(self, slot: Slot, now: float) -> bool:
         """Give the worker of *slot*, which needs no job just now, to a caller that waits.
 
         Returns:
@@ -135,26 +148,32 @@ class SessionSlots:
                 return False
             self._held.add(slot.index)
             self._dispatcher.exclude(slot.index)
+        self.update_buckets()
+        self._feed_spare(now)
         return True
 
-    def release_spare(self) -> list[Slot]:
-        """Return the slots that are held back in vain, so that they get jobs again."""
+    def _feed_spare(self, now: float) -> None:
+        """Give jobs again to workers that were held back for sessions nobody wants any more."""
         spare = sorted(self._held)[self._dispatcher.session_waiters :]
         self._held.difference_update(spare)
-        return [self._slots[index] for index in spare]
+        for index in spare:
+            self._core.refill(index, now)
 
-    def refuse(self) -> None:
-        """Refuse all callers that wait; the slots held back for them are for :meth:`release_spare`."""
+    def refuse(self, now: float) -> None:
+        """Refuse all callers that wait for a session.
+
+        Workers that were held back for them have room for jobs that are tried again.
+        """
         wanted, self._dispatcher.session_waiters = self._dispatcher.session_waiters, 0
         if wanted:
             self._core.do("refuse_sessions")
+        self._feed_spare(now)
 
     def _offer(self, slot: Slot) -> None:
         self._dispatcher.session_waiters -= 1
         self._dispatcher.exclude(slot.index)
         self._held.discard(slot.index)
         slot.session = next(self._numbers)
-        self._slot_of[slot.session] = slot
         self._core.do("offer", slot.index, slot.session)
 
     def _is_grantable(self, slot: Slot) -> bool:
@@ -165,8 +184,8 @@ class SessionSlots:
         )
 
     def _may_come(self, slot: Slot) -> bool:
-        stays = slot.state in UP and not (slot.draining or slot.faulty)
-        return stays and slot.job_endings.killing is None and self._is_grantable(slot)
+        ends = slot.faulty or slot.job_endings.killing is not None
+        return slot.stays and not ends and self._is_grantable(slot)
 
     # Pinned jobs and sessions go on.
 
@@ -186,10 +205,13 @@ class SessionSlots:
 
     def _slot_of_call(self, job: int, traits: SessionTraits) -> Slot | None:
         """Return the slot of the worker that is to run *job*; without one the job ends."""
-        slot = self._slot_of.get(traits.session)
+        slot = self._slot_of(traits.session)
         if slot is None:
             self._core.end_jobs((job,), "end_session", traits.session, (job,))
         return slot
+
+    def _slot_of(self, session: int) -> Slot | None:
+        return next((slot for slot in self._slots if slot.session == session), None)
 
     def go_on(self, slot: Slot) -> None:
         """Begin what only the worker of *slot* may run, if it has nothing in flight."""
@@ -214,23 +236,36 @@ class SessionSlots:
     def gone(self, slot: Slot) -> None:
         """Record that the worker of *slot* is gone."""
         self._held.discard(slot.index)
-        session, calls = slot.session, tuple(slot.calls)
-        if session is not None:
-            self.end(session)
+        if slot.session is not None:
+            session, calls, slot.session = slot.session, tuple(slot.calls), None
+            slot.calls.clear()
             self._core.end_jobs(calls, "end_session", session, calls)
 
-    def break_off(self) -> None:
+    def break_off(self, now: float) -> None:
         """Record that the pool is broken: refuse all callers that wait."""
         self._held.clear()  # the workers get jobs again when the pool has recovered
-        self.refuse()
+        self.refuse(now)
 
-    def end(self, session: int) -> Slot | None:
-        """End *session*; return the slot of its worker, unless it is over already."""
-        slot = self._slot_of.pop(session, None)
-        if slot is not None:
-            slot.session = None
-            slot.calls.clear()
-        return slot
+    def end(self, session: int, now: float, *, fresh: bool) -> None:
+        """Return the worker of *session* to the pool, or replace it by a *fresh* one.
+
+        The session must have no calls that wait.
+        """
+        slot, core = self._slot_of(session), self._core
+        if slot is None:
+            return  # it is over already
+        slot.session = None
+        slot.calls.clear()
+        if fresh and slot.ready_at is not None:
+            core.lifecycle.drain(slot, "session", now)
+        elif slot.in_flight.exhausted and slot.state is SlotState.IDLE:
+            core.lifecycle.drain_now(slot, "max_jobs", now)
+        elif slot.state in UP:
+            self.assign_bucket(slot)
+            if slot.state is SlotState.IDLE and not slot.hung:
+                slot.idle_since = now
+                core.feed(slot, now)
+        core.after_change(now)
 
     # Buckets.
 
@@ -258,6 +293,4 @@ class SessionSlots:
         slots_by_bucket = {
             s.bucket: s.index for s in self._slots if s.bucket is not None
         }
-        for index, job in self._dispatcher.assign_buckets(slots_by_bucket):
-            self._slots[index].assign()
-            self._core.do("assign", index, (job,))
+        self._core.assign(self._dispatcher.assign_buckets(slots_by_bucket))

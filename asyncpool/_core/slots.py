@@ -381,6 +381,8 @@ class Slot:
         recycle_limits: When its worker is due for recycling.
         replace_reason: Why the worker is to be replaced, if it is.
         replaces: The slot whose worker this one replaces as soon as it is ready.
+        rolled: Whether the roll that is under way counts its worker as replaced when that has gone;
+            ``None`` if the roll does not replace it.
         bucket: The number by which jobs with keys find its workers; see
             ``_core/sessions.py``.
         draining: The worker gets no more jobs, and ends when it has finished what
@@ -419,6 +421,7 @@ class Slot:
     recycle_limits: RecycleLimits = _NEW
     replace_reason: str | None = None
     replaces: int | None = None
+    rolled: bool | None = None
     bucket: int | None = None
     draining: bool = False
     drain_deadline: float | None = None
@@ -435,6 +438,11 @@ class Slot:
     faulty: bool = False
     stop_stage: StopStage = StopStage.NO
     stacks_requested: bool = False
+
+    @property
+    def stays(self) -> bool:
+        """Whether its worker is ready and is not to leave."""
+        return self.state in UP and not self.draining
 
     def apply(self, event: SlotEvent) -> None:
         """Change to the state that the table says.

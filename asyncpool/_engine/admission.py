@@ -125,7 +125,7 @@ class Admission:
         """Tell the core that a job is queued, since a new worker could take it."""
         if self._core.dispatcher.unserved:
             with self._engine.turn as now:
-                self._core.exits.sizing.job_waits(now)
+                self._core.lifecycle.sizing.job_waits(now)
 
     def update_saturated(self) -> None:
         """Wake the callers that wait for room, if nobody waits for a worker; too many did before."""

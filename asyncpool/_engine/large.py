@@ -127,7 +127,7 @@ class LargeObjects(Packer):
         core = self._engine.core
         with self._engine.turn as now:
             core.submit_prepared(job.id, job.traits, now, job.options.priority)
-        if core.exits.sizing.may_grow:
+        if core.lifecycle.sizing.may_grow:
             self._engine.admission.note_queued()
 
     def refused(self, job: PoolJob[Any], error: JobNotPicklableError) -> None:

@@ -10,8 +10,7 @@ from weakref import WeakKeyDictionary
 
 from asyncpool import events
 from asyncpool._core import log_messages as say
-from asyncpool._core.lifecycle import NOT_NEEDED
-from asyncpool._core.slots import ALIVE, UP, Slot
+from asyncpool._core.slots import ALIVE, NOT_NEEDED, UP, Slot
 from asyncpool._engine.loop import fail_quietly
 from asyncpool._engine.worker import WorkerHandle
 from asyncpool._wire.posix import memory_at_most, private_memory
@@ -48,7 +47,7 @@ class WorkerReplacement:
         self._weighed: WeakKeyDictionary[WorkerHandle, tuple[float, float]] = (
             WeakKeyDictionary()
         )
-        self._exits = engine.core.exits
+        self._exits = engine.core.lifecycle
         self._roll: asyncio.Future[events.RollResult] | None = None
         self._roll_began = 0.0
         # The calls of resize() that have not returned, and when they began.

@@ -460,8 +460,8 @@ class Sessions:
     def _request(self) -> None:
         core = self._engine.core
         with self._engine.turn:
-            core.request_worker()
-        if core.dispatcher.session_waiters and core.exits.sizing.may_grow:
+            core.sessions.request()
+        if core.dispatcher.session_waiters and core.lifecycle.sizing.may_grow:
             self._engine.admission.note_queued()
 
     def _cancel_request(self) -> None:
@@ -469,7 +469,7 @@ class Sessions:
         self._waiting -= 1
         if self._offers.qsize() <= self._waiting:
             with self._engine.turn as now:
-                self._engine.core.cancel_request(now)
+                self._engine.core.sessions.cancel_request(now)
             return
         offer = self._offers.get_nowait()  # there is one for each of the others
         if isinstance(offer, tuple):
@@ -535,4 +535,4 @@ class Sessions:
         core = self._engine.core
         if not core.closing.over:
             with self._engine.turn as now:
-                core.end_session(session, now, fresh=fresh)
+                core.sessions.end(session, now, fresh=fresh)

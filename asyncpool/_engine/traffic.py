@@ -66,7 +66,7 @@ class Traffic:
         self._propagation = config.propagation
         self._max_payload = config.worker.max_payload
         self._leases = engine.leases
-        self._sizing = engine.core.exits.sizing
+        self._sizing = engine.core.lifecycle.sizing
         self._queue = engine.core.dispatcher.queue
         self._concurrency = config.worker.concurrency
         self._lag, self._stalls = engine.loop_lag, engine.stalls
@@ -237,7 +237,7 @@ class Traffic:
         job.payload = call.payload
         with engine.turn:
             if self._enter(job):
-                engine.core.submit_pinned(slot, job.id)
+                engine.core.sessions.pin(slot, job.id)
         return job
 
     def _enter(self, job: PoolJob[Any]) -> bool:
@@ -485,7 +485,8 @@ class Traffic:
         """End a job that its worker has begun, or ask the worker for it."""
         slot, mode = handle.slot, job.options.cancel_mode
         with self._engine.turn as now:
-            self._engine.core.cancel(job.id, now, index=slot, begun=begun, mode=mode)
+            endings = self._engine.core.endings
+            endings.cancel(job.id, now, index=slot, begun=begun, mode=mode)
 
     def _look_again(self, _: float) -> None:
         """End the jobs that their workers have begun meanwhile, without an answer to the pool.
@@ -513,7 +514,7 @@ class Traffic:
             ProtocolError: If it was not asked for one of them.
         """
         with self._engine.turn as now:
-            self._engine.core.revoked(handle.slot, sequences, now)
+            self._engine.core.endings.revoked(handle.slot, sequences, now)
 
     # Streams that yield items.
 
