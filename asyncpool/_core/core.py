@@ -171,12 +171,10 @@ class Core:
         It is not asked again for those that it was asked for already.  Return whether it is for
         others.
         """
-        in_flight = slot.in_flight
-        jobs = [job for job in jobs if not in_flight.is_revoking(job)]
-        if jobs:
-            sequences = in_flight.begin_revoke(jobs, requeue=requeue)
+        sequences = slot.in_flight.begin_revoke(jobs, requeue=requeue)
+        if sequences:
             self.do("revoke", slot.index, sequences)
-        return bool(jobs)
+        return bool(sequences)
 
     # The hot path.
 
@@ -310,7 +308,8 @@ class Core:
             self.end_jobs(pinned, "drop_pinned", pinned)
         calls = {job: of for job, of in jobs.items() if isinstance(of, SessionTraits)}
         self.sessions.requeue(calls)
-        others = {job: jobs[job] for job in jobs if job not in {*pinned, *calls}}
+        taken = {*pinned, *calls}
+        others = {job: jobs[job] for job in jobs if job not in taken}
         self.assign(self.dispatcher.requeue(others))
 
     def assign(self, placed: Iterable[tuple[int, int]]) -> None:
@@ -517,7 +516,7 @@ class Core:
     @property
     def unbalanced(self) -> bool:
         """Whether a worker is idle while jobs wait in other workers, and were not asked back."""
-        return self.dispatcher.idle > 0 and any(
+        return bool(self.dispatcher.idle) and any(
             slot.in_flight.ahead and not slot.in_flight.revoking for slot in self.slots
         )
 

@@ -203,6 +203,7 @@ class Dispatcher:
         queue: The jobs without a key that wait.
         preparing: Jobs that are still being pickled, and count among those that wait; the pool
             submits each when it can be sent.
+        idle: The workers that have nothing to do, by slot; the last one gets the next job.
         session_waiters: How many workers callers want for sessions; see ``sessions.py``.
     """
 
@@ -212,7 +213,7 @@ class Dispatcher:
         # The workers that have room, by slot; no worker is in two of them.  One has
         # nothing to do, has a free lane beside what it runs, or has less than BUDGET of
         # work in flight.  A worker for which jobs wait in a queue of its own is in none.
-        self._idle: dict[int, InFlight] = {}
+        self.idle: dict[int, InFlight] = {}
         self._with_free_lane: dict[int, InFlight] = {}
         self._below_budget: dict[int, InFlight] = {}
         self._affinity_queues = AffinityQueues(oldest_every)
@@ -233,31 +234,22 @@ class Dispatcher:
 
         A job that waits for its own worker while another worker is idle does not count.
         """
-        room = self._idle or self._with_free_lane
+        room = self.idle or self._with_free_lane
         jobs = self.waiting - len(self._affinity_queues) if room else self.waiting
         return jobs + self.session_waiters
 
     @property
-    def idle(self) -> int:
-        """How many workers are idle."""
-        return len(self._idle)
-
-    @property
     def free(self) -> int:
         """How many more jobs could begin at once."""
-        workers = (*self._idle.values(), *self._with_free_lane.values())
+        workers = (*self.idle.values(), *self._with_free_lane.values())
         return sum(in_flight.free_lanes for in_flight in workers)
-
-    def idle_slots(self) -> list[int]:
-        """Return the slots of idle workers; the first one gets the next job."""
-        return [*reversed(self._idle)]
 
     def can_begin_now(self, key: int | None) -> bool:
         """Tell whether a job that came now, with this *key*, would begin at once."""
         if key is None:
             return self.free > len(self.preparing)
         slot = self._affinity_queues.slot_of(key)
-        return slot in self._idle or slot in self._with_free_lane
+        return slot in self.idle or slot in self._with_free_lane
 
     def submit(self, job: int, traits: JobTraits, priority: int = 0) -> int | None:
         """Return the slot that gets *job* now, or queue it and return ``None``."""
@@ -334,24 +326,26 @@ class Dispatcher:
         """Return the jobs that *slot* gets now, and record whether it has room."""
         queue = self.queue
         jobs: list[int] = []
-        if self._open_queues:
-            own_queue = self._affinity_queues.queue_of(slot)
-            if own_queue is not None:
-                jobs = self._take_from_both(own_queue, in_flight)
-                if own_queue:
-                    self.exclude(slot)
-                    return jobs
-        while queue.others:  # the order of the jobs matters
-            *_, job, traits = queue.head()
+        own = self._affinity_queues.queue_of(slot) if self._open_queues else None
+        while own or queue.others:  # the order of the jobs matters
+            first = own if own and (not queue or own.head() < queue.head()) else queue
+            standing, _, job, traits = first.head()
             if not in_flight.takes(traits):
                 break
-            queue.pop(job)
+            first.pop(job)
+            if first is own:
+                self._affinity_queues.note_leaving(job)
+            if own is not None and standing is not Standing.RETURNED:
+                (queue if first is own else own).note_turn_elsewhere(job)
             in_flight.add(job, traits)
             jobs.append(job)
         else:
             if queue.default_line:
                 jobs += in_flight.fill(queue.default_line)
-        self._classify(slot, in_flight)
+        if own:
+            self.exclude(slot)
+        else:
+            self._classify(slot, in_flight)
         return jobs
 
     def remove(self, job: int) -> bool:
@@ -376,7 +370,7 @@ class Dispatcher:
 
     def exclude(self, slot: int) -> None:
         """Give *slot* no more jobs, until it is filled again."""
-        self._idle.pop(slot, None)
+        self.idle.pop(slot, None)
         self._with_free_lane.pop(slot, None)
         self._below_budget.pop(slot, None)
 
@@ -387,26 +381,6 @@ class Dispatcher:
         self.preparing.clear()
         return jobs
 
-    def _take_from_both(self, own_queue: JobQueue, in_flight: InFlight) -> list[int]:
-        """Fill *in_flight* from its own queue and the common one, until its own is empty."""
-        jobs: list[int] = []
-        queue = self.queue
-        while own_queue:
-            first, second, head = own_queue, queue, own_queue.head()
-            if queue and queue.head() < head:
-                first, second, head = queue, own_queue, queue.head()
-            standing, _, job, traits = head
-            if not in_flight.takes(traits):
-                break
-            first.pop(job)
-            if first is own_queue:
-                self._affinity_queues.note_leaving(job)
-            if standing is not Standing.RETURNED:
-                second.note_turn_elsewhere(job)
-            in_flight.add(job, traits)
-            jobs.append(job)
-        return jobs
-
     def _serve(self, slots: Iterable[int]) -> list[tuple[int, int]]:
         """Give the jobs that wait to those of *slots* that have room."""
         served = []
@@ -414,19 +388,19 @@ class Dispatcher:
             in_flight = self._room_of(slot)
             own_queue = self._affinity_queues.queue_of(slot)
             if in_flight is not None and own_queue is not None:
-                self._idle.pop(slot, None)
+                self.idle.pop(slot, None)
                 served += [(slot, job) for job in self.refill(slot, in_flight)]
         return served
 
     def _room_of(self, slot: int) -> InFlight | None:
         """Return what *slot* has in flight, if it has room."""
-        rooms = self._idle, self._with_free_lane, self._below_budget
+        rooms = self.idle, self._with_free_lane, self._below_budget
         return next((room[slot] for room in rooms if slot in room), None)
 
     def _place(self, job: int, traits: JobTraits) -> int | None:
         """Give *job* to a worker that has room, if there is one; return its slot."""
-        if self._idle:
-            slot, in_flight = self._idle.popitem()
+        if self.idle:
+            slot, in_flight = self.idle.popitem()
         elif self._with_free_lane:
             slot = next(iter(self._with_free_lane))
             in_flight = self._with_free_lane.pop(slot)
@@ -450,7 +424,7 @@ class Dispatcher:
             self.exclude(slot)
         elif not in_flight.jobs:
             self._below_budget.pop(slot, None)
-            self._idle[slot] = in_flight
+            self.idle[slot] = in_flight
         elif in_flight.concurrency > 1 and in_flight.free_lanes:
             self._below_budget.pop(slot, None)
             self._with_free_lane[slot] = in_flight

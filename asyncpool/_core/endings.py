@@ -87,7 +87,8 @@ class Closing:
         # A broken pool refuses the jobs of the sources that hold it open.
         if self.finish is not Finish.ALL or core.lifecycle.broken is not None:
             return True
-        return not (self.holds or core.sessions.any_pinned or core.pipelining)
+        pinned = any(slot.pinned for slot in core.slots)
+        return not (self.holds or pinned or core.pipelining)
 
     @property
     def draining(self) -> bool:
@@ -211,11 +212,10 @@ class Endings:
             self._core.drop(job, now)
             return
         slot.job_endings.of(job).mode = mode
-        if slot.state is SlotState.BUSY:
-            if begun:
-                self._end_running(slot, job, mode, now)
-            else:
-                self._revoke_one(slot, job)
+        if slot.state is SlotState.BUSY and begun:
+            self._end_running(slot, job, mode, now)
+        elif slot.state is SlotState.BUSY:
+            self._revoke_one(slot, job)
 
     def revoke_late(self, job: int, index: int) -> None:
         """Ask the worker in slot *index* to give back *job*, which has not begun in time.
@@ -306,8 +306,7 @@ class Endings:
         if slot.state not in UP or slot.hung or endings.killing is not None:
             return
         job = slot.in_flight.head if job is None else job
-        slot.hung = True
-        due = now + STACK_GRACE
+        slot.hung, due = True, now + STACK_GRACE
         self._core.do("write_stacks", slot.index, job)
         if job is None:
             slot.due = due
@@ -341,15 +340,13 @@ class Endings:
         if slot.state is not SlotState.BUSY:
             return
         endings = slot.job_endings
-        ending = None if job is None else endings.get(job)
-        if ending is not None and ending.written is False:
-            ending.written = True
+        if job in endings and endings[job].written is False:
+            endings[job].written = True
         stage = EndingStage.DUMPING
         dumping = [one for one, it in endings.items() if it.stage is stage]
         waits = job is not None and any(it.written is False for it in endings.values())
-        if not dumping or waits:
-            return
-        self._kill_for(slot, dumping, now)
+        if dumping and not waits:
+            self._kill_for(slot, dumping, now)
 
     def clear(self, slot: Slot, job: int) -> None:
         """Forget the ending of *job*, which has left its worker: that need not be killed for it."""
@@ -386,15 +383,12 @@ class Endings:
     def on_timer(self, now: float) -> None:
         """End the workers whose job had its time to end by itself."""
         for slot in self._slots:
-            endings = slot.job_endings
-            if not endings or slot.state is not SlotState.BUSY:
-                continue
             over = [
                 job
-                for job, it in endings.items()
+                for job, it in slot.job_endings.items()
                 if it.stage in BY_ITSELF and it.due is not None and it.due <= now
             ]
-            if over:
+            if over and slot.state is SlotState.BUSY:
                 self._kill_for(slot, over, now)
 
     def _revoke_one(self, slot: Slot, job: int) -> None:

@@ -44,18 +44,6 @@ class InFlight:
         max_sent: How many jobs the pool may send; each job that comes back allows one more.
     """
 
-    __slots__ = (
-        "_asked",
-        "_requeued",
-        "backlog",
-        "blocked",
-        "concurrency",
-        "ended",
-        "jobs",
-        "max_sent",
-        "sent",
-    )
-
     def __init__(self, concurrency: int = 1) -> None:
         # Plain tuples: a named one would take 0.15 us more for each job.
         self.jobs: dict[int, tuple[int, float, JobTraits]] = {}
@@ -223,10 +211,13 @@ class InFlight:
     ) -> tuple[int, ...]:
         """Record that the worker is asked for *jobs*; return their sequence numbers.
 
-        *requeue* tells whether those that come back are to run elsewhere.
+        It is not asked again for those that it was asked for already.  *requeue* tells whether
+        those that come back are to run elsewhere.
         """
-        sequences = tuple(self.jobs[job][0] for job in jobs)
-        self._asked.append(sequences)
+        new = (job for job in jobs if not self.is_revoking(job))
+        sequences = tuple(self.jobs[job][0] for job in new)
+        if sequences:
+            self._asked.append(sequences)
         if requeue:
             self._requeued.update(sequences)
         return sequences

@@ -121,7 +121,7 @@ class Roll:
             stays = slot.state in UP or (starts and not slot.exit_planned)
             goes = slot.replaces is not None or (stays and not slot.draining)
             slot.rolled = slot.replaces is None if goes else None
-        self._unfilled = [it for it in self._slots if it.state is SlotState.PARKED]
+        self._unfilled = self._core.lifecycle.slots_in(SlotState.PARKED)
         self._replaced = self._filled = 0
         self._failed_since = False
 
@@ -248,6 +248,10 @@ class Lifecycle:
 
     # Workers that are there, and how many more the budget allows.
 
+    def slots_in(self, state: SlotState) -> list[Slot]:
+        """Return the slots that are in a state."""
+        return [slot for slot in self._slots if slot.state is state]
+
     @property
     def rolling(self) -> bool:
         """Whether a roll is under way."""
@@ -267,7 +271,7 @@ class Lifecycle:
     @property
     def coming(self) -> int:
         """How many workers are being started."""
-        return sum(slot.state is SlotState.STARTING for slot in self._slots)
+        return len(self.slots_in(SlotState.STARTING))
 
     def needs(self, slot: Slot) -> bool:
         """Tell whether a worker should be started in an empty *slot*."""
@@ -361,11 +365,9 @@ class Lifecycle:
         delay: float = 0.0,
     ) -> None:
         """Start a worker in a slot that is not needed now, in *delay* seconds; see :meth:`spawn`."""
-        unused = (slot for slot in self._slots if slot.state is SlotState.UNUSED)
-        slot = next(unused, None)
-        if slot is None:
+        if not self.slots_in(SlotState.UNUSED):
             self.ensure_slots(len(self._slots) + 1)
-            slot = self._slots[-1]
+        slot = self.slots_in(SlotState.UNUSED)[0]
         if delay <= 0:
             self.spawn(slot, now, new=new, replaces=replaces)
             return
@@ -405,9 +407,8 @@ class Lifecycle:
             self._core.do("recovered", slot.index)
         # Sessions that ended in a broken pool may leave more slots than its size.
         self.close_surplus()
-        for other in self._slots:
-            if other.state is SlotState.PARKED:
-                self.spawn(other, now)
+        for other in self.slots_in(SlotState.PARKED):
+            self.spawn(other, now)
 
     def take_over(self, slot: Slot, now: float) -> None:
         """Let the worker of *slot*, which is ready, replace another one, if it was started for that.
@@ -521,26 +522,25 @@ class Lifecycle:
         elif not start_failed:
             delay = ledger.died(now, blamed=blamed)
         else:
-            began = slot.began_at
-            delay = ledger.start_failed(began, now, jitter=jitter, final=final)
+            delay = ledger.start_failed(slot.began_at, now, jitter=jitter, final=final)
             self._tried_at = now
             if delay is not None and not trying:
                 self.retry_at = now + delay
         if delay is None and not self.gave_up:
             self.gave_up, self.retry_at = True, None
-            parked = self._park(slot, ledger.given_up, now)
+            aftermath = self._park(slot, ledger.given_up, now)
             self._break(ledger.given_up, now)
-            return parked
+            return aftermath
         if not self.needs(slot):
             # A broken pool needs at least one slot, to try again.
-            parks = any(other.state is SlotState.PARKED for other in self._slots)
-            if self.broken is None or parks or self._is_trying:
+            parked = self.slots_in(SlotState.PARKED)
+            if self.broken is None or parked or self._is_trying:
                 return self._leave_empty(slot)
         if delay is not None and start_failed:
-            parked = self._park(slot, ledger.reason, now)
+            aftermath = self._park(slot, ledger.reason, now)
             if ledger.breaks_pool and self.broken is None and self._is_deserted:
                 self._break(ledger.reason, now)
-            return parked
+            return aftermath
         if self.broken is not None:
             return self._park(slot, self.broken, now)
         assert delay is not None, "a pool that has given up is broken"
@@ -632,7 +632,7 @@ class Lifecycle:
             # Nobody learns from it whether starts succeed.  Without another slot that tries, the
             # parked ones would wait for ever.
             self._probe = None
-            if any(other.state is SlotState.PARKED for other in self._slots):
+            if self.slots_in(SlotState.PARKED):
                 self.retry_at = now
         self._core.do("retiring", slot.index, why)
         self._core.sessions.drop_pinned(slot)
@@ -767,8 +767,7 @@ class Lifecycle:
         if self.retry_at is not None and self.retry_at <= now:
             self.retry_at = None
             # One start shows for all parked slots whether starts succeed.
-            parked = (slot for slot in self._slots if slot.state is SlotState.PARKED)
-            for slot in itertools.islice(parked, 1):
+            for slot in self.slots_in(SlotState.PARKED)[:1]:
                 self._probe, self._tried_at = slot, now
                 self.spawn(slot, now)
         for slot in self._slots:
@@ -804,8 +803,8 @@ class Lifecycle:
 
     def _keep_size(self, now: float) -> None:
         """Start workers that are missing; let workers go that are too many or idle for too long."""
-        waiting = self._core.dispatcher.unserved
-        self.sizing.grow(now, waiting=waiting, coming=self.coming)
+        unserved = self._core.dispatcher.unserved
+        self.sizing.grow(now, waiting=unserved, coming=self.coming)
         self._tell_size()
         missing = self.missing
         self._more = min(self._more, max(0, missing))
@@ -889,13 +888,7 @@ def _old_at(slot: Slot) -> float | None:
 
 
 # In which order workers go that are too many; among equals, the longest idle one first.
-_WORTH = (
-    SlotState.PARKED,
-    SlotState.VACANT,
-    SlotState.STARTING,
-    SlotState.IDLE,
-    SlotState.BUSY,
-)
+_WORTH = SlotState.PARKED, *SlotState
 
 
 def _removal_order(slot: Slot) -> tuple[int, float]:

@@ -93,18 +93,6 @@ class JobQueue:
         others: How many jobs are not in the default line.
     """
 
-    __slots__ = (
-        "_lines",
-        "_oldest_every",
-        "_passed_job",
-        "_priorities",
-        "_priority_of",
-        "_returned",
-        "_times_passed",
-        "default_line",
-        "others",
-    )
-
     def __init__(self, oldest_every: int = OLDEST_EVERY) -> None:
         self.default_line: OrderedDict[int, JobTraits] = OrderedDict()
         self.others = 0
@@ -203,17 +191,12 @@ class JobQueue:
         """Record how often the oldest job was passed in the queue that it comes from."""
         self._passed_job, self._times_passed = entry.job, entry.times_passed
 
-    def entry(self, job: int) -> QueuedJob:
-        """Return *job*, which waits here, with what the queue knows of it."""
-        passed = self._times_passed if job == self._passed_job else 0
-        priority = 0 if job in self.default_line else self._priority_of.get(job)
-        line = self._returned if priority is None else self._lines[priority]
-        return QueuedJob(job, line[job], priority, passed)
-
     def entries(self) -> Iterator[QueuedJob]:
-        """Yield every job."""
-        for job in (*self._returned, *self.default_line, *self._priority_of):
-            yield self.entry(job)
+        """Yield every job, with what the queue knows of it."""
+        for priority, line in ((None, self._returned), *self._lines.items()):
+            for job, traits in line.items():
+                passed = self._times_passed if job == self._passed_job else 0
+                yield QueuedJob(job, traits, priority, passed)
 
     def take_all(self) -> list[int]:
         """Forget all jobs and return them, the more urgent first, whatever their age."""

@@ -64,11 +64,6 @@ class SessionSlots:
 
     # Pinned jobs.
 
-    @property
-    def any_pinned(self) -> bool:
-        """Whether there is a pinned job that has not begun."""
-        return any(slot.pinned for slot in self._slots)
-
     def pin(self, index: int, job: int) -> None:
         """Have the worker in slot *index*, and no other one, run *job* before all others.
 
@@ -125,7 +120,7 @@ class SessionSlots:
         A worker is offered when it becomes idle.  But a worker that was to be replaced,
         and stays because its replacement has failed, is idle already.
         """
-        for index in self._dispatcher.idle_slots():
+        for index in [*reversed(self._dispatcher.idle)]:
             slot = self._slots[index]
             if self._dispatcher.session_waiters and self._is_grantable(slot):
                 self._offer(slot)

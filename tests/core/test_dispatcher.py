@@ -434,7 +434,7 @@ class DispatchMachine(RuleBasedStateMachine):
         assert self.dispatcher.waiting == common + len(self.in_lines)
         assert self.dispatcher.unserved == common + (not self.idle) * len(self.in_lines)
         assert len(self.dispatcher.preparing) == len(self.announced)
-        assert self.dispatcher.idle == len(self.idle)
+        assert [*self.dispatcher.idle] == self.idle
 
     @invariant()
     def what_is_in_hand_agrees(self) -> None:
@@ -445,7 +445,7 @@ class DispatchMachine(RuleBasedStateMachine):
     @invariant()
     def nobody_waits_while_somebody_is_idle(self) -> None:
         unemployed = sum(not in_flight.jobs for in_flight in self.flights.values())
-        assert self.dispatcher.idle == unemployed
+        assert len(self.dispatcher.idle) == unemployed
         assert not (self.queue and unemployed)
         for slot, hand in self.hands.items():
             assert hand or self.line_of(slot) is None

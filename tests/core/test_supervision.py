@@ -251,7 +251,7 @@ class SupervisionMachine(SupervisionRules):
         ahead = sum(max(0, len(jobs) - shell.width) for jobs in flights.values())
         assert core.waiting == len(shell.waiting) + ahead
         assert core.pipelining == (ahead > 0)
-        assert core.dispatcher.idle == len(shell.free())
+        assert len(core.dispatcher.idle) == len(shell.free())
         if not shell.broken:  # then nobody is given anything
             assert core.dispatcher.free == shell.lanes()
         assert (core.broken is not None, core.over) == (shell.broken, shell.finished)
