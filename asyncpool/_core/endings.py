@@ -25,7 +25,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from asyncpool._core.deadlines import earliest
-from asyncpool._core.in_flight import InFlight
+from asyncpool._core.dispatcher import InFlight
 from asyncpool._core.options import KILL, CancelMode
 from asyncpool._core.slots import (
     ALIVE,

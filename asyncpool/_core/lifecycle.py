@@ -28,7 +28,7 @@ import itertools
 from typing import TYPE_CHECKING, NamedTuple
 
 from asyncpool._core.deadlines import earliest
-from asyncpool._core.in_flight import InFlight
+from asyncpool._core.dispatcher import InFlight
 from asyncpool._core.options import RestartLedger
 from asyncpool._core.slots import (
     ALIVE,

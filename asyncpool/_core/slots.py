@@ -85,7 +85,7 @@ from dataclasses import field
 from typing import Self, TypeVar, cast
 
 from asyncpool._core.deadlines import earliest
-from asyncpool._core.in_flight import InFlight
+from asyncpool._core.dispatcher import InFlight
 from asyncpool._core.options import NEVER, CancelMode, RecycleLimits
 from asyncpool._dataclass import dataclass
 from asyncpool.enums import SlotState
@@ -384,7 +384,7 @@ class Slot:
         rolled: Whether the roll that is under way counts its worker as replaced when that has gone;
             ``None`` if the roll does not replace it.
         bucket: The number by which jobs with keys find its workers; see
-            ``_core/sessions.py``.
+            ``_core/core.py``.
         draining: The worker gets no more jobs, and ends when it has finished what
             it has.
         drain_deadline: By when a draining worker must have ended.

@@ -12,7 +12,7 @@ function counts.  Otherwise a service that broadcasts its configuration every mi
 workers that take longer and longer to start.  Two functions are the same if they have the same
 name.  So this also holds for closures and partials, which are new objects each time.
 
-The core decides which worker belongs to which session (``_core/sessions.py``).  It
+The core decides which worker belongs to which session (``_core/core.py``).  It
 knows how many callers wait.  This module knows which callers, and in which order they came.
 """
 

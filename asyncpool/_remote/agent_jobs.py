@@ -36,8 +36,8 @@ from collections.abc import Iterable
 from itertools import takewhile
 
 from asyncpool._core.deadlines import RecentCount
+from asyncpool._core.dispatcher import JobQueue
 from asyncpool._core.functions import BUDGET, JobTraits
-from asyncpool._core.queue import JobQueue
 from asyncpool.errors import ProtocolError
 
 # Times as many jobs as can run at once: one that runs, and one that comes when that ends.

@@ -20,9 +20,8 @@ from dataclasses import replace
 from enum import IntEnum
 from typing import Any, NamedTuple
 
-from asyncpool._core.dispatcher import Dispatcher
+from asyncpool._core.dispatcher import Dispatcher, InFlight
 from asyncpool._core.functions import FunctionTable, JobTraits, KeyedTraits
-from asyncpool._core.in_flight import InFlight
 from asyncpool._core.slots import text_for_client
 from asyncpool._remote.agent_jobs import AgentWindow
 from asyncpool._wire.buffers import OutOfBandPickle

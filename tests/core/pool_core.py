@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from asyncpool._core import core as core_module
-from asyncpool._core.dispatcher import choose
+from asyncpool._core.dispatcher import OLDEST_EVERY, choose
 from asyncpool._core.endings import LEAST_GRACE, REVOKE_GRACE, STACK_GRACE, Finish
 from asyncpool._core.functions import (
     BUDGET,
@@ -27,7 +27,6 @@ from asyncpool._core.functions import (
 )
 from asyncpool._core.lifecycle import KILL_GRACE, STOP_GRACE, TERM_GRACE
 from asyncpool._core.options import BURST, KILL, CancelMode, RestartPolicy, WorkerLimits
-from asyncpool._core.queue import OLDEST_EVERY
 from asyncpool._core.slots import (
     BY_ITSELF,
     EMPTY,

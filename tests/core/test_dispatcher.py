@@ -14,7 +14,14 @@ from hypothesis.stateful import (
     rule,
 )
 
-from asyncpool._core.dispatcher import AffinityQueues, Dispatcher, choose
+from asyncpool._core.dispatcher import (
+    OLDEST_EVERY,
+    AffinityQueues,
+    Dispatcher,
+    InFlight,
+    JobQueue,
+    choose,
+)
 from asyncpool._core.functions import (
     BUDGET,
     DEEPEST,
@@ -24,8 +31,6 @@ from asyncpool._core.functions import (
     JobTraits,
     KeyedTraits,
 )
-from asyncpool._core.in_flight import InFlight
-from asyncpool._core.queue import OLDEST_EVERY, JobQueue
 from tests.core.list_queue import PRIORITIES, ListQueue
 
 
@@ -80,9 +85,13 @@ class DispatchMachine(RuleBasedStateMachine):
 
     @initialize(patience=st.sampled_from([2, 4, 64]))
     def start(self, patience: int) -> None:
-        self.dispatcher = Dispatcher(oldest_every=patience)
+        JobQueue.oldest_every = patience
+        self.dispatcher = Dispatcher()
         self.queue = ListQueue(patience)
         self.patience = patience
+
+    def teardown(self) -> None:
+        JobQueue.oldest_every = OLDEST_EVERY
 
     # The model.
 
@@ -512,10 +521,11 @@ def test_neither_starves_while_more_urgent_ones_come_to_the_other_line(
 # Jobs with a key.
 
 
-def test_a_job_with_a_key_is_passed_no_more_often_if_its_key_moves_at_each_turn() -> (
-    None
-):
-    dispatcher, key = Dispatcher(oldest_every=4), 7
+def test_a_job_with_a_key_is_passed_no_more_often_if_its_key_moves_at_each_turn(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(JobQueue, "oldest_every", 4)
+    dispatcher, key = Dispatcher(), 7
     assert dispatcher.submit_keyed(0, KeyedTraits(JobTraits(), key), 1) is None
     begun: list[int] = []
     for turn in range(8):
@@ -545,7 +555,7 @@ SEATS = {0: 10, 1: 11, 2: 12}
 
 def lines_of(*keys: int) -> AffinityQueues:
     """Return lines in which the job of each number has the key of that index."""
-    lines = AffinityQueues(OLDEST_EVERY)
+    lines = AffinityQueues()
     lines.assign(SEATS)
     for job, key in enumerate(keys):
         lines.add(job, KeyedTraits(JobTraits(), key), job % 3 - 1)
@@ -596,7 +606,8 @@ def leave(queue: JobQueue) -> int:
 @example(patience=2, story=[0, *[-1, None] * 6])
 def test_nothing_starves(patience: int, story: list[int | None]) -> None:
     """An integer is a job of that priority, which comes; else one leaves."""
-    queue, left = JobQueue(patience), 0
+    queue, left = JobQueue(), 0
+    queue.oldest_every = patience  # type: ignore[misc]
     at_the_latest: dict[int, int] = {}
     for job, priority in enumerate(story):
         if priority is not None:
