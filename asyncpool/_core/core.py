@@ -48,8 +48,8 @@ Effects are tuples: a name, and arguments.  A slot is given by its index.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from typing import Any, Literal, TypeAlias
+from collections.abc import Callable, Collection, Iterable, Sequence
+from typing import Any, Literal
 
 from asyncpool._core import checks
 from asyncpool._core.checks import option
@@ -63,8 +63,6 @@ from asyncpool._core.slots import ALIVE, UP, Slot, SlotEvent, StopStage
 from asyncpool._dataclass import dataclass
 from asyncpool._wire.page import MAX_LANES
 from asyncpool.enums import SlotState
-
-Effect: TypeAlias = tuple[Any, ...]
 
 
 def _restart_policy(name: str, value: Any) -> Any:
@@ -285,26 +283,19 @@ class SessionSlots:
 
     # Pinned jobs and sessions go on.
 
-    def call(self, job: int, traits: SessionTraits) -> None:
-        """Run *job* in the worker of its session, after the session's other calls."""
-        slot = self._slot_of_call(job, traits)
-        if slot is not None:
-            slot.calls.append(job)
-            self.go_on(slot)
+    def call(self, job: int, traits: SessionTraits, *, again: bool = False) -> None:
+        """Run *job* in the worker of its session, after the session's other calls.
 
-    def requeue(self, jobs: Mapping[int, SessionTraits]) -> None:
-        """Put *jobs*, which have not begun, before the other calls of their session."""
-        for job, traits in jobs.items():
-            slot = self._slot_of_call(job, traits)
-            if slot is not None:
-                slot.calls.appendleft(job)
-
-    def _slot_of_call(self, job: int, traits: SessionTraits) -> Slot | None:
-        """Return the slot of the worker that is to run *job*; without one the job ends."""
+        A job that comes *again*, and has not begun, goes before them.
+        """
         slot = self._slot_of(traits.session)
         if slot is None:
             self._core.end_jobs((job,), "end_session", traits.session, (job,))
-        return slot
+        elif again:
+            slot.calls.appendleft(job)
+        else:
+            slot.calls.append(job)
+            self.go_on(slot)
 
     def _slot_of(self, session: int) -> Slot | None:
         return next((slot for slot in self._slots if slot.session == session), None)
@@ -365,13 +356,6 @@ class SessionSlots:
 
     # Buckets.
 
-    def open_buckets(self) -> None:
-        """Give buckets to the workers with which the pool begins."""
-        for slot in self._slots:
-            if slot.state is SlotState.STARTING:
-                slot.bucket = slot.index
-        self.update_buckets()
-
     def assign_bucket(self, slot: Slot) -> None:
         """Give a bucket to the worker of *slot*, which is ready; then update all of them."""
         if slot.bucket is None and slot.replaces is not None:
@@ -383,12 +367,12 @@ class SessionSlots:
 
     def update_buckets(self) -> None:
         """Free the buckets that were given up, and move jobs to where their keys belong now."""
+        slots_by_bucket = {}
         for slot in self._slots:
             if slot.draining or slot.session or slot.state not in ALIVE:
                 slot.bucket = None
-        slots_by_bucket = {
-            s.bucket: s.index for s in self._slots if s.bucket is not None
-        }
+            elif slot.bucket is not None:
+                slots_by_bucket[slot.bucket] = slot.index
         self._core.assign(self._dispatcher.assign_buckets(slots_by_bucket))
 
 
@@ -415,7 +399,7 @@ class Core:
         self.options = options
         self.concurrency = options.concurrency
         self.serving = options.serving is not None
-        self.todo: list[Effect] = []
+        self.todo: list[tuple[Any, ...]] = []
         # While a worker ends, the jobs that can have no other one.
         self._given_up: set[int] | None = None
         self.slots: list[Slot] = []
@@ -423,7 +407,7 @@ class Core:
         self.lifecycle = Lifecycle(self)
         self.sessions = SessionSlots(self)
         self.endings = Endings(self)
-        self.closing = Closing(self, options.end_grace)
+        self.closing = Closing(self)
 
     # What the parts have in common.
 
@@ -484,15 +468,13 @@ class Core:
                 recorded.
         """
         slot = self.slots[index]
-        if not slot.job_endings:
-            slot.in_flight.complete(*jobs)
-            return
         before = slot.in_flight.ended
         try:
             slot.in_flight.complete(*jobs)
         finally:
-            for job in jobs[: slot.in_flight.ended - before]:
-                self.endings.clear(slot, job)
+            if slot.job_endings:
+                for job in jobs[: slot.in_flight.ended - before]:
+                    self.endings.clear(slot, job)
 
     def refill(self, index: int, now: float) -> None:
         """Give the worker in slot *index* more jobs, or let it go, after it has sent outcomes."""
@@ -586,7 +568,8 @@ class Core:
         if pinned:
             self.end_jobs(pinned, "drop_pinned", pinned)
         calls = {job: of for job, of in jobs.items() if isinstance(of, SessionTraits)}
-        self.sessions.requeue(calls)
+        for job, traits in calls.items():
+            self.sessions.call(job, traits, again=True)
         taken = {*pinned, *calls}
         others = {job: jobs[job] for job in jobs if job not in taken}
         self.assign(self.dispatcher.requeue(others))
@@ -602,10 +585,10 @@ class Core:
     def start(self, now: float) -> None:
         """Fill every slot, unless the pool already closes and has nothing to do."""
         if not self.closing.no_worker_needed:
-            for slot in self.slots:
-                if slot.state is SlotState.VACANT:
-                    self.lifecycle.spawn(slot, now, new=True)
-            self.sessions.open_buckets()
+            for slot in self.lifecycle.slots_in(SlotState.VACANT):
+                self.lifecycle.spawn(slot, now, new=True)
+                slot.bucket = slot.index
+            self.sessions.update_buckets()
 
     def ready(self, index: int, now: float) -> None:
         """Record that the worker in slot *index* has said hello."""
@@ -673,10 +656,7 @@ class Core:
         """Do what follows when a worker has come or gone."""
         self.lifecycle.reconcile(now)
         # Some jobs may have no worker now.
-        if (
-            self.lifecycle.sizing.may_grow
-            and self.dispatcher.unserved > self.lifecycle.coming
-        ):
+        if self.dispatcher.unserved > self.lifecycle.coming:
             self.lifecycle.sizing.job_waits(now)
         self.closing.advance(now)
 
@@ -715,9 +695,8 @@ class Core:
         So its end is no crash, unless the worker was about to end for another reason.
         """
         slot = self.slots[index]
-        planned = not (slot.faulty or slot.hung)
-        slot.exit_reason, reason = "kill", "kill() was called"
-        how = StopStage.KILLED
+        slot.exit_reason, planned = "kill", not (slot.faulty or slot.hung)
+        how, reason = StopStage.KILLED, "kill() was called"
         self.lifecycle.stop(slot, how, now, planned=planned, reason=reason)
 
     def release(self, now: float) -> None:

@@ -352,9 +352,8 @@ class InFlight:
     @property
     def free_lanes(self) -> int:
         """How many more jobs could begin at once."""
-        if self.blocked:
-            return 0
-        return max(0, min(self.concurrency - len(self.jobs), self.max_sent - self.sent))
+        lanes = min(self.concurrency - len(self.jobs), self.max_sent - self.sent)
+        return 0 if self.blocked else max(0, lanes)
 
     @property
     def wants_more(self) -> bool:
@@ -427,17 +426,13 @@ class InFlight:
         Raises:
             ProtocolError: If it was not the turn of one of them; those before it are recorded.
         """
-        jobs, backlog = self.jobs, self.backlog
-        if (*islice(jobs, len(ended)),) == ended:
-            for job in ended:
-                backlog -= jobs.pop(job)[1]
-            self.backlog = backlog
-            self.ended += len(ended)
-        else:
-            for job in ended:
+        jobs = self.jobs
+        in_order = (*islice(jobs, len(ended)),) == ended
+        for job in ended:
+            if not in_order:
                 self._check_turn(job)
-                self.backlog -= jobs.pop(job)[1]
-                self.ended += 1
+            self.backlog -= jobs.pop(job)[1]
+            self.ended += 1
         if not jobs:
             self.backlog = 0.0  # corrects rounding errors
             self.blocked = False
@@ -760,9 +755,8 @@ class Dispatcher:
         """Return the slot that gets *job* now, or queue it and return ``None``."""
         queue = self.queue
         if priority or queue.others:
-            slot = None
-            if queue.would_be_first(priority):
-                slot = self._place(job, traits)
+            first = queue.would_be_first(priority)
+            slot = self._place(job, traits) if first else None
             if slot is None:
                 queue.add(job, traits, priority)
             else:
@@ -778,24 +772,17 @@ class Dispatcher:
         """Do the same as :meth:`submit` for a job that has a key."""
         slot = self._affinity_queues.slot_of(traits.key)
         in_flight = None if slot is None else self._room_of(slot)
-        waits = slot in self._below_budget  # in its worker, behind others
-        if (
-            slot is None
-            or in_flight is None
-            or (
-                waits
-                and not (
-                    in_flight.takes(traits) and self.queue.would_be_first(priority)
-                )
-            )
-        ):
+        if slot in self._below_budget and in_flight is not None:
+            # It would wait there behind others.
+            if in_flight.takes(traits) and self.queue.would_be_first(priority):
+                self.queue.note_dequeued(job)
+            else:
+                in_flight = None
+        if slot is not None:
+            self.exclude(slot)
+        if slot is None or in_flight is None:
             self._affinity_queues.add(job, traits, priority)
-            if slot is not None:
-                self._below_budget.pop(slot, None)
             return None
-        if waits:
-            self.queue.note_dequeued(job)
-        self.exclude(slot)
         in_flight.add(job, traits)
         self._classify(slot, in_flight)
         return slot
@@ -806,18 +793,12 @@ class Dispatcher:
         Returns:
             The jobs that need not wait, each as a pair of its slot and the job.
         """
-        queue = self.queue
+        queue, own = self.queue, self._affinity_queues
         keyed = {job: jobs[job] for job in jobs if jobs[job].key is not None}
-        placed: list[tuple[int, int]] = []
-        if keyed:
-            self._affinity_queues.requeue(keyed)
-            jobs = {job: jobs[job] for job in jobs if job not in keyed}
-        queue.requeue(jobs)
-        if keyed:
-            slots = {
-                self._affinity_queues.slot_of(traits.key) for traits in keyed.values()
-            }
-            placed += self._serve(slot for slot in slots if slot is not None)
+        queue.requeue({job: jobs[job] for job in jobs if job not in keyed})
+        own.requeue(keyed)
+        slots = {own.slot_of(traits.key) for traits in keyed.values()}
+        placed = self._serve(slot for slot in slots if slot is not None)
         while queue:
             *_, job, traits = queue.head()
             slot = self._place(job, traits)

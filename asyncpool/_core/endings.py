@@ -57,8 +57,6 @@ class Closing:
 
     Args:
         core: The core of the pool.
-        grace: Seconds that a worker has to end by itself once it is told to stop;
-            by default as many as at other times.
 
     Attributes:
         finish: What the pool still does; ``None`` as long as it does not close.
@@ -69,14 +67,13 @@ class Closing:
         unpacking: The jobs that have an outcome which takes a while to unpickle.
     """
 
-    def __init__(self, core: Core, grace: float | None = None) -> None:
+    def __init__(self, core: Core) -> None:
         self.finish: Finish | None = None
         self.over = False
         self.due: float | None = None
         self.holds = 0
         self.unpacking: dict[int, None] = {}
         self._core = core
-        self._grace = grace
 
     @property
     def no_worker_needed(self) -> bool:
@@ -133,21 +130,21 @@ class Closing:
         """If the pool closes, let workers go that no job needs any more."""
         if self.over or not self.no_worker_needed:
             return
-        self._core.lifecycle.stop_exits()
-        lifecycle = self._core.lifecycle
-        for slot in self._core.slots:
+        core, lifecycle = self._core, self._core.lifecycle
+        lifecycle.stop_exits()
+        for slot in core.slots:
             if slot.state in EMPTY:
                 slot.due = None
                 slot.apply(SlotEvent.REMOVE)
             elif slot.state is SlotState.STARTING:
                 lifecycle.stop(slot, StopStage.TERMINATED, now, planned=True)
             elif slot.state is SlotState.IDLE:
-                how = StopStage.ASKED
-                lifecycle.stop(slot, how, now, planned=True, grace=self._grace)
-        if all(slot.state is SlotState.REMOVED for slot in self._core.slots):
+                how, grace = StopStage.ASKED, core.options.end_grace
+                lifecycle.stop(slot, how, now, planned=True, grace=grace)
+        if all(slot.state is SlotState.REMOVED for slot in core.slots):
             self.over = True
             self.due = lifecycle.retry_at = None
-            self._core.do("finished")
+            core.do("finished")
 
     def abandon(self) -> None:
         """Mark the close as over, whatever is left: nobody decides any more."""

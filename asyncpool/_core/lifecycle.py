@@ -88,112 +88,6 @@ ROLL = "roll"
 _DECIDED = UP | NOT_NEEDED
 
 
-class Roll:
-    """The rolls of a pool, one at a time; ``Slot.rolled`` says which workers have to go.
-
-    Args:
-        core: The core of the pool.
-
-    Attributes:
-        under_way: Whether a roll is under way.
-    """
-
-    def __init__(self, core: Core) -> None:
-        self.under_way = False
-        self._core, self._slots = core, core.slots
-        self._unfilled: list[Slot] = []
-        self._replaced = self._filled = 0
-        # Whether a start has failed that began after the roll did, and the longest streak of failed
-        # starts that began before it.
-        self._failed_since, self._most_failures = False, 0
-
-    def begin(self) -> None:
-        """Roll every worker that is there now; the caller then calls :meth:`go_on`.
-
-        A worker that is being started counts, too, since it may already have read old
-        code.  The roll also fills parked slots: the new code may be what their starts
-        need.
-        """
-        self.under_way = True
-        for slot in self._slots:
-            # The pool may have broken off the start that is under way in it.
-            starts = slot.state in ALIVE and slot.ready_at is None
-            stays = slot.state in UP or (starts and not slot.exit_planned)
-            goes = slot.replaces is not None or (stays and not slot.draining)
-            slot.rolled = slot.replaces is None if goes else None
-        self._unfilled = self._core.lifecycle.slots_in(SlotState.PARKED)
-        self._replaced = self._filled = 0
-        self._failed_since = False
-
-    def inherit(self, successor: Slot, old: Slot) -> None:
-        """Record that the worker of *successor* has replaced that of *old*."""
-        if successor.rolled is False:
-            # From now on the successor is the worker to replace.  But both of them have to
-            # go.
-            successor.rolled = True
-            if old.rolled is not None:
-                old.rolled = False
-
-    def start_failed(self, slot: Slot) -> None:
-        """Record that a start in *slot* has failed; an early one may have, because of old code."""
-        self._failed_since = slot.rolled is None
-
-    def fill(self, now: float) -> None:
-        """Try one start in each slot whose starts have failed, without waiting."""
-        failures = self._core.lifecycle.ledger.failures
-        # Not counted one by one: the ledger counts starts that fail together once.
-        if not self._failed_since or failures < self._most_failures:
-            self._most_failures = failures  # none of them is the roll's own, so far
-        rolled = (slot for slot in self._slots if slot.rolled is not None)
-        if not any(slot.state is SlotState.PARKED for slot in rolled) and not any(
-            slot.state not in _DECIDED for slot in self._unfilled
-        ):
-            return
-        if failures > self._most_failures:
-            self.end("a start failed again")
-        else:
-            self._core.lifecycle.try_now(now)
-
-    def go_on(self) -> None:
-        """Replace the workers that are left, and end the roll if there are none."""
-        if not self.under_way:
-            return
-        for slot in self._slots:
-            if slot.rolled is not None and slot.state not in EMPTY:
-                if slot.state in UP and slot.replace_reason is None:
-                    slot.replace_reason = ROLL
-            elif slot.rolled and slot.state is SlotState.PARKED:
-                slot.rolled = None
-                self._unfilled.append(slot)
-            else:
-                self.note_gone(slot)
-        self._filled += sum(slot.state in UP for slot in self._unfilled)
-        self._unfilled = [slot for slot in self._unfilled if slot.state not in _DECIDED]
-        if not self._unfilled and all(slot.rolled is None for slot in self._slots):
-            self.end("")
-
-    def note_gone(self, slot: Slot) -> None:
-        """Count the worker of *slot*, which has gone, as replaced, if it had to go."""
-        self._replaced += bool(slot.rolled)
-        slot.rolled = None
-
-    def end(self, why: str) -> None:
-        """End the roll, if there is one: for the reason *why*, or because it is complete.
-
-        Workers whose replacement has not begun stay.
-        """
-        if not self.under_way:
-            return
-        self.under_way, self._unfilled = False, []
-        coming = {slot.replaces for slot in self._slots}
-        for slot in self._slots:
-            slot.rolled = None
-            stays = not slot.draining and slot.index not in coming
-            if slot.replace_reason == ROLL and stays:
-                slot.replace_reason = None
-        self._core.do("roll_ended", self._replaced, why, self._filled)
-
-
 class Lifecycle:
     """Every slot of a pool, and what is due there: which workers come, and which ones go.
 
@@ -210,6 +104,7 @@ class Lifecycle:
             there is none.
         gave_up: Whether the pool has given up for good, and tries no more starts.
         stopped: Whether no planned exit is granted any more, since the pool ends.
+        rolling: Whether a roll is under way; ``Slot.rolled`` says which workers have to go.
         kills: How many processes had to be killed.
         restarts: How many workers were started after others, or to replace them.
         ledger: What the restart policy remembers.
@@ -224,7 +119,7 @@ class Lifecycle:
         self.ensure_slots(least, SlotState.VACANT)
         self.ensure_slots(most + options.max_surge)
         self.broken: str | None = None
-        self.gave_up = self.stopped = False
+        self.gave_up = self.stopped = self.rolling = False
         self.kills = self.restarts = 0
         self.ledger = RestartLedger(options.restart_policy, least)
         self._grace = 0.0, options.stop_grace, TERM_GRACE, KILL_GRACE  # by StopStage
@@ -238,7 +133,12 @@ class Lifecycle:
         self._replace_at: float | None = None  # because of them
         self._more = 0  # by how many the size has grown that are not started yet
         self._told_size = least
-        self._roll = Roll(core)
+        # The parked slots that the roll fills, and how many workers it has replaced and slots it has filled.
+        self._unfilled: list[Slot] = []
+        self._replaced = self._filled = 0
+        # Whether a start has failed that began after the roll did, and the longest streak of failed
+        # starts that began before it.
+        self._failed_since, self._most_failures = False, 0
 
     def ensure_slots(self, count: int, state: SlotState = SlotState.UNUSED) -> None:
         """Have at least *count* slots; new ones begin in *state*."""
@@ -251,11 +151,6 @@ class Lifecycle:
     def slots_in(self, state: SlotState) -> list[Slot]:
         """Return the slots that are in a state."""
         return [slot for slot in self._slots if slot.state is state]
-
-    @property
-    def rolling(self) -> bool:
-        """Whether a roll is under way."""
-        return self._roll.under_way
 
     def counts(self, slot: Slot) -> bool:
         """Tell whether the worker of *slot* counts for the size of the pool."""
@@ -304,8 +199,8 @@ class Lifecycle:
 
     @property
     def _grants_nothing(self) -> bool:
-        broken = self.broken is not None
-        return self.stopped or broken or self._core.closing.no_worker_needed
+        ends = self.stopped or self.broken is not None
+        return ends or self._core.closing.no_worker_needed
 
     @property
     def _empty(self) -> list[Slot]:
@@ -341,39 +236,25 @@ class Lifecycle:
             replaces: The slot whose worker it replaces as soon as it is ready.
         """
         self.restarts += not new
-        self._roll.note_gone(slot)
+        self._note_rolled(slot)
         slot.apply(SlotEvent.SPAWN)
         slot.renew()
         slot.replaces = replaces
         slot.rank = self._rank_of(slot)
         self._decided.pop(slot.index, None)
-        slot.recycle_limits = self._options.worker_limits.recycle_limits(
-            slot.index, slot.generation
-        )
+        limits = self._options.worker_limits
+        slot.recycle_limits = limits.recycle_limits(slot.index, slot.generation)
         slot.in_flight.max_sent = slot.recycle_limits.jobs
         slot.began_at = now
         # Set before the fork, so that the pool notices a start that hangs anywhere.
         slot.due = now + self._options.start_timeout
         self._core.do("spawn", slot.index, slot.generation)
 
-    def add(
-        self,
-        now: float,
-        *,
-        new: bool = False,
-        replaces: int | None = None,
-        delay: float = 0.0,
-    ) -> None:
-        """Start a worker in a slot that is not needed now, in *delay* seconds; see :meth:`spawn`."""
+    def _unused(self) -> Slot:
+        """Return a slot that is not needed now."""
         if not self.slots_in(SlotState.UNUSED):
             self.ensure_slots(len(self._slots) + 1)
-        slot = self.slots_in(SlotState.UNUSED)[0]
-        if delay <= 0:
-            self.spawn(slot, now, new=new, replaces=replaces)
-            return
-        slot.apply(SlotEvent.REOPEN)
-        slot.due = now + delay
-        self._core.do("restarting", slot.index, delay)
+        return self.slots_in(SlotState.UNUSED)[0]
 
     # The rank of a worker: a number from 0 on that no other worker has which takes jobs.
     #
@@ -418,7 +299,7 @@ class Lifecycle:
         """
         if slot.replaces is not None:
             old, slot.replaces = self._slots[slot.replaces], None
-            self._roll.inherit(slot, old)
+            self._inherit_roll(slot, old)
             self._failed = 0
             self.drain(old, old.replace_reason or "", now)
         self._replace_some(now)
@@ -484,7 +365,8 @@ class Lifecycle:
         if slot is self._probe:
             self._probe = None
         if slot.ready_at is None and not slot.exit_planned:
-            self._roll.start_failed(slot)
+            # One that began before the roll did may have failed because of old code.
+            self._failed_since = slot.rolled is None
         slot.draining = False
         slot.due = slot.drain_deadline = slot.replace_reason = slot.replaces = None
         self._promote(slot)
@@ -538,7 +420,12 @@ class Lifecycle:
                 return self._leave_empty(slot)
         if delay is not None and start_failed:
             aftermath = self._park(slot, ledger.reason, now)
-            if ledger.breaks_pool and self.broken is None and self._is_deserted:
+            comes = any(it.due is not None for it in self.slots_in(SlotState.VACANT))
+            works = (
+                it.state in STARTING_OR_UP and not it.draining for it in self._slots
+            )
+            deserted = not comes and not any(works)
+            if ledger.breaks_pool and self.broken is None and deserted:
                 self._break(ledger.reason, now)
             return aftermath
         if self.broken is not None:
@@ -563,7 +450,7 @@ class Lifecycle:
             return Aftermath(NextStep.KEEP_WORKER, 0.0)
         self._failed += 1
         if old.rolled is not None:
-            self._roll.end("a replacement did not start")
+            self._end_roll("a replacement did not start")
         if old.replace_reason == ROLL:  # its roll is over, since another start failed
             old.replace_reason = None
         self._age(now)
@@ -603,18 +490,6 @@ class Lifecycle:
     @property
     def _is_trying(self) -> bool:
         return self._probe is not None and not self._probe.exit_planned
-
-    @property
-    def _is_deserted(self) -> bool:
-        """Whether no worker takes jobs now, and none will soon."""
-        return all(
-            slot.draining
-            or (
-                slot.state not in STARTING_OR_UP
-                and (slot.state is not SlotState.VACANT or slot.due is None)
-            )
-            for slot in self._slots
-        )
 
     # Workers leave: they get no more jobs, finish what they have begun, and end.
 
@@ -675,7 +550,13 @@ class Lifecycle:
             return
         self.drain(slot, why, now)
         if not self._promote(slot) and self.needs(slot):
-            self.add(now, delay=delay)
+            successor = self._unused()
+            if delay > 0:
+                successor.apply(SlotEvent.REOPEN)
+                successor.due = now + delay
+                self._core.do("restarting", successor.index, delay)
+            else:
+                self.spawn(successor, now)
         self.reconcile(now)
 
     # Workers are replaced.
@@ -689,13 +570,84 @@ class Lifecycle:
     def roll(self, now: float) -> None:
         """Replace every worker that is there now, as many at a time as the budget allows.
 
-        The roll also tries a start in each parked slot at once.  It is over when these
-        slots have workers, too.
+        A worker that is being started counts, too, since it may already have read old
+        code.  The roll also tries a start in each parked slot at once: the new code may be what
+        their starts need.  It is over when these slots have workers, too.
         """
         # Replacements that have failed before may be tried at once, too.
         self._replace_at = None
-        self._roll.begin()
+        self.rolling = True
+        for slot in self._slots:
+            # The pool may have broken off the start that is under way in it.
+            starts = slot.state in ALIVE and slot.ready_at is None
+            stays = slot.state in UP or (starts and not slot.exit_planned)
+            goes = slot.replaces is not None or (stays and not slot.draining)
+            slot.rolled = slot.replaces is None if goes else None
+        self._unfilled = self.slots_in(SlotState.PARKED)
+        self._replaced = self._filled = 0
+        self._failed_since = False
         self.reconcile(now)
+
+    def _inherit_roll(self, successor: Slot, old: Slot) -> None:
+        """Note for the roll that the worker of *successor* has replaced that of *old*."""
+        if successor.rolled is False:
+            # From now on the successor is the worker to replace.  But both of them have to
+            # go.
+            successor.rolled = True
+            if old.rolled is not None:
+                old.rolled = False
+
+    def _fill_parked(self, now: float) -> None:
+        """Try one start in each slot that the roll is to fill, without waiting."""
+        failures = self.ledger.failures
+        # Not counted one by one: the ledger counts starts that fail together once.
+        if not self._failed_since or failures < self._most_failures:
+            self._most_failures = failures  # none of them is the roll's own, so far
+        parked = any(
+            slot.rolled is not None for slot in self.slots_in(SlotState.PARKED)
+        )
+        if parked or any(slot.state not in _DECIDED for slot in self._unfilled):
+            if failures > self._most_failures:
+                self._end_roll("a start failed again")
+            else:
+                self.try_now(now)
+
+    def _go_on_rolling(self) -> None:
+        """Replace the workers that are left, and end the roll if there are none."""
+        for slot in self._slots:
+            if slot.rolled is not None and slot.state not in EMPTY:
+                if slot.state in UP and slot.replace_reason is None:
+                    slot.replace_reason = ROLL
+            elif slot.rolled and slot.state is SlotState.PARKED:
+                slot.rolled = None
+                self._unfilled.append(slot)
+            else:
+                self._note_rolled(slot)
+        self._filled += sum(slot.state in UP for slot in self._unfilled)
+        self._unfilled = [slot for slot in self._unfilled if slot.state not in _DECIDED]
+        if not self._unfilled and all(slot.rolled is None for slot in self._slots):
+            self._end_roll("")
+
+    def _note_rolled(self, slot: Slot) -> None:
+        """Count the worker of *slot*, which has gone, as replaced, if it had to go."""
+        self._replaced += bool(slot.rolled)
+        slot.rolled = None
+
+    def _end_roll(self, why: str) -> None:
+        """End the roll, if there is one: for the reason *why*, or because it is complete.
+
+        Workers whose replacement has not begun stay.
+        """
+        if not self.rolling:
+            return
+        self.rolling, self._unfilled = False, []
+        coming = {slot.replaces for slot in self._slots}
+        for slot in self._slots:
+            slot.rolled = None
+            stays = not slot.draining and slot.index not in coming
+            if slot.replace_reason == ROLL and stays:
+                slot.replace_reason = None
+        self._core.do("roll_ended", self._replaced, why, self._filled)
 
     def stop_exits(self) -> None:
         """Grant no more planned exits, since the pool ends; replacements that are ready stay.
@@ -710,7 +662,7 @@ class Lifecycle:
         """Forget which workers were to replace which."""
         for slot in self._slots:
             slot.replaces = slot.replace_reason = None
-        self._roll.end(why)
+        self._end_roll(why)
 
     def _promote(self, slot: Slot) -> bool:
         """Let the replacement of *slot*'s worker, if there is one, stay in its own right."""
@@ -719,7 +671,7 @@ class Lifecycle:
                 other.replaces = None
                 if other.draining:
                     return False
-                self._roll.inherit(other, slot)
+                self._inherit_roll(other, slot)
                 other.bucket, slot.bucket = slot.bucket, None
                 return True
         return False
@@ -795,7 +747,7 @@ class Lifecycle:
     def reconcile(self, now: float) -> None:
         """Grant what the budget allows now, and do what follows from all that has happened."""
         if not self.stopped:
-            self._roll.fill(now)
+            self._fill_parked(now)
         if not self._grants_nothing:
             self._keep_size(now)
             self._replace_some(now)
@@ -809,7 +761,7 @@ class Lifecycle:
         missing = self.missing
         self._more = min(self._more, max(0, missing))
         for _ in range(min(missing, self._free)):
-            self.add(now, new=self._more > 0)
+            self.spawn(self._unused(), now, new=self._more > 0)
             self._more = max(0, self._more - 1)
         self._shrink(now)
         if self._may_let_idle_go:
@@ -851,27 +803,22 @@ class Lifecycle:
         if self._grants_nothing:
             return
         self._age(now)
-        self._roll.go_on()
+        if self.rolling:
+            self._go_on_rolling()
         if self._replace_at is not None:
             return
         coming = {slot.replaces for slot in self._slots}
-        due = [
-            slot
-            for slot in self._slots
-            if slot.replace_reason is not None
-            and slot.stays
-            and slot.index not in coming
-            and slot.session is None
-        ]
         # In the order of their starts.  Workers that are due again as soon as they are ready would
         # otherwise take the whole budget, and leave none to those in later slots.
-        due.sort(key=lambda slot: slot.began_at)
-        for slot in due:
+        for slot in sorted(self._slots, key=lambda slot: slot.began_at):
+            why, free = slot.replace_reason, slot.session is None
+            if why is None or not slot.stays or slot.index in coming or not free:
+                continue
             missing = self.sizing.size - sum(it.stays for it in self._slots)
             if self._free > 0 and self._options.max_surge > 0:
-                self.add(now, replaces=slot.index)
+                self.spawn(self._unused(), now, replaces=slot.index)
             elif missing < self._options.max_unavailable:
-                self.drain(slot, slot.replace_reason or "", now)
+                self.drain(slot, why, now)
 
     def _age(self, now: float) -> None:
         for slot in self._slots:

@@ -466,12 +466,10 @@ class Slot:
         self.in_flight = InFlight(self.in_flight.concurrency)
         self.job_endings = JobEndings()
         self.ready_at = self.due = None
-        self.seen = ()
         self.exit_planned = self.faulty = self.hung = False
         self.replace_reason = self.replaces = self.drain_deadline = None
         self.draining = self.oversized = self.stacks_requested = False
-        self.exit_reason = ""
-        self.stop_stage = StopStage.NO
+        self.seen, self.exit_reason, self.stop_stage = (), "", StopStage.NO
 
 
 # Seconds that jobs wait before the pool adds workers, and before it adds more again.  A
@@ -495,8 +493,7 @@ class Sizing:
     """
 
     def __init__(self, least: int, most: int, idle_timeout: float) -> None:
-        self.size = self.least = least
-        self.most = most
+        self.size, self.least, self.most = least, least, most
         self._idle_timeout = idle_timeout
         self._burst = 1
         self.grow_at: float | None = None
@@ -550,8 +547,7 @@ class Sizing:
             return None
         self._resize(self.size - 1, now)
         # There is no next check if that was the last worker too many.
-        if self.shrink_at is not None:  # pyright: ignore[reportUnnecessaryComparison] - _resize() sets it
-            self.shrink_at = now
+        self.shrink_at = None if self.size == self.least else now
         return slot
 
     def _resize(self, size: int, now: float) -> None:

@@ -86,7 +86,9 @@ class PackedFunctions(FunctionTable):
         if found is not None:
             return found
         number = next(self._numbers) if reference else 0
-        return self._enter((name, reference), number, reference, name, PACKED)
+        figures = self._totals.of(name, "submit")
+        known = Function(number, reference, name, figures, PACKED)
+        return self._enter((name, reference), known)
 
     def find(
         self, function: Callable[..., Any], name: str = "", via: Via = "submit"
