@@ -437,15 +437,14 @@ class InFlight:
             self.backlog = 0.0  # corrects rounding errors
             self.blocked = False
 
-    def remove(self, job: int) -> JobTraits:
-        """Forget *job*, which has come back; return its traits."""
+    def remove(self, job: int) -> None:
+        """Forget *job*, which has come back."""
         _, cost, traits = self.jobs.pop(job)
         self.backlog -= cost
         self.max_sent += traits is not PINNED  # a pinned job had its room made for it
         if not self.jobs:
             self.backlog = 0.0
             self.blocked = False
-        return traits
 
     def withdraw(self, job: int) -> None:
         """Take back :meth:`add` for *job*, the last one: the pool has not sent it after all."""
@@ -519,7 +518,9 @@ class InFlight:
                 raise ProtocolError(
                     f"it gave back the job with sequence number {number}, which it cannot"
                 )
-        back = {job: self.remove(job) for job in map(by_sequence.pop, numbers)}
+        back = {job: self.traits_of(job) for job in map(by_sequence.pop, numbers)}
+        for job in back:
+            self.remove(job)
         return back, [by_sequence[number] for number in asked if number in by_sequence]
 
     def _cost(self, traits: JobTraits) -> float:

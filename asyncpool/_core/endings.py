@@ -337,7 +337,7 @@ class Endings:
         if slot.state is not SlotState.BUSY:
             return
         endings = slot.job_endings
-        if job in endings and endings[job].written is False:
+        if job is not None and job in endings and endings[job].written is False:
             endings[job].written = True
         stage = EndingStage.DUMPING
         dumping = [one for one, it in endings.items() if it.stage is stage]

@@ -86,9 +86,8 @@ class PackedFunctions(FunctionTable):
         if found is not None:
             return found
         number = next(self._numbers) if reference else 0
-        figures = self._totals.of(name, "submit")
-        known = Function(number, reference, name, figures, PACKED)
-        return self._enter((name, reference), known)
+        new = Function(number, reference, name, self._totals.of(name, "submit"), PACKED)
+        return self._enter((name, reference), new)
 
     def find(
         self, function: Callable[..., Any], name: str = "", via: Via = "submit"

@@ -118,6 +118,7 @@ class Core:
         self.submit = core.submit
         self.place = core.place
         self.submit_pinned = self._told(core.sessions.pin)
+        self.prepare = core.dispatcher.preparing.setdefault
         self.submit_prepared = self._told(core.submit_prepared)
         self.arguments_loaded = self._told(core.arguments_loaded)
         self.outcome = core.outcome
@@ -174,10 +175,6 @@ class Core:
         if after.next_step is NextStep.KEEP_WORKER:
             todo.insert(0, cmd.KeepWorker(slot, after.next_start))
         return todo
-
-    def prepare(self, job: int) -> None:
-        """Let a job come that must be pickled first."""
-        self._core.dispatcher.preparing[job] = None
 
     def begin_unpacking(self, job: int) -> None:
         """Let a job have an outcome that takes a while to unpickle."""

@@ -14,14 +14,7 @@ from hypothesis.stateful import (
     rule,
 )
 
-from asyncpool._core.dispatcher import (
-    OLDEST_EVERY,
-    AffinityQueues,
-    Dispatcher,
-    InFlight,
-    JobQueue,
-    choose,
-)
+from asyncpool._core.dispatcher import AffinityQueues, Dispatcher, InFlight, JobQueue
 from asyncpool._core.functions import (
     BUDGET,
     DEEPEST,
@@ -32,6 +25,7 @@ from asyncpool._core.functions import (
     KeyedTraits,
 )
 from tests.core.list_queue import PRIORITIES, ListQueue
+from tests.core.pool_core import OLDEST_EVERY, choose
 
 
 def known(cost: float) -> JobTraits:
@@ -607,7 +601,7 @@ def leave(queue: JobQueue) -> int:
 def test_nothing_starves(patience: int, story: list[int | None]) -> None:
     """An integer is a job of that priority, which comes; else one leaves."""
     queue, left = JobQueue(), 0
-    queue.oldest_every = patience  # type: ignore[misc]
+    queue.oldest_every = patience
     at_the_latest: dict[int, int] = {}
     for job, priority in enumerate(story):
         if priority is not None:
