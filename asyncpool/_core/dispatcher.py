@@ -91,15 +91,6 @@ class Standing(IntEnum):
     USUAL = 2  # it is the most urgent one
 
 
-class Head(NamedTuple):
-    """The job whose turn it is in a queue.  Of the heads of two queues, the lower one is next."""
-
-    standing: Standing
-    priority: int
-    job: int
-    traits: JobTraits
-
-
 class JobQueue:
     """The jobs that have no worker.
 
@@ -158,17 +149,21 @@ class JobQueue:
             returned.move_to_end(job, last=False)
         self.others += len(jobs)
 
-    def head(self) -> Head:
-        """Return the job whose turn it is; there must be one."""
+    def head(self) -> tuple[Standing, int, int, JobTraits]:
+        """Return the job whose turn it is, with its traits; there must be one.
+
+        The first three numbers decide between the heads of two queues, of which the lower one
+        is next: why it is the head, its priority where that matters, and the job.
+        """
         if self._returned:
-            return Head(Standing.RETURNED, 0, *next(iter(self._returned.items())))
+            return Standing.RETURNED, 0, *next(iter(self._returned.items()))
         oldest = self._neglected()
         if oldest is not None:
             line = self._lines[self._priority_of.get(oldest, 0)]
-            return Head(Standing.NEGLECTED, 0, oldest, line[oldest])
+            return Standing.NEGLECTED, 0, oldest, line[oldest]
         priority = self._most_urgent()
         line = self._lines[priority]
-        return Head(Standing.USUAL, priority, *next(iter(line.items())))
+        return Standing.USUAL, priority, *next(iter(line.items()))
 
     def pop(self, job: int) -> None:
         """Remove *job*, which is the head."""
@@ -426,13 +421,17 @@ class InFlight:
         Raises:
             ProtocolError: If it was not the turn of one of them; those before it are recorded.
         """
-        jobs = self.jobs
-        in_order = (*islice(jobs, len(ended)),) == ended
-        for job in ended:
-            if not in_order:
+        jobs, backlog = self.jobs, self.backlog
+        if (*islice(jobs, len(ended)),) == ended:
+            for job in ended:
+                backlog -= jobs.pop(job)[1]
+            self.backlog = backlog
+            self.ended += len(ended)
+        else:
+            for job in ended:
                 self._check_turn(job)
-            self.backlog -= jobs.pop(job)[1]
-            self.ended += 1
+                self.backlog -= jobs.pop(job)[1]
+                self.ended += 1
         if not jobs:
             self.backlog = 0.0  # corrects rounding errors
             self.blocked = False

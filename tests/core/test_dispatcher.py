@@ -577,7 +577,7 @@ def test_who_joins_a_line_keeps_its_age() -> None:
     [line] = lines.open.values()
     begun = []
     while line:
-        begun.append(line.head().job)
+        begun.append(line.head()[2])
         line.pop(begun[-1])
     assert begun == [41, 42, 43, 47, *sorted(range(30), key=lambda job: (job % 3, job))]
 
@@ -588,7 +588,7 @@ PROFILE = JobTraits()
 
 
 def leave(queue: JobQueue) -> int:
-    job = queue.head().job
+    job = queue.head()[2]
     queue.pop(job)
     return job
 
