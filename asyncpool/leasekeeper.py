@@ -30,11 +30,6 @@ __all__ = ["LeaseKeeper"]
 
 _KEEPER = "a lease keeper"
 
-# Renewals in progress at a time.  As many as max_rate needs if the outside system takes a second
-# for each, and more if it takes longer.  Four at the least, so that a renewal that hangs leaves
-# room for others.  32 at the most: an outside system that needs more is in trouble.
-_MIN_OVERLAP, _MAX_OVERLAP = 4, 32
-
 # Seconds between two lines in the log about leases that were not extended.  If the outside
 # system is down, that concerns every lease.  There is an event for each.
 _QUIET = 10.0
@@ -159,8 +154,6 @@ class LeaseKeeper(Generic[L]):
             max_rate=max_rate,
             interval=interval,
             max_retries=max_retries,
-            overlap=max(_MIN_OVERLAP, min(_MAX_OVERLAP, math.ceil(max_rate))),
-            max_overlap=_MAX_OVERLAP,
             ttl=ttl,
         )
         self._renew, self._timeout = renew, timeout
@@ -291,8 +284,8 @@ class LeaseKeeper(Generic[L]):
 
     def __repr__(self) -> str:
         state = "running" if self._alarm is not None else "not running"
-        ledger = self._ledger
-        return f"<LeaseKeeper {state}: {len(ledger)} leases of {ledger.capacity}>"
+        leases, most = len(self._ledger), self._ledger.capacity
+        return f"<LeaseKeeper {state}: {leases} leases of {most}>"
 
     def _look(self, now: float) -> None:
         """Do what is to be done by *now*."""
@@ -389,10 +382,9 @@ class LeaseKeeper(Generic[L]):
                 hold.job.cancel(text)
 
     def _take(self, lease: L, hold: _Hold) -> None:
-        if self._alarm is None:
+        if self._alarm is None or self._loop is None:
             raise RuntimeError("the lease keeper is not running: use 'async with'")
         check_loop(self._loop, _KEEPER)
-        loop = asyncio.get_running_loop()
         current = self._holds.get(lease)
         if current is not None:
             if not current.over():
@@ -401,7 +393,7 @@ class LeaseKeeper(Generic[L]):
         if hold.over():
             return
         self._holds[lease] = hold
-        self._ledger.add(lease, loop.time())
+        self._ledger.add(lease, self._loop.time())
         self._tell_holder(lease)
         self._reconsider()
 

@@ -334,9 +334,9 @@ class OneAtATime(AsyncPool):
 
     def __init__(self) -> None:
         super().__init__()
-        from asyncpool._core import in_flight as flight
+        from asyncpool._core import dispatcher
 
-        flight.BUDGET = 0.0  # type: ignore[attr-defined] # it is not its own
+        dispatcher.BUDGET = 0.0  # type: ignore[attr-defined] # it is not its own
 
 
 BASELINE = "ppe-fork"

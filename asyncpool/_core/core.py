@@ -47,25 +47,22 @@ Effects are tuples: a name, and arguments.  A slot is given by its index.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Collection, Iterable, Sequence
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal
 
 from asyncpool._core import checks
 from asyncpool._core.checks import option
 from asyncpool._core.deadlines import earliest
 from asyncpool._core.dispatcher import Dispatcher
-from asyncpool._core.endings import STACK_GRACE, Closing, Endings, Finish
-from asyncpool._core.exits import Exits
+from asyncpool._core.endings import STACK_GRACE, Closing, Endings
 from asyncpool._core.functions import PINNED, JobTraits, SessionTraits
 from asyncpool._core.lifecycle import STOP_GRACE, Aftermath, Lifecycle
-from asyncpool._core.options import KILL, CancelMode, RestartPolicy, WorkerLimits
-from asyncpool._core.sessions import SessionSlots
-from asyncpool._core.slots import UP, Sizing, Slot, SlotEvent, StopStage
+from asyncpool._core.options import RestartPolicy, WorkerLimits
+from asyncpool._core.slots import ALIVE, UP, Slot, SlotEvent, StopStage
 from asyncpool._dataclass import dataclass
 from asyncpool._wire.page import MAX_LANES
-from asyncpool.enums import NextStep, SlotState
-
-Effect: TypeAlias = tuple[Any, ...]
+from asyncpool.enums import SlotState
 
 
 def _restart_policy(name: str, value: Any) -> Any:
@@ -114,6 +111,271 @@ class CoreOptions:
     serving: Callable[..., Any] | None = None
 
 
+# Workers that certain jobs need: pinned jobs, sessions, keys.
+#
+# A *pinned* job is for one given worker, which begins it before any other.  Such jobs wait
+# at their slot, never in the queue.  If the worker goes before it has begun such a job,
+# the pool drops the job.
+#
+# A caller that asks for a *session* gets the next idle worker.  While callers wait, the
+# pool holds back as many workers as are wanted: it sends them no job of the queue, so
+# that they finish what they have in flight.  The first worker that has finished goes to a
+# caller.  From then on until the session ends, the worker runs only the session's
+# *calls*, one after the other, and pinned jobs.
+#
+# A worker that is to be replaced stays until its session is over.  If the worker dies, or
+# a call retires it, that ends the session.
+#
+# A *bucket* is a number that stands for one worker.  The keys of jobs are divided among
+# the buckets (``dispatcher.py``).  A bucket passes from a worker to the one that
+# follows it:
+#
+# * If a worker ends and another one follows at once in its slot, that one gets the
+#   bucket.  Jobs wait for it, since it is there within milliseconds.
+# * A replacement, which starts in an unused slot, gets the bucket when it is ready and
+#   the old worker leaves.
+# * A worker that belongs to a session has no bucket meanwhile.
+# * If no worker follows at once, the bucket is given up, and its keys go to their next
+#   choices.  That is so if there is a backoff, if the slot is parked or not needed, or if
+#   a worker leaves before its replacement is ready.  A worker that is ready and has no
+#   bucket takes the lowest free one.  Most likely that is the one that was given up, so
+#   its keys come back, and no other keys move.
+#
+# A worker that is started because the pool grows has no bucket before it is ready.  The
+# workers with which a pool begins have theirs from the start.  Otherwise all keys would
+# first belong to the first worker that is ready, and then move.
+
+
+class SessionSlots:
+    """The pinned jobs of a pool, its sessions, and its buckets.
+
+    Args:
+        core: The core of the pool.
+    """
+
+    def __init__(self, core: Core) -> None:
+        self._core = core
+        self._slots = core.slots
+        self._dispatcher = core.dispatcher
+        self._numbers = itertools.count(1)
+        # Slots that are held back, and still have jobs in flight.
+        self._held: set[int] = set()
+
+    # Pinned jobs.
+
+    def pin(self, index: int, job: int) -> None:
+        """Have the worker in slot *index*, and no other one, run *job* before all others.
+
+        The worker begins it as soon as it has nothing else in flight.  Several pinned
+        jobs begin in the order of these calls.
+        """
+        slot = self._slots[index]
+        slot.pinned.append(job)
+        if slot.state is not SlotState.IDLE or not slot.hung:
+            self._dispatcher.exclude(slot.index)
+            self.go_on(slot)
+
+    def drop_pinned(self, slot: Slot) -> None:
+        """Drop the pinned jobs of *slot*, since its worker goes."""
+        pinned_jobs = tuple(slot.pinned)
+        slot.pinned.clear()
+        if pinned_jobs:
+            self._core.end_jobs(pinned_jobs, "drop_pinned", pinned_jobs)
+
+    def discard(self, job: int) -> Slot | None:
+        """Forget *job* if it is a pinned job or a session's call, and return its slot."""
+        for slot in self._slots:
+            for jobs in (slot.pinned, slot.calls):
+                if job in jobs:
+                    jobs.remove(job)
+                    return slot
+        return None
+
+    def take_all(self) -> dict[int, Slot]:
+        """Forget all pinned jobs, and all calls of sessions; return them, each with its slot."""
+        jobs: dict[int, Slot] = {}
+        for slot in self._slots:
+            jobs |= dict.fromkeys((*slot.pinned, *slot.calls), slot)
+            slot.pinned.clear()
+            slot.calls.clear()
+        return jobs
+
+    # Sessions begin.
+
+    def request(self) -> None:
+        """Offer the next idle worker to a caller that waits for a session."""
+        self._dispatcher.session_waiters += 1
+        self.grant_waiting()
+        self.update_buckets()
+
+    def cancel_request(self, now: float) -> None:
+        """Record that a caller that waited wants no session any more."""
+        self._dispatcher.session_waiters -= 1
+        self._feed_spare(now)
+
+    def grant_waiting(self) -> None:
+        """Offer idle workers to callers that wait.
+
+        A worker is offered when it becomes idle.  But a worker that was to be replaced,
+        and stays because its replacement has failed, is idle already.
+        """
+        for index in [*reversed(self._dispatcher.idle)]:
+            slot = self._slots[index]
+            if self._dispatcher.session_waiters and self._is_grantable(slot):
+                self._offer(slot)
+
+    def take(self, slot: Slot, now: float) -> bool:
+        """Give the worker of *slot*, which needs no job just now, to a caller that waits.
+
+        Returns:
+            Whether it gets no job, since it is a caller's, or is held back for one.
+        """
+        if not self._is_grantable(slot):
+            self._held.discard(slot.index)
+            return False
+        if not slot.in_flight.jobs:
+            self._offer(slot)
+        elif slot.index not in self._held:
+            # Workers that have begun to end meanwhile are of no use.
+            self._held = {n for n in self._held if self._may_come(self._slots[n])}
+            if len(self._held) >= self._dispatcher.session_waiters:
+                return False
+            self._held.add(slot.index)
+            self._dispatcher.exclude(slot.index)
+        self.update_buckets()
+        self._feed_spare(now)
+        return True
+
+    def _feed_spare(self, now: float) -> None:
+        """Give jobs again to workers that were held back for sessions nobody wants any more."""
+        spare = sorted(self._held)[self._dispatcher.session_waiters :]
+        self._held.difference_update(spare)
+        for index in spare:
+            self._core.refill(index, now)
+
+    def refuse(self, now: float) -> None:
+        """Refuse all callers that wait for a session.
+
+        Workers that were held back for them have room for jobs that are tried again.
+        """
+        wanted, self._dispatcher.session_waiters = self._dispatcher.session_waiters, 0
+        if wanted:
+            self._core.do("refuse_sessions")
+        self._feed_spare(now)
+
+    def _offer(self, slot: Slot) -> None:
+        self._dispatcher.session_waiters -= 1
+        self._dispatcher.exclude(slot.index)
+        self._held.discard(slot.index)
+        slot.session = next(self._numbers)
+        self._core.do("offer", slot.index, slot.session)
+
+    def _is_grantable(self, slot: Slot) -> bool:
+        # A worker whose replacement is starting is about to leave.  So is a worker that
+        # may run no more jobs.
+        return not slot.in_flight.exhausted and not any(
+            other.replaces == slot.index for other in self._slots
+        )
+
+    def _may_come(self, slot: Slot) -> bool:
+        ends = slot.faulty or slot.job_endings.killing is not None
+        return slot.stays and not ends and self._is_grantable(slot)
+
+    # Pinned jobs and sessions go on.
+
+    def call(self, job: int, traits: SessionTraits, *, again: bool = False) -> None:
+        """Run *job* in the worker of its session, after the session's other calls.
+
+        A job that comes *again*, and has not begun, goes before them.
+        """
+        slot = self._slot_of(traits.session)
+        if slot is None:
+            self._core.end_jobs((job,), "end_session", traits.session, (job,))
+        elif again:
+            slot.calls.appendleft(job)
+        else:
+            slot.calls.append(job)
+            self.go_on(slot)
+
+    def _slot_of(self, session: int) -> Slot | None:
+        return next((slot for slot in self._slots if slot.session == session), None)
+
+    def go_on(self, slot: Slot) -> None:
+        """Begin what only the worker of *slot* may run, if it has nothing in flight."""
+        if slot.in_flight.jobs or slot.state not in UP or slot.hung or slot.draining:
+            return
+        if slot.pinned:
+            job, traits = slot.pinned.popleft(), PINNED
+            # It does not count towards max_jobs: each replacement would also have one, and
+            # go again.
+            slot.in_flight.max_sent += 1
+        elif slot.calls:
+            assert slot.session is not None
+            job, traits = slot.calls.popleft(), SessionTraits(slot.session)
+        else:
+            return
+        slot.in_flight.add(job, traits)
+        slot.assign()
+        self._core.do("assign", slot.index, (job,))
+
+    # Sessions lose their worker, and end.
+
+    def gone(self, slot: Slot) -> None:
+        """Record that the worker of *slot* is gone."""
+        self._held.discard(slot.index)
+        if slot.session is not None:
+            session, calls, slot.session = slot.session, tuple(slot.calls), None
+            slot.calls.clear()
+            self._core.end_jobs(calls, "end_session", session, calls)
+
+    def break_off(self, now: float) -> None:
+        """Record that the pool is broken: refuse all callers that wait."""
+        self._held.clear()  # the workers get jobs again when the pool has recovered
+        self.refuse(now)
+
+    def end(self, session: int, now: float, *, fresh: bool) -> None:
+        """Return the worker of *session* to the pool, or replace it by a *fresh* one.
+
+        The session must have no calls that wait.
+        """
+        slot, core = self._slot_of(session), self._core
+        if slot is None:
+            return  # it is over already
+        slot.session = None
+        slot.calls.clear()
+        if fresh and slot.ready_at is not None:
+            core.lifecycle.drain(slot, "session", now)
+        elif slot.in_flight.exhausted and slot.state is SlotState.IDLE:
+            core.lifecycle.drain_now(slot, "max_jobs", now)
+        elif slot.state in UP:
+            self.assign_bucket(slot)
+            if slot.state is SlotState.IDLE and not slot.hung:
+                slot.idle_since = now
+                core.feed(slot, now)
+        core.after_change(now)
+
+    # Buckets.
+
+    def assign_bucket(self, slot: Slot) -> None:
+        """Give a bucket to the worker of *slot*, which is ready; then update all of them."""
+        if slot.bucket is None and slot.replaces is not None:
+            old = self._slots[slot.replaces]
+            slot.bucket, old.bucket = old.bucket, None
+        if slot.bucket is None:
+            taken = {other.bucket for other in self._slots}
+            slot.bucket = min(set(range(len(self._slots))) - taken)
+
+    def update_buckets(self) -> None:
+        """Free the buckets that were given up, and move jobs to where their keys belong now."""
+        slots_by_bucket = {}
+        for slot in self._slots:
+            if slot.draining or slot.session or slot.state not in ALIVE:
+                slot.bucket = None
+            elif slot.bucket is not None:
+                slots_by_bucket[slot.bucket] = slot.index
+        self._core.assign(self._dispatcher.assign_buckets(slots_by_bucket))
+
+
 class Core:
     """The state of a pool, as far as decisions depend on it.
 
@@ -127,10 +389,9 @@ class Core:
         todo: What is to be done; see above.
         slots: Every slot.
         dispatcher: The jobs that have no worker, and which workers may have them.
-        lifecycle: How workers start and end in the slots.
+        lifecycle: How workers start in the slots, are replaced, and end; and how many there are.
         sessions: The jobs that need certain workers.
         endings: The jobs that the pool ends.
-        exits: Planned exits, and the size of the pool.
         closing: The end of the pool.
     """
 
@@ -138,16 +399,15 @@ class Core:
         self.options = options
         self.concurrency = options.concurrency
         self.serving = options.serving is not None
-        self.todo: list[Effect] = []
+        self.todo: list[tuple[Any, ...]] = []
         # While a worker ends, the jobs that can have no other one.
         self._given_up: set[int] | None = None
         self.slots: list[Slot] = []
         self.dispatcher = Dispatcher()
-        self.lifecycle = Lifecycle(self, *options.workers)
+        self.lifecycle = Lifecycle(self)
         self.sessions = SessionSlots(self)
         self.endings = Endings(self)
-        self.exits = Exits(self, Sizing(*options.workers, options.idle_timeout))
-        self.closing = Closing(self, options.end_grace)
+        self.closing = Closing(self)
 
     # What the parts have in common.
 
@@ -174,12 +434,10 @@ class Core:
         It is not asked again for those that it was asked for already.  Return whether it is for
         others.
         """
-        in_flight = slot.in_flight
-        jobs = [job for job in jobs if not in_flight.is_revoking(job)]
-        if jobs:
-            sequences = in_flight.begin_revoke(jobs, requeue=requeue)
+        sequences = slot.in_flight.begin_revoke(jobs, requeue=requeue)
+        if sequences:
             self.do("revoke", slot.index, sequences)
-        return bool(jobs)
+        return bool(sequences)
 
     # The hot path.
 
@@ -210,15 +468,13 @@ class Core:
                 recorded.
         """
         slot = self.slots[index]
-        if not slot.job_endings:
-            slot.in_flight.complete(*jobs)
-            return
         before = slot.in_flight.ended
         try:
             slot.in_flight.complete(*jobs)
         finally:
-            for job in jobs[: slot.in_flight.ended - before]:
-                self.endings.clear(slot, job)
+            if slot.job_endings:
+                for job in jobs[: slot.in_flight.ended - before]:
+                    self.endings.clear(slot, job)
 
     def refill(self, index: int, now: float) -> None:
         """Give the worker in slot *index* more jobs, or let it go, after it has sent outcomes."""
@@ -234,50 +490,34 @@ class Core:
         ):
             if not in_flight.jobs:
                 slot.state, slot.idle_since = SlotState.IDLE, now
-            self._feed(slot, now)
+            self.feed(slot, now)
             exhausted = in_flight.sent >= in_flight.max_sent
             if exhausted and not in_flight.jobs and slot.session is None:
                 # It may run no more jobs, so it goes even before its replacement is
                 # ready.
-                self.exits.drain_now(slot, "max_jobs", now, unsent=None)
+                self.lifecycle.drain_now(slot, "max_jobs", now)
             elif exhausted:
-                self.exits.replace(slot, "max_jobs", now)
+                self.lifecycle.replace(slot, "max_jobs", now)
         if self.closing.finish is not None:
             self.closing.advance(now)
 
-    def _feed(self, slot: Slot, now: float) -> None:
+    def feed(self, slot: Slot, now: float) -> None:
         """Give the worker of *slot* what it should run next."""
         if slot.session is not None or slot.pinned:
             self.sessions.go_on(slot)
-        elif self.dispatcher.session_waiters and self.sessions.take(slot):
-            self.sessions.update_buckets()
-            self._feed_spare(now)
-        else:
+        elif not self.dispatcher.session_waiters or not self.sessions.take(slot, now):
             jobs = self.dispatcher.refill(slot.index, slot.in_flight)
             if jobs:
                 slot.assign()
                 self.todo.append(("assign", slot.index, jobs))
 
-    def _feed_spare(self, now: float) -> None:
-        """Give jobs again to workers that were held back for sessions nobody wants any more."""
-        for slot in self.sessions.release_spare():
-            self.refill(slot.index, now)
-
     # Other ways to submit.
-
-    def submit_pinned(self, index: int, job: int) -> None:
-        """Have the worker in slot *index*, and no other one, run *job* before all others.
-
-        The worker begins it as soon as it has nothing else in flight.  Several pinned
-        jobs begin in the order of these calls.
-        """
-        self.sessions.pin(self.slots[index], job)
 
     def submit_prepared(
         self, job: int, traits: JobTraits, now: float, priority: int = 0
     ) -> None:
         """Submit a job that is pickled now; until then the dispatcher *prepares* it."""
-        self.dispatcher.end_preparing(job)
+        self.dispatcher.preparing.pop(job, None)
         index = self.place(job, traits, priority)
         if index is not None:
             self.do("assign", index, (job,))
@@ -294,7 +534,7 @@ class Core:
 
     def requeue(self, jobs: dict[int, JobTraits], now: float) -> None:
         """Put *jobs* at the head of the queue, or assign them to workers with room."""
-        self._put_back(jobs)
+        self.put_back(jobs)
         self.closing.advance(now)
 
     def drop(self, job: int, now: float) -> None:
@@ -305,24 +545,6 @@ class Core:
                 self.refill(slot.index, now)  # the worker may have a free lane now
         self.closing.advance(now)
 
-    def cancel(
-        self, job: int, now: float, *, index: int, begun: bool, mode: CancelMode = KILL
-    ) -> None:
-        """Give up *job*, which the worker in slot *index* may have in flight.
-
-        Args:
-            job: The job.
-            now: The time.
-            index: The slot.
-            begun: Whether the pool knows that the worker has begun it.
-            mode: How the pool ends the job if it has begun.
-        """
-        slot = self.slots[index]
-        if job in slot.in_flight.jobs:
-            self.endings.cancel(slot, job, now, begun=begun, mode=mode)
-        else:
-            self.drop(job, now)
-
     def withdraw(self, index: int, job: int, now: float) -> None:
         """Take back *job*, which was assigned to slot *index* but not sent yet."""
         slot = self.slots[index]
@@ -332,39 +554,29 @@ class Core:
         self.refill(index, now)
         self.closing.advance(now)
 
-    def revoked(self, index: int, sequences: Iterable[int], now: float) -> None:
-        """Handle a worker's answer to a revoke: the jobs that it will not begin.
-
-        Raises:
-            ProtocolError: If the pool has not asked for these jobs.
-        """
-        wanted = self.endings.take_answer(self.slots[index], sequences, now)
-        if self.closing.finish is not None and self.closing.finish >= Finish.RUNNING:
-            self.fail(wanted, "closed")
-        else:
-            self._put_back(wanted)
-        self.refill(index, now)
-        self.closing.advance(now)
-
     def outcome_unpacked(self, job: int, now: float) -> None:
         """Record that the outcome of *job*, a large one, is unpickled."""
         self.closing.unpacking.pop(job, None)
         self.closing.advance(now)
 
-    def _put_back(self, jobs: dict[int, JobTraits]) -> None:
+    def put_back(self, jobs: dict[int, JobTraits]) -> None:
         """Put *jobs*, which have left their worker, where they wait for another one."""
         if self.lifecycle.broken is not None:
             self.fail(jobs, "broken")
             return
-        pinned_jobs = tuple(job for job in jobs if jobs[job] is PINNED)
-        if pinned_jobs:
-            jobs = {job: jobs[job] for job in jobs if job not in pinned_jobs}
-            self.end_jobs(pinned_jobs, "drop_pinned", pinned_jobs)
+        pinned = tuple(job for job, of in jobs.items() if of is PINNED)
+        if pinned:
+            self.end_jobs(pinned, "drop_pinned", pinned)
         calls = {job: of for job, of in jobs.items() if isinstance(of, SessionTraits)}
-        if calls:
-            jobs = {job: jobs[job] for job in jobs if job not in calls}
-            self.sessions.requeue(calls)
-        for index, job in self.dispatcher.requeue(jobs):
+        for job, traits in calls.items():
+            self.sessions.call(job, traits, again=True)
+        taken = {*pinned, *calls}
+        others = {job: jobs[job] for job in jobs if job not in taken}
+        self.assign(self.dispatcher.requeue(others))
+
+    def assign(self, placed: Iterable[tuple[int, int]]) -> None:
+        """Send jobs to workers that have room for them: pairs of a slot and a job."""
+        for index, job in placed:
             self.slots[index].assign()
             self.do("assign", index, (job,))
 
@@ -373,10 +585,10 @@ class Core:
     def start(self, now: float) -> None:
         """Fill every slot, unless the pool already closes and has nothing to do."""
         if not self.closing.no_worker_needed:
-            for slot in self.slots:
-                if slot.state is SlotState.VACANT:
-                    self.lifecycle.spawn(slot, now, new=True)
-            self.sessions.open_buckets()
+            for slot in self.lifecycle.slots_in(SlotState.VACANT):
+                self.lifecycle.spawn(slot, now, new=True)
+                slot.bucket = slot.index
+            self.sessions.update_buckets()
 
     def ready(self, index: int, now: float) -> None:
         """Record that the worker in slot *index* has said hello."""
@@ -388,21 +600,16 @@ class Core:
         slot.ready_at, slot.idle_since, slot.due = now, now, None
         was_broken = self.lifecycle.broken is not None
         self.lifecycle.on_ready(slot, now)
-        # Sessions that ended in a broken pool may leave more slots than its size.
-        self.exits.close_surplus()
-        for other in self.slots:
-            if other.state is SlotState.PARKED:
-                self.lifecycle.spawn(other, now)
         if was_broken:
             for other in self.slots:
                 if 0 < len(other.in_flight.jobs) < self.concurrency:
                     # It has free lanes, and may get jobs again.
                     self.refill(other.index, now)
         self.sessions.assign_bucket(slot)
-        self.exits.ready(slot, now)
+        self.lifecycle.take_over(slot, now)
         if not slot.draining:
-            self._feed(slot, now)
-        self._after_change(now)
+            self.feed(slot, now)
+        self.after_change(now)
 
     def ended(
         self,
@@ -431,45 +638,26 @@ class Core:
         slot = self.slots[index]
         given_up = self._given_up = set()
         self.dispatcher.exclude(index)
-        in_flight = self.lifecycle.gone(slot)
-        old = None if slot.replaces is None else self.slots[slot.replaces]
-        self.exits.gone(slot)
-        broken = self.lifecycle.broken
+        in_flight, old = self.lifecycle.gone(slot)
         self.sessions.drop_pinned(slot)
-        self._put_back({job: in_flight.traits_of(job) for job in requeue})
-        if self.closing.no_worker_needed:
-            aftermath = Aftermath(NextStep.CLOSE)
-        elif slot.exit_planned and not self.exits.needs(slot):
-            aftermath = self.lifecycle.leave_empty(slot)
-        elif slot.exit_planned and broken is not None:
-            aftermath = self.lifecycle.park(slot, broken, now)
-        elif slot.exit_planned:
-            self.lifecycle.spawn(slot, now)
-            aftermath = Aftermath(NextStep.RESTART, 0.0)
-        elif old is not None:
-            aftermath = self.exits.failed(slot, old, now, jitter)
-        else:
-            by_jobs = slot.faulty and in_flight.ended > 0 and not self.serving
-            had_begun = had_begun or by_jobs
-            aftermath = self.lifecycle.follow_death(
-                slot, now, blamed=had_begun, jitter=jitter, final=final
-            )
-            if self.lifecycle.broken != broken:
-                self.exits.suspend("the pool broke")
-                self.fail(self.sessions.take_all(), "broken")
-                self.sessions.break_off()
+        self.put_back({job: in_flight.traits_of(job) for job in requeue})
+        by_jobs = slot.faulty and in_flight.ended > 0 and not self.serving
+        blamed = had_begun or by_jobs
+        aftermath = self.lifecycle.follow_end(
+            slot, old, now, blamed=blamed, jitter=jitter, final=final
+        )
         self.sessions.gone(slot)
         self.sessions.grant_waiting()
-        self._after_change(now)
+        self.after_change(now)
         self._given_up = None
         return aftermath, given_up
 
-    def _after_change(self, now: float) -> None:
+    def after_change(self, now: float) -> None:
         """Do what follows when a worker has come or gone."""
-        self.exits.reconcile(now)
+        self.lifecycle.reconcile(now)
         # Some jobs may have no worker now.
-        if self.exits.sizing.may_grow and self.dispatcher.unserved > self.exits.coming:
-            self.exits.sizing.job_waits(now)
+        if self.dispatcher.unserved > self.lifecycle.coming:
+            self.lifecycle.sizing.job_waits(now)
         self.closing.advance(now)
 
     def served(self, index: int, served: int, now: float) -> None:
@@ -477,7 +665,7 @@ class Core:
         slot = self.slots[index]
         slot.in_flight.ended = served
         if served >= slot.in_flight.max_sent:
-            self.exits.replace(slot, "max_jobs", now)
+            self.lifecycle.replace(slot, "max_jobs", now)
 
     def replace_faulty(self, index: int, now: float) -> None:
         """Replace the faulty worker in slot *index*, once it has nothing in flight.
@@ -492,7 +680,7 @@ class Core:
         if not self.serving or slot.ready_at is None:
             self.lifecycle.stop(slot, StopStage.KILLED, now)
         elif slot.state is SlotState.IDLE:  # or else it drains already
-            self.exits.fail_after_drain(slot, "uncaught exception", now)
+            self.lifecycle.fail_after_drain(slot, "uncaught exception", now)
 
     def oversized(self, index: int, reason: str, now: float) -> None:
         """Kill the worker in slot *index*, which has more memory than it may have."""
@@ -507,50 +695,9 @@ class Core:
         So its end is no crash, unless the worker was about to end for another reason.
         """
         slot = self.slots[index]
-        planned = not (slot.faulty or slot.hung)
-        slot.exit_reason, reason = "kill", "kill() was called"
-        how = StopStage.KILLED
+        slot.exit_reason, planned = "kill", not (slot.faulty or slot.hung)
+        how, reason = StopStage.KILLED, "kill() was called"
         self.lifecycle.stop(slot, how, now, planned=planned, reason=reason)
-
-    # Workers belong to sessions.
-
-    def request_worker(self) -> None:
-        """Offer the next idle worker to a caller that waits for a session."""
-        self.dispatcher.session_waiters += 1
-        self.sessions.grant_waiting()
-        self.sessions.update_buckets()
-
-    def cancel_request(self, now: float) -> None:
-        """Record that a caller that waited wants no session any more."""
-        self.dispatcher.session_waiters -= 1
-        self._feed_spare(now)
-
-    def end_session(self, session: int, now: float, *, fresh: bool) -> None:
-        """Return the worker of *session* to the pool, or replace it by a *fresh* one.
-
-        The session must have no calls that wait.
-        """
-        slot = self.sessions.end(session)
-        if slot is None:
-            return
-        if fresh and slot.ready_at is not None:
-            self.exits.drain(slot, "session", now)
-        elif slot.in_flight.exhausted and slot.state is SlotState.IDLE:
-            self.exits.drain_now(slot, "max_jobs", now, unsent=None)
-        elif slot.state in UP:
-            self.sessions.assign_bucket(slot)
-            if slot.state is SlotState.IDLE and not slot.hung:
-                slot.idle_since = now
-                self._feed(slot, now)
-        self._after_change(now)
-
-    def refuse_sessions(self, now: float) -> None:
-        """Refuse all callers that wait for a session.
-
-        Workers that were held back for them have room for jobs that are tried again.
-        """
-        self.sessions.refuse()
-        self._feed_spare(now)
 
     def release(self, now: float) -> None:
         """Record that a source has no more jobs, which held the pool open."""
@@ -561,18 +708,13 @@ class Core:
 
     def next_deadline(self) -> float | None:
         """When to call :meth:`on_timer`; ``None`` if nothing is due."""
-        return earliest(
-            self.lifecycle.next_deadline(),
-            self.exits.next_deadline(),
-            self.closing.due,
-        )
+        return earliest(self.lifecycle.next_deadline(), self.closing.due)
 
     def on_timer(self, now: float) -> None:
         """Do what is due."""
         self.closing.on_timer(now)
         self.endings.on_timer(now)
         self.lifecycle.on_timer(now)
-        self.exits.on_timer(now)
         self.closing.advance(now)
 
     # Workers that the pool is about to kill, since they have not ended in time.
@@ -632,15 +774,14 @@ class Core:
     @property
     def unbalanced(self) -> bool:
         """Whether a worker is idle while jobs wait in other workers, and were not asked back."""
-        return self.dispatcher.idle > 0 and any(
+        return bool(self.dispatcher.idle) and any(
             slot.in_flight.ahead and not slot.in_flight.revoking for slot in self.slots
         )
 
     @property
     def minimum_ready(self) -> bool:
         """Whether as many workers are ready as there must be at the least."""
-        ready = sum(slot.state in UP and not slot.draining for slot in self.slots)
-        return ready >= self.exits.sizing.least
+        return sum(slot.stays for slot in self.slots) >= self.lifecycle.sizing.least
 
     @property
     def failure(self) -> str | None:

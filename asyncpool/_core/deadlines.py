@@ -36,8 +36,6 @@ class RateLimit:
         refused: How many things did not pass; whoever compares *next_at* himself counts too.
     """
 
-    __slots__ = ("_ahead", "_interval", "next_at", "refused")
-
     def __init__(self, rate: float | None) -> None:
         self._interval = 0.0 if rate is None else _SPAN / rate
         # In a full bucket the tokens but one have been there for so long; and a bit more, since
@@ -71,8 +69,6 @@ class RecentCount:
     Args:
         span: Seconds in which what has happened fades to 1/e.
     """
-
-    __slots__ = ("_at", "_count", "_new", "_span")
 
     def __init__(self, span: float) -> None:
         self._span = span
@@ -108,8 +104,6 @@ W = TypeVar("W", bound=Hashable)
 class Deadlines(Generic[W]):
     """At most one point in time for each job, or what else can be ordered."""
 
-    __slots__ = ("_heap", "_when")
-
     def __init__(self) -> None:
         self._when: dict[W, float] = {}
         self._heap: list[tuple[float, W]] = []
@@ -133,8 +127,7 @@ class Deadlines(Generic[W]):
 
     def is_set(self, job: W, by: float) -> bool:
         """Tell whether *job* already has a deadline at *by* or earlier."""
-        when = self._when.get(job)
-        return when is not None and when <= by
+        return self._when.get(job, math.inf) <= by
 
     def discard(self, job: W) -> None:
         """Remove the deadline of *job*."""
@@ -207,9 +200,8 @@ class PingLedger(Generic[W]):
 
     def heard(self, worker: W, at: float) -> None:
         """Record that *worker* has sent something else: its answer may come after that."""
-        asked = self._asked.get(worker)
-        if asked is not None:
-            self._asked[worker] = max(asked, at)
+        if worker in self._asked:
+            self._asked[worker] = max(self._asked[worker], at)
 
     def suspects(self, now: float) -> list[W]:
         """Return the workers that are silent by *now*, if the pool has read all they have sent."""

@@ -25,12 +25,12 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from asyncpool._core.deadlines import earliest
-from asyncpool._core.functions import JobTraits
-from asyncpool._core.in_flight import InFlight
-from asyncpool._core.lifecycle import EMPTY
-from asyncpool._core.options import CancelMode
+from asyncpool._core.dispatcher import InFlight
+from asyncpool._core.options import KILL, CancelMode
 from asyncpool._core.slots import (
+    ALIVE,
     BY_ITSELF,
+    EMPTY,
     UP,
     EndingEvent,
     EndingStage,
@@ -57,8 +57,6 @@ class Closing:
 
     Args:
         core: The core of the pool.
-        grace: Seconds that a worker has to end by itself once it is told to stop;
-            by default as many as at other times.
 
     Attributes:
         finish: What the pool still does; ``None`` as long as it does not close.
@@ -69,14 +67,13 @@ class Closing:
         unpacking: The jobs that have an outcome which takes a while to unpickle.
     """
 
-    def __init__(self, core: Core, grace: float | None = None) -> None:
+    def __init__(self, core: Core) -> None:
         self.finish: Finish | None = None
         self.over = False
         self.due: float | None = None
         self.holds = 0
         self.unpacking: dict[int, None] = {}
         self._core = core
-        self._grace = grace
 
     @property
     def no_worker_needed(self) -> bool:
@@ -87,7 +84,8 @@ class Closing:
         # A broken pool refuses the jobs of the sources that hold it open.
         if self.finish is not Finish.ALL or core.lifecycle.broken is not None:
             return True
-        return not (self.holds or core.sessions.any_pinned or core.pipelining)
+        pinned = any(slot.pinned for slot in core.slots)
+        return not (self.holds or pinned or core.pipelining)
 
     @property
     def draining(self) -> bool:
@@ -102,64 +100,51 @@ class Closing:
         core = self._core
         self.finish = max(finish, self.finish or Finish.ALL)
         self.due = earliest(self.due, deadline)
-        dropped: dict[int, Slot] = {}
+        over = self.due is not None and self.due <= now
+        if over:
+            self.finish, self.due = Finish.NOTHING, None
+            core.lifecycle.retry_at = None  # a start may be due now, too
         if self.finish is not Finish.ALL:
-            core.exits.stop()
+            core.lifecycle.stop_exits()
             dropped = core.sessions.take_all()
-            core.fail(dropped, "closed")
-        if self.due is not None and self.due <= now:
-            # It kills the workers, so none of them needs to be told.
-            self.on_timer(now)
-        elif self.finish is not Finish.ALL:
-            core.fail(core.dispatcher.take_all(), "closed")
-            if self.finish is Finish.NOTHING:
-                core.fail(self._take_begun(), "closed")
-                for slot in core.slots:
-                    if slot.state is SlotState.BUSY:
-                        how = StopStage.TERMINATED
-                        core.lifecycle.stop(slot, how, now, planned=True)
-        if self.finish is not Finish.ALL:
-            core.refuse_sessions(now)
-        for index in {slot.index: None for slot in dropped.values()}:
-            core.refill(index, now)  # the worker may have free lanes
+            begun = self._take_begun() if self.finish is Finish.NOTHING else []
+            core.fail([*begun, *core.dispatcher.take_all(), *dropped], "closed")
+            for slot in core.slots:
+                if over and slot.state in EMPTY:
+                    slot.due = None
+                elif over and slot.state in ALIVE:
+                    core.lifecycle.stop(slot, StopStage.KILLED, now, planned=True)
+                elif self.finish is Finish.NOTHING and slot.state is SlotState.BUSY:
+                    core.lifecycle.stop(slot, StopStage.TERMINATED, now, planned=True)
+            core.sessions.refuse(now)
+            for index in {slot.index: None for slot in dropped.values()}:
+                core.refill(index, now)  # the worker may have free lanes
         self.advance(now)
 
     def on_timer(self, now: float) -> None:
         """Kill all workers that are left, if the time is over."""
-        if self.due is None or self.due > now:
-            return
-        self.due = None
-        self.finish = Finish.NOTHING
-        core = self._core
-        core.lifecycle.retry_at = None  # a start may be due now, too
-        jobs = [*self._take_begun(), *core.dispatcher.take_all()]
-        core.fail([*jobs, *core.sessions.take_all()], "closed")
-        for slot in core.slots:
-            if slot.state in EMPTY:
-                slot.due = None
-            elif slot.state is not SlotState.REMOVED:
-                core.lifecycle.stop(slot, StopStage.KILLED, now, planned=True)
-        core.refuse_sessions(now)
+        if self.finish is not None and self.due is not None and self.due <= now:
+            self.begin(self.finish, None, now)
 
     def advance(self, now: float) -> None:
         """If the pool closes, let workers go that no job needs any more."""
         if self.over or not self.no_worker_needed:
             return
-        self._core.exits.stop()
-        lifecycle = self._core.lifecycle
-        for slot in self._core.slots:
+        core, lifecycle = self._core, self._core.lifecycle
+        lifecycle.stop_exits()
+        for slot in core.slots:
             if slot.state in EMPTY:
                 slot.due = None
                 slot.apply(SlotEvent.REMOVE)
             elif slot.state is SlotState.STARTING:
                 lifecycle.stop(slot, StopStage.TERMINATED, now, planned=True)
             elif slot.state is SlotState.IDLE:
-                how = StopStage.ASKED
-                lifecycle.stop(slot, how, now, planned=True, grace=self._grace)
-        if all(slot.state is SlotState.REMOVED for slot in self._core.slots):
+                how, grace = StopStage.ASKED, core.options.end_grace
+                lifecycle.stop(slot, how, now, planned=True, grace=grace)
+        if all(slot.state is SlotState.REMOVED for slot in core.slots):
             self.over = True
             self.due = lifecycle.retry_at = None
-            self._core.do("finished")
+            core.do("finished")
 
     def abandon(self) -> None:
         """Mark the close as over, whatever is left: nobody decides any more."""
@@ -208,15 +193,26 @@ class Endings:
         self._slots = core.slots
 
     def cancel(
-        self, slot: Slot, job: int, now: float, *, begun: bool, mode: CancelMode
+        self, job: int, now: float, *, index: int, begun: bool, mode: CancelMode = KILL
     ) -> None:
-        """Give up *job*, which the worker of *slot* has in flight."""
+        """Give up *job*, which the worker in slot *index* may have in flight.
+
+        Args:
+            job: The job.
+            now: The time.
+            index: The slot.
+            begun: Whether the pool knows that the worker has begun it.
+            mode: How the pool ends the job if it has begun.
+        """
+        slot = self._slots[index]
+        if job not in slot.in_flight.jobs:
+            self._core.drop(job, now)
+            return
         slot.job_endings.of(job).mode = mode
-        if slot.state is SlotState.BUSY:
-            if begun:
-                self._end_running(slot, job, mode, now)
-            else:
-                self._revoke_one(slot, job)
+        if slot.state is SlotState.BUSY and begun:
+            self._end_running(slot, job, mode, now)
+        elif slot.state is SlotState.BUSY:
+            self._revoke_one(slot, job)
 
     def revoke_late(self, job: int, index: int) -> None:
         """Ask the worker in slot *index* to give back *job*, which has not begun in time.
@@ -232,9 +228,8 @@ class Endings:
     def unanswered(self, job: int, index: int) -> bool:
         """Tell whether the worker in slot *index* has *job*, and has not said whether it gives it back."""
         slot = self._slots[index]
-        in_flight = slot.in_flight
-        busy = slot.state is SlotState.BUSY
-        return busy and job in in_flight.jobs and in_flight.is_revoking(job)
+        has = slot.state is SlotState.BUSY and job in slot.in_flight.jobs
+        return has and slot.in_flight.is_revoking(job)
 
     def check_for_stalls(self) -> None:
         """Ask for the jobs that have waited behind the same jobs since the last check."""
@@ -247,17 +242,13 @@ class Endings:
                 in_flight.block(slot.seen)
                 self._core.dispatcher.exclude(slot.index)
 
-    def take_answer(
-        self, slot: Slot, sequences: Iterable[int], now: float
-    ) -> dict[int, JobTraits]:
+    def revoked(self, index: int, sequences: Iterable[int], now: float) -> None:
         """Handle a worker's answer to a revoke: the jobs that it will not begin.
-
-        Returns:
-            The traits of the jobs that somebody still wants.
 
         Raises:
             ProtocolError: If the pool has not asked for these jobs.
         """
+        core, slot = self._core, self._slots[index]
         back, kept = slot.in_flight.end_revoke(sequences)
         endings = slot.job_endings
         wanted = {job: back[job] for job in back if endings.is_wanted(job)}
@@ -267,10 +258,23 @@ class Endings:
         for job in back:
             self.clear(slot, job)
         if back:
-            self._core.do("unassign", tuple(back))
-        self._end_kept(slot, kept, now)
-        self._core.fail(expired, "expired")
-        return wanted
+            core.do("unassign", tuple(back))
+        for job in endings.keys() & kept:
+            endings.keep(job)
+        cancelled = [job for job in kept if not endings.is_wanted(job)]
+        # The worker has begun the last of them, so those before it are done, and their
+        # outcomes are on their way.
+        for job in cancelled[-core.concurrency :]:
+            mode = endings[job].mode
+            if slot.state is SlotState.BUSY and mode is not None:
+                self._end_running(slot, job, mode, now)
+        core.fail(expired, "expired")
+        if (core.closing.finish or Finish.ALL) is not Finish.ALL:
+            core.fail(wanted, "closed")
+        else:
+            core.put_back(wanted)
+        core.refill(index, now)
+        core.closing.advance(now)
 
     def time_out(self, job: int, now: float, *, index: int, mode: CancelMode) -> None:
         """End *job*, which the worker in slot *index* runs.
@@ -299,8 +303,7 @@ class Endings:
         if slot.state not in UP or slot.hung or endings.killing is not None:
             return
         job = slot.in_flight.head if job is None else job
-        slot.hung = True
-        due = now + STACK_GRACE
+        slot.hung, due = True, now + STACK_GRACE
         self._core.do("write_stacks", slot.index, job)
         if job is None:
             slot.due = due
@@ -334,17 +337,13 @@ class Endings:
         if slot.state is not SlotState.BUSY:
             return
         endings = slot.job_endings
-        ending = None if job is None else endings.get(job)
-        if ending is not None and ending.written is False:
-            ending.written = True
+        if job is not None and job in endings and endings[job].written is False:
+            endings[job].written = True
         stage = EndingStage.DUMPING
         dumping = [one for one, it in endings.items() if it.stage is stage]
         waits = job is not None and any(it.written is False for it in endings.values())
-        if not dumping or waits:
-            return
-        for one in dumping:
-            self._schedule_kill(slot, one, now)
-        self.end_worker(slot, now)
+        if dumping and not waits:
+            self._kill_for(slot, dumping, now)
 
     def clear(self, slot: Slot, job: int) -> None:
         """Forget the ending of *job*, which has left its worker: that need not be killed for it."""
@@ -381,18 +380,13 @@ class Endings:
     def on_timer(self, now: float) -> None:
         """End the workers whose job had its time to end by itself."""
         for slot in self._slots:
-            endings = slot.job_endings
-            if not endings or slot.state is not SlotState.BUSY:
-                continue
             over = [
                 job
-                for job, it in endings.items()
+                for job, it in slot.job_endings.items()
                 if it.stage in BY_ITSELF and it.due is not None and it.due <= now
             ]
-            for job in over:
-                self._schedule_kill(slot, job, now)
-            if over:
-                self.end_worker(slot, now)
+            if over and slot.state is SlotState.BUSY:
+                self._kill_for(slot, over, now)
 
     def _revoke_one(self, slot: Slot, job: int) -> None:
         """Revoke *job*, which nobody wants, unless its worker was asked for it already."""
@@ -405,21 +399,6 @@ class Endings:
         in_flight = slot.in_flight
         return not in_flight.revoking and self._core.revoke(slot, in_flight.waiting())
 
-    def _end_kept(self, slot: Slot, kept: list[int], now: float) -> None:
-        """End the cancelled jobs that the worker has not given back, since it has begun them."""
-        endings = slot.job_endings
-        for job in endings.keys() & kept:
-            endings.keep(job)
-        cancelled = [job for job in kept if not endings.is_wanted(job)]
-        if not cancelled or slot.state is not SlotState.BUSY:
-            return
-        # The worker has begun the last of them, so those before it are done, and their
-        # outcomes are on their way.
-        for job in cancelled[-self._core.concurrency :]:
-            mode = endings[job].mode
-            assert mode is not None
-            self._end_running(slot, job, mode, now)
-
     def _end_running(self, slot: Slot, job: int, mode: CancelMode, now: float) -> None:
         """End *job*, which has begun, as *mode* says."""
         ending = slot.job_endings.of(job)
@@ -428,8 +407,7 @@ class Endings:
         if ending.silent:
             slot.hung = ending.silent = False
         if mode.grace == 0:
-            self._schedule_kill(slot, job, now)
-            self.end_worker(slot, now)
+            self._kill_for(slot, [job], now)
             return
         if mode.action == "kill":
             ending.written = False
@@ -448,9 +426,12 @@ class Endings:
         self._core.dispatcher.exclude(slot.index)
         self._revoke_waiting(slot)
 
-    def _schedule_kill(self, slot: Slot, job: int, now: float) -> None:
-        """Have a worker killed for *job*, as soon as no other job can begin there."""
-        if slot.job_endings.of(job).stage is not EndingStage.KILLING:
-            slot.job_endings.apply(job, EndingEvent.KILL, now + REVOKE_GRACE)
-        slot.due = slot.job_endings.due
+    def _kill_for(self, slot: Slot, jobs: list[int], now: float) -> None:
+        """Have a worker killed for *jobs*, as soon as no other job can begin there."""
+        endings = slot.job_endings
+        for job in jobs:
+            if endings.of(job).stage is not EndingStage.KILLING:
+                endings.apply(job, EndingEvent.KILL, now + REVOKE_GRACE)
+        slot.due = endings.due
         self._core.dispatcher.exclude(slot.index)
+        self.end_worker(slot, now)

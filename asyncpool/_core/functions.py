@@ -78,16 +78,13 @@ class JobTraits:
 
     def note(self, duration: float) -> None:
         """Record a call that took *duration*."""
-        if duration <= LEAST:
-            if self.cost == LEAST:
-                return
-            duration = LEAST
-        if self.cost == UNKNOWN:
+        cost, duration = self.cost, max(duration, LEAST)
+        if cost == UNKNOWN:
             self.cost = duration
-            return
-        self.cost += (duration - self.cost) * _WEIGHT
-        if self.cost < LEAST + 1:
-            self.cost = LEAST  # which it would only come near, and be noted for ever
+        else:
+            cost += (duration - cost) * _WEIGHT
+            # Which it would only come near, and be noted for ever.
+            self.cost = LEAST if cost < LEAST + 1 else cost
 
 
 # The traits of jobs behind which no other job waits, whatever is known of them:
@@ -123,27 +120,22 @@ class KeyedTraits(JobTraits):
         key: The hash of the key.
     """
 
-    __slots__ = ("_function", "key")
+    __slots__ = ("function", "key")
 
     def __init__(self, function: JobTraits, key: int) -> None:
-        self._function = function
+        self.function: JobTraits = function  # pyright: ignore[reportIncompatibleMethodOverride]
         self.key: int | None = key
         self.exclusive = function.exclusive
-
-    @property
-    def function(self) -> JobTraits:
-        """Those of the function, which all its jobs have."""
-        return self._function
 
     # Reads and writes go to the traits of the function.
     @property
     def cost(self) -> float:
         """How long the next call of the function is expected to take."""
-        return self._function.cost
+        return self.function.cost
 
     @cost.setter
     def cost(self, cost: float) -> None:  # pyright: ignore[reportIncompatibleVariableOverride]
-        self._function.cost = cost
+        self.function.cost = cost
 
 
 # How many functions the pool remembers.  If workers have forgotten a function, the pool
@@ -232,28 +224,22 @@ class FunctionTable:
         name = function_name(function)
         payload, serializer = self._describe(function)
         number = next(self._numbers) if payload else 0
+        figures = self._totals.of(name, "submit")
         if 0 < number <= MAX_NUMBER:
-            return self._enter(function, number, payload, name, serializer)
+            known = Function(number, payload, name, figures, serializer)
+            return self._enter(function, known)
         kin = _kin_of(function), name
-        return self.known.get(kin) or self._enter(kin, 0, b"", name, serializer)
+        known = Function(0, b"", name, figures, serializer)
+        return self.known.get(kin) or self._enter(kin, known)
 
     def _describe(self, function: Callable[..., Any]) -> tuple[bytes, Serializer]:
         """Return what a ``FUNCTION`` frame carries, or nothing, and how its calls travel."""
         plain = type(function) in self._plain
         return _reference_to(function) if plain else b"", PICKLE
 
-    def _enter(
-        self,
-        key: object,
-        number: int,
-        payload: bytes,
-        name: str,
-        serializer: Serializer,
-    ) -> Function:
+    def _enter(self, key: object, known: Function) -> Function:
         if len(self.known) >= KNOWN:
             del self.known[next(iter(self.known))]
-        figures = self._totals.of(name, "submit")
-        known = Function(number, payload, name, figures, serializer)
         self.known[key] = known
         return known
 

@@ -149,6 +149,11 @@ MAX_THROTTLES = 5
 # every turn waits for its tick, for the loop, and for the outside system's answer.
 _TOO_LONG = 1.1
 
+# Renewals in progress at a time.  As many as max_rate needs if the outside system takes a second
+# for each, and more if it takes longer.  Four at the least, so that a renewal that hangs leaves
+# room for others.  32 at the most: an outside system that needs more is in trouble.
+MIN_OVERLAP, MAX_OVERLAP = 4, 32
+
 # The share of its ttl after which a lease without an extension is given up.  In the
 # rest of the time its job cleans up and ends.
 GIVE_UP = 0.9
@@ -166,7 +171,9 @@ class LeaseLedger(Generic[L]):
         interval: Seconds in which each lease has a turn.
         max_retries: How often a renewal that failed is repeated before the lease waits
             for the next interval.
-        overlap: How many renewals may be in progress at a time, however short they are.
+        overlap: How many renewals may be in progress at a time, however short they are; by
+            default as many as *max_rate* needs if each takes a second, but at least
+            :data:`MIN_OVERLAP`.
         max_overlap: How many at the most, if they take so long that *max_rate* needs more.
         ttl: Seconds that a lease lasts after an extension, if that is known.
     """
@@ -177,13 +184,14 @@ class LeaseLedger(Generic[L]):
         max_rate: float,
         interval: float,
         max_retries: int,
-        overlap: int,
-        max_overlap: int,
+        overlap: int | None = None,
+        max_overlap: int = MAX_OVERLAP,
         ttl: float | None = None,
     ) -> None:
         self._max_rate, self._interval = max_rate, interval
         self._max_retries, self._ttl = max_retries, ttl
-        self._overlap, self._max_overlap = overlap, max_overlap
+        least = max(MIN_OVERLAP, min(max_overlap, math.ceil(max_rate)))
+        self._overlap, self._max_overlap = overlap or least, max_overlap
         # The mean of how long renewals take, in which the latest one counts most.
         self._latency: float | None = None
         self._next_tick = 0.0
@@ -422,18 +430,14 @@ class LeaseLedger(Generic[L]):
 
     def _next_queue(self) -> Queue[L]:
         """Return the queue whose head has the next renewal."""
-        main, arrivals, repeats = self._main, self._arrivals, self._repeats
-        first = next(iter(main.values()), None)
-        second = next(iter(arrivals.values()), None)
-        if first is None and second is None:
-            return repeats
+        waiting = [queue for queue in (self._arrivals, self._main) if queue]
+        if not waiting:
+            return self._repeats
+        dues = [next(iter(queue.values())).due for queue in waiting]
         # A throttled lease goes before all others, and between two repeats one other goes.
-        at_once = first is not None and first.due == _AT_ONCE
-        if repeats and not self._repeated and not at_once:
-            return repeats
-        if first is None or second is None:
-            return main or arrivals
-        return main if first.due < second.due else arrivals
+        if self._repeats and not self._repeated and min(dues) != _AT_ONCE:
+            return self._repeats
+        return waiting[dues.index(min(dues))]
 
     def _join(self, queue: Queue[L], record: LeaseRecord[L], now: float) -> None:
         self._rouse(now)
@@ -441,9 +445,8 @@ class LeaseLedger(Generic[L]):
         queue[record.lease] = record
 
     def _join_front(self, record: LeaseRecord[L], now: float) -> None:
-        self._rouse(now)
+        self._join(self._main, record, now)
         record.due = _AT_ONCE
-        self._main[record.lease] = record
         self._main.move_to_end(record.lease, last=False)
 
     def _rouse(self, now: float) -> None:

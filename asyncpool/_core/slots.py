@@ -82,10 +82,10 @@ import enum
 from collections import deque
 from collections.abc import Iterable, Mapping
 from dataclasses import field
-from typing import Self, TypeVar
+from typing import Self, TypeVar, cast
 
 from asyncpool._core.deadlines import earliest
-from asyncpool._core.in_flight import InFlight
+from asyncpool._core.dispatcher import InFlight
 from asyncpool._core.options import NEVER, CancelMode, RecycleLimits
 from asyncpool._dataclass import dataclass
 from asyncpool.enums import SlotState
@@ -160,19 +160,26 @@ class IllegalTransitionError(AssertionError):
 
 
 S = TypeVar("S", bound=enum.Enum)
-E = TypeVar("E", bound=enum.Enum)
 
 
-def _follow(table: Mapping[S, Mapping[E, S]], state: S, event: E, where: str) -> S:
-    """Return what follows *state* in *table* when *event* happens.
+class _Event(enum.Enum):
+    """What can happen, as a row of a table: in which states, and the state that follows.
 
-    Raises:
-        IllegalTransitionError: If the table has no such arrow.
+    In the states of a third column it changes nothing.
     """
-    try:
-        return table[state][event]
-    except KeyError:
-        raise IllegalTransitionError(f"{event.name} {where} {state.name}") from None
+
+    def follow(self, state: S, where: str) -> S:
+        """Return what follows *state* when this happens.
+
+        Raises:
+            IllegalTransitionError: If the table does not say.
+        """
+        sources, target, *unchanged = self.value
+        if state in sources:
+            return cast("S", target)
+        if any(state in states for states in unchanged):
+            return state
+        raise IllegalTransitionError(f"{self.name} {where} {state.name}")
 
 
 class EndingStage(enum.Enum):
@@ -191,52 +198,27 @@ class EndingStage(enum.Enum):
     KILLING = "killing"
 
 
-class EndingEvent(enum.Enum):
+# A job goes the same ways whether its worker was asked to give it back, or not.
+_NOT_BEGUN = frozenset({EndingStage.NONE, EndingStage.REVOKING})
+_BEGUN = frozenset(EndingStage) - _NOT_BEGUN
+
+
+class EndingEvent(_Event):
     """What can happen to a job that the pool ends."""
 
-    REVOKE = enum.auto()  # the pool asks its worker to give it back
-    KEEP = enum.auto()  # its worker says that it has begun it
-    INTERRUPT = enum.auto()  # the pool gives it time to end by itself
-    DUMP = enum.auto()  # the pool gives its worker time to write the stacks
+    # The pool asks its worker to give it back.
+    REVOKE = _NOT_BEGUN, EndingStage.REVOKING, _BEGUN
+    # Its worker says that it has begun it.
+    KEEP = _NOT_BEGUN, EndingStage.NONE, _BEGUN
+    # The pool gives it time to end by itself.
+    INTERRUPT = _NOT_BEGUN | {EndingStage.KILLING}, EndingStage.INTERRUPTING
+    # The pool gives its worker time to write the stacks.
+    DUMP = frozenset(EndingStage), EndingStage.DUMPING
     # That time is over, the stacks are written, or there was no time.
-    KILL = enum.auto()
-    CLOSE = enum.auto()  # the pool closes, which ends the worker anyway
+    KILL = frozenset(EndingStage) - {EndingStage.KILLING}, EndingStage.KILLING
+    # The pool closes, which ends the worker anyway.
+    CLOSE = frozenset(EndingStage), EndingStage.NONE
 
-
-# A job goes the same ways whether its worker was asked to give it back, or not.
-_NOT_BEGUN: dict[EndingEvent, EndingStage] = {
-    EndingEvent.REVOKE: EndingStage.REVOKING,
-    EndingEvent.KEEP: EndingStage.NONE,
-    EndingEvent.INTERRUPT: EndingStage.INTERRUPTING,
-    EndingEvent.DUMP: EndingStage.DUMPING,
-    EndingEvent.KILL: EndingStage.KILLING,
-    EndingEvent.CLOSE: EndingStage.NONE,
-}
-ENDING_TRANSITIONS: dict[EndingStage, dict[EndingEvent, EndingStage]] = {
-    EndingStage.NONE: _NOT_BEGUN,
-    EndingStage.REVOKING: _NOT_BEGUN,
-    EndingStage.INTERRUPTING: {
-        EndingEvent.REVOKE: EndingStage.INTERRUPTING,
-        EndingEvent.KEEP: EndingStage.INTERRUPTING,
-        EndingEvent.DUMP: EndingStage.DUMPING,
-        EndingEvent.KILL: EndingStage.KILLING,
-        EndingEvent.CLOSE: EndingStage.NONE,
-    },
-    EndingStage.DUMPING: {
-        EndingEvent.REVOKE: EndingStage.DUMPING,
-        EndingEvent.KEEP: EndingStage.DUMPING,
-        EndingEvent.DUMP: EndingStage.DUMPING,
-        EndingEvent.KILL: EndingStage.KILLING,
-        EndingEvent.CLOSE: EndingStage.NONE,
-    },
-    EndingStage.KILLING: {
-        EndingEvent.REVOKE: EndingStage.KILLING,
-        EndingEvent.KEEP: EndingStage.KILLING,
-        EndingEvent.INTERRUPT: EndingStage.INTERRUPTING,
-        EndingEvent.DUMP: EndingStage.DUMPING,
-        EndingEvent.CLOSE: EndingStage.NONE,
-    },
-}
 
 # The stages in which a job has time to end by itself.
 BY_ITSELF = frozenset({EndingStage.INTERRUPTING, EndingStage.DUMPING})
@@ -247,7 +229,7 @@ class JobEnding:
     """How the pool ends one job.
 
     Attributes:
-        stage: How far the pool has got; see :data:`ENDING_TRANSITIONS`.
+        stage: How far the pool has got; see :class:`EndingEvent`.
         due: When the pool takes the next step at the latest, if the stage has a
             deadline.
         mode: How the pool ends the job, if its caller has cancelled it and nobody
@@ -289,7 +271,7 @@ class JobEndings(dict[int, JobEnding]):
         """
         ending = self.of(job)
         before = ending.stage
-        stage = _follow(ENDING_TRANSITIONS, before, event, "at stage")
+        stage = event.follow(before, "at stage")
         if {stage, before} <= BY_ITSELF:
             ending.due = earliest(ending.due, due)  # see stacks_demanded()
         elif stage is not before:
@@ -340,19 +322,6 @@ class JobEndings(dict[int, JobEnding]):
 _NEW = RecycleLimits(jobs=NEVER, age=None, memory=None)
 
 
-class SlotEvent(enum.Enum):
-    """What can happen to a slot."""
-
-    SPAWN = enum.auto()
-    READY = enum.auto()
-    STOP = enum.auto()
-    EXITED = enum.auto()
-    PARK = enum.auto()
-    RELEASE = enum.auto()
-    REOPEN = enum.auto()
-    REMOVE = enum.auto()
-
-
 class StopStage(enum.IntEnum):
     """How far the pool has got in ending a process; each step has a deadline."""
 
@@ -360,41 +329,6 @@ class StopStage(enum.IntEnum):
     ASKED = 1
     TERMINATED = 2
     KILLED = 3
-
-
-TRANSITIONS: dict[SlotState, dict[SlotEvent, SlotState]] = {
-    SlotState.VACANT: {
-        SlotEvent.SPAWN: SlotState.STARTING,
-        SlotEvent.PARK: SlotState.PARKED,
-        SlotEvent.RELEASE: SlotState.UNUSED,
-        SlotEvent.REMOVE: SlotState.REMOVED,
-    },
-    SlotState.STARTING: {
-        SlotEvent.READY: SlotState.IDLE,
-        SlotEvent.STOP: SlotState.STOPPING,
-        SlotEvent.EXITED: SlotState.VACANT,
-    },
-    SlotState.IDLE: {
-        SlotEvent.STOP: SlotState.STOPPING,
-        SlotEvent.EXITED: SlotState.VACANT,
-    },
-    SlotState.BUSY: {
-        SlotEvent.STOP: SlotState.STOPPING,
-        SlotEvent.EXITED: SlotState.VACANT,
-    },
-    SlotState.STOPPING: {SlotEvent.EXITED: SlotState.VACANT},
-    SlotState.PARKED: {
-        SlotEvent.SPAWN: SlotState.STARTING,
-        SlotEvent.RELEASE: SlotState.UNUSED,
-        SlotEvent.REMOVE: SlotState.REMOVED,
-    },
-    SlotState.UNUSED: {
-        SlotEvent.SPAWN: SlotState.STARTING,
-        SlotEvent.REOPEN: SlotState.VACANT,
-        SlotEvent.REMOVE: SlotState.REMOVED,
-    },
-    SlotState.REMOVED: {},
-}
 
 
 # The states of a slot whose worker is ready and does not end.
@@ -406,6 +340,25 @@ STARTING_OR_UP = UP | {SlotState.STARTING}
 # The states of a slot that has a process.
 ALIVE = STARTING_OR_UP | {SlotState.STOPPING}
 
+# The states of a slot that has no process and may have one again.
+EMPTY = frozenset({SlotState.VACANT, SlotState.PARKED, SlotState.UNUSED})
+
+# The states of a slot that no worker is for.
+NOT_NEEDED = frozenset({SlotState.UNUSED, SlotState.REMOVED})
+
+
+class SlotEvent(_Event):
+    """What can happen to a slot."""
+
+    SPAWN = EMPTY, SlotState.STARTING
+    READY = {SlotState.STARTING}, SlotState.IDLE
+    STOP = STARTING_OR_UP, SlotState.STOPPING
+    EXITED = ALIVE, SlotState.VACANT
+    PARK = {SlotState.VACANT}, SlotState.PARKED
+    RELEASE = {SlotState.VACANT, SlotState.PARKED}, SlotState.UNUSED
+    REOPEN = {SlotState.UNUSED}, SlotState.VACANT
+    REMOVE = EMPTY, SlotState.REMOVED
+
 
 @dataclass(slots=True)
 class Slot:
@@ -414,11 +367,11 @@ class Slot:
     Attributes:
         index: Its number in the pool, from 0.
         rank: The number that its worker knows itself by; see ``lifecycle.py``.
-        state: See :data:`TRANSITIONS`.
+        state: See :class:`SlotEvent`.
         generation: Which worker of the slot it is, or was last, counting from 1.
         in_flight: The jobs that its worker has in flight.
         job_endings: The jobs of its worker that the pool ends; see
-            :data:`ENDING_TRANSITIONS`.  All that concerns one such job is there; the attributes
+            :class:`EndingEvent`.  All that concerns one such job is there; the attributes
             below are about the worker.
         seen: The jobs that were running at the last check for a stall.  If they
             still run at the next check, the pool asks for the jobs that wait behind
@@ -428,8 +381,10 @@ class Slot:
         recycle_limits: When its worker is due for recycling.
         replace_reason: Why the worker is to be replaced, if it is.
         replaces: The slot whose worker this one replaces as soon as it is ready.
+        rolled: Whether the roll that is under way counts its worker as replaced when that has gone;
+            ``None`` if the roll does not replace it.
         bucket: The number by which jobs with keys find its workers; see
-            ``_core/sessions.py``.
+            ``_core/core.py``.
         draining: The worker gets no more jobs, and ends when it has finished what
             it has.
         drain_deadline: By when a draining worker must have ended.
@@ -466,6 +421,7 @@ class Slot:
     recycle_limits: RecycleLimits = _NEW
     replace_reason: str | None = None
     replaces: int | None = None
+    rolled: bool | None = None
     bucket: int | None = None
     draining: bool = False
     drain_deadline: float | None = None
@@ -483,13 +439,18 @@ class Slot:
     stop_stage: StopStage = StopStage.NO
     stacks_requested: bool = False
 
+    @property
+    def stays(self) -> bool:
+        """Whether its worker is ready and is not to leave."""
+        return self.state in UP and not self.draining
+
     def apply(self, event: SlotEvent) -> None:
         """Change to the state that the table says.
 
         Raises:
             IllegalTransitionError: If it says nothing; the slot is unchanged.
         """
-        self.state = _follow(TRANSITIONS, self.state, event, "in state")
+        self.state = event.follow(self.state, "in state")
 
     def assign(self) -> None:
         """Record that its worker has a job in flight.
@@ -505,12 +466,10 @@ class Slot:
         self.in_flight = InFlight(self.in_flight.concurrency)
         self.job_endings = JobEndings()
         self.ready_at = self.due = None
-        self.seen = ()
         self.exit_planned = self.faulty = self.hung = False
         self.replace_reason = self.replaces = self.drain_deadline = None
         self.draining = self.oversized = self.stacks_requested = False
-        self.exit_reason = ""
-        self.stop_stage = StopStage.NO
+        self.seen, self.exit_reason, self.stop_stage = (), "", StopStage.NO
 
 
 # Seconds that jobs wait before the pool adds workers, and before it adds more again.  A
@@ -534,8 +493,7 @@ class Sizing:
     """
 
     def __init__(self, least: int, most: int, idle_timeout: float) -> None:
-        self.size = self.least = least
-        self.most = most
+        self.size, self.least, self.most = least, least, most
         self._idle_timeout = idle_timeout
         self._burst = 1
         self.grow_at: float | None = None
@@ -589,8 +547,7 @@ class Sizing:
             return None
         self._resize(self.size - 1, now)
         # There is no next check if that was the last worker too many.
-        if self.shrink_at is not None:  # pyright: ignore[reportUnnecessaryComparison] - _resize() sets it
-            self.shrink_at = now
+        self.shrink_at = None if self.size == self.least else now
         return slot
 
     def _resize(self, size: int, now: float) -> None:

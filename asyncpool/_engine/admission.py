@@ -84,7 +84,7 @@ class Admission:
             return  # it waits for its session's worker, and takes no room in the queue
         # Jobs that are being pickled, and for which workers are idle, will not be queued.
         waiting = self._waiting
-        not_for_long = min(core.dispatcher.free, core.dispatcher.preparing)
+        not_for_long = min(core.dispatcher.free, len(core.dispatcher.preparing))
         if waiting - not_for_long >= limit:
             if not self.saturated:
                 self.saturated = True
@@ -115,7 +115,7 @@ class Admission:
         """Tell the core that a job is queued, since a new worker could take it."""
         if self._core.dispatcher.unserved:
             with self._engine.turn as now:
-                self._core.exits.sizing.job_waits(now)
+                self._core.lifecycle.sizing.job_waits(now)
 
     def update_saturated(self) -> None:
         """Wake the callers that wait for room, if nobody waits for a worker; too many did before."""

@@ -571,7 +571,7 @@ class Engine:
     @property
     def most_workers(self) -> int:
         """How many workers there may be."""
-        return self.core.exits.sizing.most
+        return self.core.lifecycle.sizing.most
 
     @property
     def unserved(self) -> int:
@@ -652,7 +652,7 @@ class Engine:
         """Log that the pool is ready, which was started at *began*."""
         if self.serving is None:  # a cluster says later where it serves
             ready = sum(slot.state in UP for slot in self.core.slots)
-            size = self.core.exits.sizing.size
+            size = self.core.lifecycle.sizing.size
             took = round(self.loop.time() - began, 3)
             extra = {"ready": ready, "workers": size, "seconds": took}
             self.log.now(say.POOL_STARTED, extra)

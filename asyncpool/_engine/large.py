@@ -116,12 +116,12 @@ class LargeObjects(Packer):
 
     def pack(self, job: PoolJob[Any], call: Call) -> None:
         """Pickle a job's call, and queue the job then; it counts as queued from now on."""
-        self._engine.core.dispatcher.prepare(job.id)
+        self._engine.core.dispatcher.preparing[job.id] = None
         self.add(job, call)
 
     def put_off(self, job: PoolJob[Any], payload: bytes | OutOfBandPickle) -> None:
         """Queue a job in the next turn of the loop; it counts as queued from now on."""
-        self._engine.core.dispatcher.prepare(job.id)
+        self._engine.core.dispatcher.preparing[job.id] = None
         self._engine.loop.call_soon(self.packed, job, payload)
 
     def queue(self, job: PoolJob[Any]) -> None:
@@ -129,7 +129,7 @@ class LargeObjects(Packer):
         core = self._engine.core
         with self._engine.turn as now:
             core.submit_prepared(job.id, job.traits, now, job.options.priority)
-        if core.exits.sizing.may_grow:
+        if core.lifecycle.sizing.may_grow:
             self._engine.admission.note_queued()
 
     def refused(self, job: PoolJob[Any], error: JobNotPicklableError) -> None:

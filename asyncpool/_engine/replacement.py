@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING
 
 from asyncpool import events
 from asyncpool._core import log_messages as say
-from asyncpool._core.lifecycle import NOT_NEEDED
-from asyncpool._core.slots import ALIVE, UP, Slot
+from asyncpool._core.slots import ALIVE, NOT_NEEDED, UP, Slot
 from asyncpool._engine.loop import fail_quietly
 from asyncpool._engine.worker import WorkerHandle
 from asyncpool._wire.posix import memory_at_most, private_memory
@@ -42,7 +41,7 @@ class WorkerReplacement:
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
-        self._exits = engine.core.exits
+        self._exits = engine.core.lifecycle
         self._roll: asyncio.Future[events.RollResult] | None = None
         self._roll_began = 0.0
         # The calls of resize() that have not returned, and when they began.

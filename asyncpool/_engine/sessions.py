@@ -12,7 +12,7 @@ function counts.  Otherwise a service that broadcasts its configuration every mi
 workers that take longer and longer to start.  Two functions are the same if they have the same
 name.  So this also holds for closures and partials, which are new objects each time.
 
-The core decides which worker belongs to which session (``_core/sessions.py``).  It
+The core decides which worker belongs to which session (``_core/core.py``).  It
 knows how many callers wait.  This module knows which callers, and in which order they came.
 """
 
@@ -460,8 +460,8 @@ class Sessions:
     def _request(self) -> None:
         core = self._engine.core
         with self._engine.turn:
-            core.request_worker()
-        if core.dispatcher.session_waiters and core.exits.sizing.may_grow:
+            core.sessions.request()
+        if core.dispatcher.session_waiters and core.lifecycle.sizing.may_grow:
             self._engine.admission.note_queued()
 
     def _cancel_request(self) -> None:
@@ -469,7 +469,7 @@ class Sessions:
         self._waiting -= 1
         if self._offers.qsize() <= self._waiting:
             with self._engine.turn as now:
-                self._engine.core.cancel_request(now)
+                self._engine.core.sessions.cancel_request(now)
             return
         offer = self._offers.get_nowait()  # there is one for each of the others
         if isinstance(offer, tuple):
@@ -535,4 +535,4 @@ class Sessions:
         core = self._engine.core
         if not core.closing.over:
             with self._engine.turn as now:
-                core.end_session(session, now, fresh=fresh)
+                core.sessions.end(session, now, fresh=fresh)

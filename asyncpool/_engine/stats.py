@@ -60,7 +60,7 @@ def _read(engine: Engine) -> PoolStats:
     functions = totals.functions.stats()
     return PoolStats(
         state=_run_state(engine),
-        workers=core.exits.sizing.size,
+        workers=core.lifecycle.sizing.size,
         idle=states.count(SlotState.IDLE),
         busy=states.count(SlotState.BUSY),
         queued=core.waiting,

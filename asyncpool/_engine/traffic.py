@@ -65,7 +65,7 @@ class Traffic:
         self._propagation = config.propagation
         self._max_payload = config.worker.max_payload
         self._leases = engine.leases
-        self._sizing = engine.core.exits.sizing
+        self._sizing = engine.core.lifecycle.sizing
         self._queue = engine.core.dispatcher.queue
         self._concurrency = config.worker.concurrency
         self._lag_alarm, self._stalls = engine.lag_alarm, engine.stalls
@@ -218,7 +218,7 @@ class Traffic:
         job.payload = call.payload
         with engine.turn:
             if self._enter(job):
-                engine.core.submit_pinned(slot, job.id)
+                engine.core.sessions.pin(slot, job.id)
         return job
 
     def _enter(self, job: PoolJob[Any]) -> bool:
@@ -443,7 +443,8 @@ class Traffic:
         """End a job that its worker has begun, or ask the worker for it."""
         slot, mode = handle.slot, job.options.cancel_mode
         with self._engine.turn as now:
-            self._engine.core.cancel(job.id, now, index=slot, begun=begun, mode=mode)
+            endings = self._engine.core.endings
+            endings.cancel(job.id, now, index=slot, begun=begun, mode=mode)
 
     def _look_again(self, handle: WorkerHandle, job: PoolJob[Any]) -> None:
         """End a job that its worker has begun meanwhile, without an answer to the pool.

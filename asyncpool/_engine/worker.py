@@ -740,7 +740,7 @@ class WorkerHandle:
                     case FrameKind.REVOKED:
                         with pool.turn as now:
                             sequences = unpack_numbers(frame.payload)
-                            pool.core.revoked(self.slot, sequences, now)
+                            pool.core.endings.revoked(self.slot, sequences, now)
                     case FrameKind.STACKS:
                         pool.stacks.written(self, frame.job or None)
                     case FrameKind.RETIRE:

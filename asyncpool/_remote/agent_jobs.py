@@ -36,8 +36,8 @@ from collections.abc import Iterable
 from itertools import takewhile
 
 from asyncpool._core.deadlines import RecentCount
+from asyncpool._core.dispatcher import JobQueue
 from asyncpool._core.functions import BUDGET, JobTraits
-from asyncpool._core.queue import JobQueue
 from asyncpool.errors import ProtocolError
 
 # Times as many jobs as can run at once: one that runs, and one that comes when that ends.
@@ -264,7 +264,7 @@ class AgentJobs:
                 client = clients[session]
                 queue = client.queue
                 if queue.others:
-                    job, traits = queue.head()
+                    *_, job, traits = queue.head()
                 else:  # the same, in a fraction of the time
                     job, traits = next(iter(queue.default_line.items()))
                 cost = traits.cost

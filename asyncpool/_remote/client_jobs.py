@@ -20,9 +20,8 @@ from dataclasses import replace
 from enum import IntEnum
 from typing import Any, NamedTuple
 
-from asyncpool._core.dispatcher import Dispatcher
+from asyncpool._core.dispatcher import Dispatcher, InFlight
 from asyncpool._core.functions import FunctionTable, JobTraits, KeyedTraits
-from asyncpool._core.in_flight import InFlight
 from asyncpool._core.slots import text_for_client
 from asyncpool._remote.agent_jobs import AgentWindow
 from asyncpool._wire.buffers import OutOfBandPickle
@@ -331,7 +330,7 @@ class ClientJobs:
             key: The hash of its key, if it has one.
             priority: How urgent it is.
         """
-        self._dispatcher.end_preparing(job)
+        self._dispatcher.preparing.pop(job, None)
         if key is None:
             agent = self._dispatcher.submit(job, traits, priority)
         else:
@@ -343,7 +342,7 @@ class ClientJobs:
 
     def prepare(self, job: int) -> None:
         """Count *job* among those that wait: it is submitted when it is pickled."""
-        self._dispatcher.prepare(job)
+        self._dispatcher.preparing[job] = None
 
     def bind(self, agent: int, job: int) -> None:
         """Note that *agent* gets *job*, a call for a worker that it has lent: no queue, no credit."""

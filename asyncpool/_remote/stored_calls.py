@@ -86,7 +86,8 @@ class PackedFunctions(FunctionTable):
         if found is not None:
             return found
         number = next(self._numbers) if reference else 0
-        return self._enter((name, reference), number, reference, name, PACKED)
+        new = Function(number, reference, name, self._totals.of(name, "submit"), PACKED)
+        return self._enter((name, reference), new)
 
     def find(
         self, function: Callable[..., Any], name: str = "", via: Via = "submit"

@@ -14,7 +14,7 @@ PRIORITIES = (0, 0, 0, -1, 1, 7)
 
 
 class ListQueue:
-    """What :class:`asyncpool._core.queue.JobQueue` ought to be."""
+    """What :class:`asyncpool._core.dispatcher.JobQueue` ought to be."""
 
     def __init__(self, patience: int = OLDEST_EVERY) -> None:
         self.patience = patience

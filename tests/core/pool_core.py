@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from asyncpool._core import core as core_module
-from asyncpool._core.dispatcher import choose
+from asyncpool._core.dispatcher import OLDEST_EVERY, choose
 from asyncpool._core.endings import LEAST_GRACE, REVOKE_GRACE, STACK_GRACE, Finish
 from asyncpool._core.functions import (
     BUDGET,
@@ -25,11 +25,11 @@ from asyncpool._core.functions import (
     KeyedTraits,
     SessionTraits,
 )
-from asyncpool._core.lifecycle import EMPTY, KILL_GRACE, STOP_GRACE, TERM_GRACE
+from asyncpool._core.lifecycle import KILL_GRACE, STOP_GRACE, TERM_GRACE
 from asyncpool._core.options import BURST, KILL, CancelMode, RestartPolicy, WorkerLimits
-from asyncpool._core.queue import OLDEST_EVERY
 from asyncpool._core.slots import (
     BY_ITSELF,
+    EMPTY,
     GROW_EVERY,
     UP,
     EndingStage,
@@ -104,7 +104,7 @@ class Core:
         )
         self._core = core = core_module.Core(told)
         self.closing, self.dispatcher = core.closing, core.dispatcher
-        self.exits, self.lifecycle = core.exits, core.lifecycle
+        self.lifecycle = core.lifecycle
         # Workers.
         self.start = self._told(core.start)
         self.ready = self._told(core.ready)
@@ -117,8 +117,8 @@ class Core:
         # Jobs.
         self.submit = core.submit
         self.place = core.place
-        self.submit_pinned = self._told(core.submit_pinned)
-        self.prepare = core.dispatcher.prepare
+        self.submit_pinned = self._told(core.sessions.pin)
+        self.prepare = core.dispatcher.preparing.setdefault
         self.submit_prepared = self._told(core.submit_prepared)
         self.arguments_loaded = self._told(core.arguments_loaded)
         self.outcome = core.outcome
@@ -128,9 +128,9 @@ class Core:
         self.drop = self._told(core.drop)
         self.withdraw = self._told(core.withdraw)
         # Jobs that are to end, or to come back.
-        self.cancel = self._told(core.cancel)
+        self.cancel = self._told(core.endings.cancel)
         self.revoke = self._told(core.endings.revoke_late)
-        self.revoked = self._told(core.revoked)
+        self.revoked = self._told(core.endings.revoked)
         self.expire = self._told(core.endings.time_out)
         self.hang = self._told(core.endings.kill_hung)
         self.stacks_demanded = core.endings.stacks_demanded
@@ -138,13 +138,13 @@ class Core:
         self.check_for_stalls = self._told(core.endings.check_for_stalls)
         self.unanswered = core.endings.unanswered
         # Sessions.
-        self.request_worker = self._told(core.request_worker)
-        self.cancel_request = self._told(core.cancel_request)
+        self.request_worker = self._told(core.sessions.request)
+        self.cancel_request = self._told(core.sessions.cancel_request)
         self.call = self._told(core.sessions.call)
-        self.end_session = self._told(core.end_session)
+        self.end_session = self._told(core.sessions.end)
         # Planned exits.
-        self.resize = self._told(core.exits.resize)
-        self.roll = self._told(core.exits.roll)
+        self.resize = self._told(core.lifecycle.resize)
+        self.roll = self._told(core.lifecycle.roll)
         # The end, and time.
         self.release = self._told(core.release)
         self.close = self._told(core.closing.begin)
@@ -193,24 +193,24 @@ class Core:
 
     def replace(self, slot: int, why: str, now: float) -> Commands:
         """Let a worker be worn: it goes when another one can take its place."""
-        return self._told(self._core.exits.replace)(self.slots[slot], why, now)
+        return self._told(self._core.lifecycle.replace)(self.slots[slot], why, now)
 
     def retire(
         self, slot: int, why: str, now: float, *, unsent: int | None = None
     ) -> Commands:
         """Let a worker begin no other job."""
-        drain_now = self._told(self._core.exits.drain_now)
+        drain_now = self._told(self._core.lifecycle.drain_now)
         return drain_now(self.slots[slot], why, now, unsent=unsent)
 
     def let_go(self, slot: int, why: str, now: float) -> Commands:
         """Let a worker go, even if no replacement is ready."""
-        self._core.exits.drain(self.slots[slot], why, now)
-        return self._told(self._core.exits.reconcile)(now)
+        self._core.lifecycle.drain(self.slots[slot], why, now)
+        return self._told(self._core.lifecycle.reconcile)(now)
 
     def job_waits(self, now: float) -> None:
         """Let a job have come for which no worker was free, if the core wants to know that."""
-        if self._core.exits.sizing.may_grow:
-            self._core.exits.sizing.job_waits(now)
+        if self._core.lifecycle.sizing.may_grow:
+            self._core.lifecycle.sizing.job_waits(now)
 
     # What there is to see.
 
@@ -255,12 +255,12 @@ class Core:
 
     def needs(self, slot: int) -> bool:
         """Tell whether a worker should be started in a slot if it is empty."""
-        return self._core.exits.needs(self.slots[slot])
+        return self._core.lifecycle.needs(self.slots[slot])
 
     @property
     def grants_no_exit(self) -> bool:
         """Whether no planned exit is granted any more, since the pool ends."""
-        return self._core.exits.stopped
+        return self._core.lifecycle.stopped
 
     @property
     def longest_grace(self) -> float:

@@ -14,7 +14,7 @@ from hypothesis.stateful import (
     rule,
 )
 
-from asyncpool._core.dispatcher import AffinityQueues, Dispatcher, choose
+from asyncpool._core.dispatcher import AffinityQueues, Dispatcher, InFlight, JobQueue
 from asyncpool._core.functions import (
     BUDGET,
     DEEPEST,
@@ -24,9 +24,8 @@ from asyncpool._core.functions import (
     JobTraits,
     KeyedTraits,
 )
-from asyncpool._core.in_flight import InFlight
-from asyncpool._core.queue import OLDEST_EVERY, JobQueue
 from tests.core.list_queue import PRIORITIES, ListQueue
+from tests.core.pool_core import OLDEST_EVERY, choose
 
 
 def known(cost: float) -> JobTraits:
@@ -80,9 +79,13 @@ class DispatchMachine(RuleBasedStateMachine):
 
     @initialize(patience=st.sampled_from([2, 4, 64]))
     def start(self, patience: int) -> None:
-        self.dispatcher = Dispatcher(oldest_every=patience)
+        JobQueue.oldest_every = patience
+        self.dispatcher = Dispatcher()
         self.queue = ListQueue(patience)
         self.patience = patience
+
+    def teardown(self) -> None:
+        JobQueue.oldest_every = OLDEST_EVERY
 
     # The model.
 
@@ -329,7 +332,7 @@ class DispatchMachine(RuleBasedStateMachine):
         for _ in range(count):
             self.jobs += 1
             self.announced.append(self.jobs)
-            self.dispatcher.prepare(self.jobs)
+            self.dispatcher.preparing[self.jobs] = None
 
     @precondition(lambda self: self.announced)
     @rule(data=st.data(), kind=KINDS, priority=RANKS)
@@ -433,8 +436,8 @@ class DispatchMachine(RuleBasedStateMachine):
         common = len(self.queue) + len(self.announced)
         assert self.dispatcher.waiting == common + len(self.in_lines)
         assert self.dispatcher.unserved == common + (not self.idle) * len(self.in_lines)
-        assert self.dispatcher.preparing == len(self.announced)
-        assert self.dispatcher.idle == len(self.idle)
+        assert len(self.dispatcher.preparing) == len(self.announced)
+        assert [*self.dispatcher.idle] == self.idle
 
     @invariant()
     def what_is_in_hand_agrees(self) -> None:
@@ -445,7 +448,7 @@ class DispatchMachine(RuleBasedStateMachine):
     @invariant()
     def nobody_waits_while_somebody_is_idle(self) -> None:
         unemployed = sum(not in_flight.jobs for in_flight in self.flights.values())
-        assert self.dispatcher.idle == unemployed
+        assert len(self.dispatcher.idle) == unemployed
         assert not (self.queue and unemployed)
         for slot, hand in self.hands.items():
             assert hand or self.line_of(slot) is None
@@ -512,10 +515,11 @@ def test_neither_starves_while_more_urgent_ones_come_to_the_other_line(
 # Jobs with a key.
 
 
-def test_a_job_with_a_key_is_passed_no_more_often_if_its_key_moves_at_each_turn() -> (
-    None
-):
-    dispatcher, key = Dispatcher(oldest_every=4), 7
+def test_a_job_with_a_key_is_passed_no_more_often_if_its_key_moves_at_each_turn(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(JobQueue, "oldest_every", 4)
+    dispatcher, key = Dispatcher(), 7
     assert dispatcher.submit_keyed(0, KeyedTraits(JobTraits(), key), 1) is None
     begun: list[int] = []
     for turn in range(8):
@@ -545,7 +549,7 @@ SEATS = {0: 10, 1: 11, 2: 12}
 
 def lines_of(*keys: int) -> AffinityQueues:
     """Return lines in which the job of each number has the key of that index."""
-    lines = AffinityQueues(OLDEST_EVERY)
+    lines = AffinityQueues()
     lines.assign(SEATS)
     for job, key in enumerate(keys):
         lines.add(job, KeyedTraits(JobTraits(), key), job % 3 - 1)
@@ -560,7 +564,7 @@ def test_nothing_is_kept_of_jobs_that_have_left() -> None:
     assert sorted(lines.take_all()) == list(range(9, 18))
     lines.add(1, KeyedTraits(JobTraits(), 1), 0)
     assert lines.remove(1)
-    assert (lines.open, lines._keys, lines._groups) == ({}, {}, {})
+    assert (lines.open, lines._bucket_of) == ({}, {})
 
 
 def test_who_joins_a_line_keeps_its_age() -> None:
@@ -573,7 +577,7 @@ def test_who_joins_a_line_keeps_its_age() -> None:
     [line] = lines.open.values()
     begun = []
     while line:
-        begun.append(line.head()[0])
+        begun.append(line.head()[2])
         line.pop(begun[-1])
     assert begun == [41, 42, 43, 47, *sorted(range(30), key=lambda job: (job % 3, job))]
 
@@ -584,7 +588,7 @@ PROFILE = JobTraits()
 
 
 def leave(queue: JobQueue) -> int:
-    job = queue.head()[0]
+    job = queue.head()[2]
     queue.pop(job)
     return job
 
@@ -596,7 +600,8 @@ def leave(queue: JobQueue) -> int:
 @example(patience=2, story=[0, *[-1, None] * 6])
 def test_nothing_starves(patience: int, story: list[int | None]) -> None:
     """An integer is a job of that priority, which comes; else one leaves."""
-    queue, left = JobQueue(patience), 0
+    queue, left = JobQueue(), 0
+    queue.oldest_every = patience
     at_the_latest: dict[int, int] = {}
     for job, priority in enumerate(story):
         if priority is not None:
@@ -634,4 +639,4 @@ def test_priorities_that_nobody_has_any_more_are_forgotten(spread: int) -> None:
     assert most < 2 * 22 + 20
     begun = [leave(queue) for _ in kept]
     assert begun == sorted(range(20), key=kept.__getitem__)
-    assert not queue._lines
+    assert [*queue._lines] == [0]

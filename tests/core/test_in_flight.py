@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import pytest
 
+from asyncpool._core.dispatcher import InFlight
 from asyncpool._core.functions import LEAST, LOADING_TRAITS, JobTraits
-from asyncpool._core.in_flight import InFlight
 from asyncpool.errors import ProtocolError
 
 

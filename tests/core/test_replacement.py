@@ -151,7 +151,7 @@ def test_a_roll_tries_parked_slots_at_once_and_waits_for_their_workers() -> None
     assert core.on_timer(1.2) == [cmd.Spawn(1, 3)]
     assert core.ready(2, 1.3)[-2:] == [cmd.Retiring(0, "roll"), cmd.Stop(0)]
     assert gone(core, 0, 1.4) == [cmd.LeaveEmpty(0)]
-    assert core.exits.rolling
+    assert core.lifecycle.rolling
     assert core.ready(1, 1.5)[-1] == cmd.RollEnded(1, "", 1)
 
 
@@ -171,7 +171,7 @@ def test_a_start_that_had_begun_before_the_roll_may_fail() -> None:
     assert core.on_timer(now) == [cmd.Spawn(0, 3)]
     assert core.roll(now) == []
     gone(core, 0, now + 0.1)
-    assert core.exits.rolling
+    assert core.lifecycle.rolling
     assert core.on_timer(now + 0.1) == [cmd.Spawn(0, 4)]
     assert core.ready(0, now + 0.2)[-1] == cmd.RollEnded(0, "", 1)
 
@@ -214,9 +214,9 @@ def test_when_it_shrinks_the_idle_go_first_and_all_at_once() -> None:
     assert gone(core, 1, 1.2) == [cmd.LeaveEmpty(1)]
     core.outcome(2, 2)
     assert core.refill(2, 1.3) == [cmd.Stop(2)]
-    settled = [core.exits.settled]
+    settled = [core.lifecycle.settled]
     assert gone(core, 2, 1.4) == [cmd.LeaveEmpty(2)]
-    assert [*settled, core.exits.settled] == [False, True]
+    assert [*settled, core.lifecycle.settled] == [False, True]
 
 
 def test_with_one_that_is_to_be_replaced_its_replacement_goes() -> None:
@@ -242,7 +242,7 @@ def test_who_was_to_go_and_stays_is_not_one_more() -> None:
     sessions = [core.request_worker()[0] for _ in range(3)]
     core.resize(1, 1, 1.0)
     core.resize(3, 3, 1.1)
-    assert core.exits.settled
+    assert core.lifecycle.settled
     for offer in sessions:
         assert isinstance(offer, cmd.Offer)
         core.end_session(offer.session, 1.2, fresh=False)

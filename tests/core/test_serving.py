@@ -286,7 +286,7 @@ class ServingMachine(RuleBasedStateMachine):
     @precondition(lambda self: not self.closing and self.core.broken is None)
     @rule()
     def reload(self) -> None:
-        if not self.core.exits.rolling:
+        if not self.core.lifecycle.rolling:
             self.rolling = True
             self.old = {
                 (slot, worker.generation)
@@ -360,7 +360,7 @@ class ServingMachine(RuleBasedStateMachine):
             self.time_goes_by(START_TIMEOUT / 2)
         up = [w for w in self.workers.values() if w.ready_at is not None]
         assert len(up) == len(self.workers) == self.size
-        assert not self.core.exits.rolling
+        assert not self.core.lifecycle.rolling
         assert self.core.broken is None
 
 

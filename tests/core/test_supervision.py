@@ -251,19 +251,19 @@ class SupervisionMachine(SupervisionRules):
         ahead = sum(max(0, len(jobs) - shell.width) for jobs in flights.values())
         assert core.waiting == len(shell.waiting) + ahead
         assert core.pipelining == (ahead > 0)
-        assert core.dispatcher.idle == len(shell.free())
+        assert len(core.dispatcher.idle) == len(shell.free())
         if not shell.broken:  # then nobody is given anything
             assert core.dispatcher.free == shell.lanes()
         assert (core.broken is not None, core.over) == (shell.broken, shell.finished)
         assert all(map(core.is_unpacking, shell.unpacking))
         assert not any(map(core.is_unpacking, shell.waiting))
         assert core.lifecycle.kills == shell.seen["Kill"]
-        assert core.exits.rolling is shell.rolling
+        assert core.lifecycle.rolling is shell.rolling
         # A pool that has given up keeps the slot in which that happened, needed or not.
-        assert core.exits.settled or not shell.settled or shell.broken
+        assert core.lifecycle.settled or not shell.settled or shell.broken
         well = [p for p in shell.processes.values() if p.ready and not p.leaving]
         well = [p for p in well if p.told is StopStage.NO]
-        assert len(well) == shell.workers or not core.exits.settled
+        assert len(well) == shell.workers or not core.lifecycle.settled
 
     @invariant()
     def no_two_workers_that_take_jobs_have_the_same_rank(self) -> None:

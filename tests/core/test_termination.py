@@ -337,7 +337,7 @@ def test_a_roll_goes_on_and_ends_with_the_last_job_that_waits() -> None:
     core = pool_with(3)
     assert core.roll(0.5) == [cmd.Spawn(1, 1)]
     assert core.close(Finish.ALL, None, 1.0) == []
-    assert core.exits.rolling
+    assert core.lifecycle.rolling
     assert core.ready(1, 2.0) == [cmd.Retiring(0, "roll"), cmd.Assign(1, (1,))]
     assert done(core, 1, 1, 3.0) == [
         cmd.Assign(1, (2,)),
