@@ -62,9 +62,8 @@ class Batch:
     __slots__ = ("first", "items", "open", "outcomes")
 
     def __init__(self, first: int, items: list[Any]) -> None:
-        self.first, self.items = first, items
-        self.outcomes: list[Any] = []
-        self.open = len(items)
+        self.first, self.items, self.open = first, items, len(items)
+        self.outcomes: list[Any] = [None] * len(items)
 
 
 class Part(NamedTuple):
@@ -131,13 +130,9 @@ class Pace:
         buffersize: int | None = None,
         lanes: int = 1,
     ) -> None:
-        self._chunksize = chunksize
-        self._buffersize = buffersize
-        self._lanes = lanes
+        self._chunksize, self._buffersize, self._lanes = chunksize, buffersize, lanes
         self._cost = self._size = 0.0  # of an item; 0 if nobody knows
-        self._learned_from = 1
-        self._ends = RecentCount(_SPAN)
-        self._recent: int = 0
+        self._learned_from, self._ends, self._recent = 1, RecentCount(_SPAN), 0
 
     def note(self, items: int, microseconds: float) -> None:
         """Record that *items* items have taken *microseconds* in one worker."""
@@ -157,11 +152,11 @@ class Pace:
         """Return how many items may be under way with this number of workers."""
         if self._buffersize is not None:
             return self._buffersize
-        some = _FEWEST * self._lanes
+        items = workers * _FEWEST * self._lanes
         if self._cost:
-            items = workers * max(some, math.ceil(_AHEAD / self._cost))
+            items = max(items, workers * math.ceil(_AHEAD / self._cost))
         else:
-            items = workers * some + self._recent
+            items += self._recent
         most = int(_BYTES / max(self._size, 1.0))
         return min(items, max(most, workers * (self._lanes + 1)))
 
@@ -446,7 +441,7 @@ class MapRun:
             self._returned.append((part, job))
         else:
             outcome = job.result() if error is None else ItemError(error)
-            self._settle(part.batch, part.offset, [outcome])
+            self._settle(part, [outcome])
             cost = job.function.traits.cost
             if cost < UNKNOWN and not self._probes:
                 self._pace.note(1, cost)
@@ -486,19 +481,20 @@ class MapRun:
             return
         job.function.figures.items += len(outcomes)
         if self._each.max_attempts == 1 or ItemError not in set(map(type, outcomes)):
-            self._settle(part.batch, part.offset, outcomes)
+            self._settle(part, outcomes)
         else:
             for offset, outcome in enumerate(outcomes, part.offset):
+                item = Part(part.batch, offset, 1, attempts=1)
                 if type(outcome) is ItemError and self._again(outcome.error):
-                    self._send(Part(part.batch, offset, 1, attempts=1))
+                    self._send(item)
                 else:
-                    self._settle(part.batch, offset, [outcome])
+                    self._settle(item, [outcome])
         # Those that were not begun.
-        offset, end = part.offset + len(outcomes), part.offset + part.length
-        while offset < end:
-            count = min(self._pace.size(self._backend.most_workers), end - offset)
-            self._send(Part(part.batch, offset, count))
-            offset += count
+        begin, end = part.offset + len(outcomes), part.offset + part.length
+        while begin < end:
+            count = min(self._pace.size(self._backend.most_workers), end - begin)
+            self._send(Part(part.batch, begin, count))
+            begin += count
 
     def _again(self, error: BaseException) -> bool:
         """Return whether an item gets another attempt after its first."""
@@ -508,16 +504,13 @@ class MapRun:
         return policy.after_exception(error, attempt=1)
 
     def _fail(self, part: Part, error: BaseException) -> None:
-        self._settle(part.batch, part.offset, [ItemError(error)] * part.length)
+        self._settle(part, [ItemError(error)] * part.length)
 
-    def _settle(self, batch: Batch, offset: int, outcomes: list[Any]) -> None:
-        """Store the outcomes of the items of *batch* from *offset* on."""
+    def _settle(self, part: Part, outcomes: list[Any]) -> None:
+        """Store the outcomes of the first items of *part*."""
+        batch = part.batch
+        batch.outcomes[part.offset : part.offset + len(outcomes)] = outcomes
         batch.open -= len(outcomes)
-        if len(outcomes) == len(batch.items):
-            batch.outcomes = outcomes
-        else:
-            batch.outcomes = batch.outcomes or [None] * len(batch.items)
-            batch.outcomes[offset : offset + len(outcomes)] = outcomes
         if not batch.open:
             self._incomplete -= 1
             if not self._ordered:
@@ -565,29 +558,20 @@ def _is_bound(items: object, depth: int = 4) -> bool:
     )
 
 
-class SyncSource:
-    """Items of a plain iterator, in their order.
-
-    The event loop draws them, and nothing else runs meanwhile.  So if a step takes long, because
-    the iterator reads files, say, a thread draws the other items.
+class Source:
+    """Where the items of a map come from, in their order.
 
     Args:
-        items: The iterator.
-        on_news: Called when the thread has drawn items, or the last one.
+        on_news: Called when a thread or a task has drawn items, or when there will be no more.
 
     Attributes:
         error: The exception that has ended the items, if there was one.
     """
 
-    def __init__(self, items: Iterator[Any], on_news: Callable[[], None]) -> None:
-        self._items = items
+    def __init__(self, on_news: Callable[[], None]) -> None:
         self._on_news = on_news
         self._found: list[Any] = []
-        self._run: Callable[..., Any] = copy_context().run
-        # None of the pool's threads: the iterator may never come back from its next step.
-        self._thread: ThreadPool | None = None
-        self._drawing: asyncio.Future[None] | None = None
-        self._begun = self._ended = False
+        self._ended = False
         self.error: BaseException | None = None
 
     @property
@@ -597,6 +581,34 @@ class SyncSource:
 
     def draw(self, count: int, room: int) -> list[Any]:
         """Return up to *count* items; draw no more than *room* items ahead."""
+        del room
+        found = self._found[:count]
+        del self._found[:count]
+        return found
+
+
+class SyncSource(Source):
+    """Items of a plain iterator.
+
+    The event loop draws them, and nothing else runs meanwhile.  So if a step takes long, because
+    the iterator reads files, say, a thread draws the other items.
+
+    Args:
+        items: The iterator.
+        on_news: As above.
+    """
+
+    def __init__(self, items: Iterator[Any], on_news: Callable[[], None]) -> None:
+        super().__init__(on_news)
+        self._items = items
+        self._run: Callable[..., Any] = copy_context().run
+        # None of the pool's threads: the iterator may never come back from its next step.
+        self._thread: ThreadPool | None = None
+        self._drawing: asyncio.Future[None] | None = None
+        self._begun = False
+
+    def draw(self, count: int, room: int) -> list[Any]:
+        """See :class:`Source`."""
         if self._drawing is not None:
             if not self._drawing.done():
                 return []
@@ -610,8 +622,7 @@ class SyncSource:
             self._run(self._draw, count, TURN)
             if isinstance(self.error, SystemExit | KeyboardInterrupt):
                 raise self.error
-        found, self._found = self._found[:count], self._found[count:]
-        return found
+        return super().draw(count, room)
 
     def _draw(self, count: int, seconds: float) -> None:
         """Draw *count* items, or as many as there is time for."""
@@ -657,34 +668,27 @@ _DRAWN_BY_A_THREAD = (
 )
 
 
-class AsyncSource:
-    """Items of async iterators, drawn by a task of its own; as :class:`SyncSource` else.
+class AsyncSource(Source):
+    """Items of async iterators, drawn by a task of its own.
 
     Args:
         each: The iterators; of several, the items are tuples.
-        on_news: Called when there is an item, or when there will be no more.
+        on_news: As above.
     """
 
     def __init__(
         self, each: list[AsyncIterator[Any]], on_news: Callable[[], None]
     ) -> None:
+        super().__init__(on_news)
         self._each = each
-        self._on_news = on_news
-        self._found: deque[Any] = deque()
         self._room = 0
         self._may_draw = asyncio.Event()
-        self._ended = self._closing = False
-        self.error: BaseException | None = None
+        self._closing = False
         self._task = asyncio.create_task(self._run(), name="asyncpool inputs of a map")
 
-    @property
-    def exhausted(self) -> bool:
-        """See :class:`SyncSource`."""
-        return self._ended and not self._found
-
     def draw(self, count: int, room: int) -> list[Any]:
-        """See :class:`SyncSource`."""
-        found = [self._found.popleft() for _ in range(min(count, len(self._found)))]
+        """See :class:`Source`."""
+        found = super().draw(count, room)
         self._room = room - len(found)
         if self._room > len(self._found):
             self._may_draw.set()

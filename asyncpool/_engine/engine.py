@@ -325,7 +325,7 @@ class Engine:
         )
         self.places: Places | None = None
         if sandbox is not None:
-            from asyncpool._sandbox.places import Places  # noqa: PLC0415 - few have one
+            from asyncpool._sandbox.confinement import Places  # noqa: PLC0415 - few have one
 
             self.places = Places(sandbox, self.threads)
         self.worker_logs = WorkerLogs(loop, config.name)
@@ -354,8 +354,8 @@ class Engine:
             async with self.tasks:
                 sandbox = self.config.confinement
                 if sandbox is not None and (lacks := sandbox.missing):
-                    extra = {"settings": ", ".join(lack.settings for lack in lacks)}
-                    missing = "; ".join(map(str, lacks))
+                    extra = {"settings": ", ".join(lacks)}
+                    missing = "; ".join(lacks.values())
                     self.log.now(say.SANDBOX_INCOMPLETE, extra, missing=missing)
                 if self.config.workers[0]:
                     self.launcher.begin()

@@ -47,7 +47,7 @@ from asyncpool.errors import ProtocolError
 
 if TYPE_CHECKING:
     from asyncpool._engine.engine import Engine
-    from asyncpool._sandbox.places import Place
+    from asyncpool._sandbox.confinement import Place
 
 # Processes with the same authkey of multiprocessing accept each other's connections, so workers in a
 # sandbox have another one than this process.
@@ -354,7 +354,7 @@ class WorkerHandle:
             authkey=_OTHER_KEY,
             argv=("",),
             folder=self._place.folder,
-            cgroup="" if cgroup is None else str(cgroup.folder),
+            cgroup="" if cgroup is None else str(cgroup),
         )
 
     def _open(self, theirs: contextlib.ExitStack, variables: Variables) -> list[int]:

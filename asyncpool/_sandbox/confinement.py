@@ -1,29 +1,41 @@
-"""The sandbox of a pool, checked against this machine, and what each of its workers gets."""
+"""The sandbox of a pool, checked against this machine, and what each of its workers has for itself.
+
+A worker has a private folder, and a cgroup where there may be one.  The service may make cgroups
+(version 2) below its own, or beside it, if an administrator or systemd has delegated that to its
+user.  The kernel allows limits only below a cgroup that has no processes itself; so a service
+usually sits in a cgroup of its own below the delegated one (systemd: ``DelegateSubgroup=``).
+"""
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import encodings
+import itertools
 import os
 import pwd
 import site
+import stat
 import sys
 import sysconfig
 import tempfile
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
+from threading import Lock
 from typing import NamedTuple
 
 from asyncpool._core.options import WorkerLimits
 from asyncpool._dataclass import replace
 from asyncpool._engine.interpreter import main_script
-from asyncpool._sandbox.filters import MACHINES
-from asyncpool._sandbox.places import delegated_limits
+from asyncpool._engine.loop import Threads
+from asyncpool._engine.machine import oom_kills
 from asyncpool._sandbox.plan import (
+    MACHINES,
     NEW_NETWORK,
     NEW_USER,
     UNUSED_USERS,
     Machine,
-    Missing,
     SandboxPlan,
     make_plan,
     missing,
@@ -67,16 +79,16 @@ class Confinement(NamedTuple):
 
     Attributes:
         plan: What each worker does.
-        missing: What cannot be enforced here; empty for a strict sandbox.
-        limits: The limits of each worker's cgroup, by controller.
+        missing: What cannot be enforced here, by setting; empty for a strict sandbox.
+        limits: What the files of each worker's cgroup are to say.
         script: What is ``__main__`` in workers, without the arguments of the service.
         script_first: Whether workers import that before they shut themselves in.  They do if it
             is the user's own, and not an installed command, which starts services.
     """
 
     plan: SandboxPlan
-    missing: tuple[Missing, ...]
-    limits: dict[str, int | float]
+    missing: dict[str, str]
+    limits: dict[str, str]
     script: tuple[str, str, tuple[str, ...]] | None
     script_first: bool
 
@@ -122,10 +134,10 @@ def confine(sandbox: Sandbox, limits: WorkerLimits) -> Confinement:
                 "to one of them"
             )
     machine = this_machine()
-    lacks = tuple(missing(sandbox, machine))
+    lacks = {it: f"{it}: {what}" for it, what in missing(sandbox, machine)}
     if lacks and sandbox.strict:
         raise UnsupportedPlatformError(
-            f"this sandbox cannot be enforced here: {'; '.join(map(str, lacks))}; or accept that "
+            f"this sandbox cannot be enforced here: {'; '.join(lacks.values())}; or accept that "
             "with strict=False"
         )
     script = main_script()
@@ -172,13 +184,15 @@ def _user_of(user: str | int | None) -> tuple[int, int] | None:
 
 def _cgroup_limits(
     plan: SandboxPlan, cpus: float | None, offered: tuple[str, ...]
-) -> dict[str, int | float]:
-    wanted = {"memory": plan.memory, "pids": plan.tasks and plan.tasks[0], "cpu": cpus}
-    return {
-        name: value
-        for name, value in wanted.items()
-        if value is not None and name in offered
-    }
+) -> dict[str, str]:
+    found: dict[str, str] = {}
+    if plan.memory is not None and "memory" in offered:
+        found = {"memory.max": f"{plan.memory}", "memory.oom.group": "1"}
+    if plan.tasks is not None and "pids" in offered:
+        found["pids.max"] = f"{plan.tasks[0]}"
+    if cpus is not None and "cpu" in offered:
+        found["cpu.max"] = f"{max(1000, round(cpus * _PERIOD))} {_PERIOD}"
+    return found
 
 
 def this_machine() -> Machine:
@@ -189,6 +203,7 @@ def this_machine() -> Machine:
     from asyncpool._sandbox.entering import can_filter, landlock_version  # noqa: PLC0415 - Linux
 
     version, root = landlock_version(), os.geteuid() == 0
+    delegated = delegated_folder()
     namespaces = NEW_NETWORK  # an attempt that fails does no harm
     if not root:
         forbidden = any(_read(path) == value for path, value in _SWITCHES.items())
@@ -201,7 +216,7 @@ def this_machine() -> Machine:
         landlock=version,
         seccomp=machine in MACHINES and can_filter(),
         namespaces=namespaces,
-        limits=delegated_limits(),
+        limits=() if delegated is None else _offered(delegated),
         root=root,
         gives_users=root and _gives_users(),
         counts_processes=bool(namespaces & NEW_USER) and version >= _COUNTS_SINCE,
@@ -209,7 +224,7 @@ def this_machine() -> Machine:
     )
 
 
-def _read(path: str) -> str:
+def _read(path: str | Path) -> str:
     try:
         return Path(path).read_text().strip()
     except OSError:
@@ -248,3 +263,213 @@ def library(*, imports: bool) -> tuple[str, ...]:
     base = Path(sys.base_prefix) / "lib"
     own = () if base == Path("/lib") else (str(base),)
     return *installation(), _PACKAGE, *own, *_SYSTEM.split()
+
+
+_ROOTS = (Path("/sys/fs/cgroup"), Path("/sys/fs/cgroup/unified"))
+_WANTED = ("memory", "pids", "cpu")
+_PERIOD = 100_000  # microseconds
+
+# systemd marks what it has delegated, and so root knows what is its own.
+_MARKS = ("trusted.delegate", "user.delegate")
+
+_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+
+# Workers of all pools of this process have other names.
+_numbers = itertools.count(1)
+
+
+def delegated_folder(own: Path | None = None) -> Path | None:
+    """Return the folder below which this process may make cgroups; ``None`` if there is none.
+
+    Args:
+        own: The folder of the service's cgroup; by default that of this process.
+    """
+    folder = _own_folder() if own is None else own
+    if folder is None:
+        return None
+    return next((each for each in (folder, folder.parent) if _is_delegated(each)), None)
+
+
+def _own_folder() -> Path | None:
+    for line in _read("/proc/self/cgroup").splitlines():
+        if line.startswith("0::"):
+            found = (root / line[3:].lstrip("/") for root in _ROOTS)
+            return next(
+                (it for it in found if os.access(it / "cgroup.procs", os.F_OK)), None
+            )
+    return None
+
+
+def _is_delegated(folder: Path) -> bool:
+    if not _offered(folder) or not os.access(folder, os.W_OK):
+        return False
+    return os.geteuid() != 0 or any(_marks(folder))
+
+
+def _marks(folder: Path) -> Iterator[bool]:
+    for name in _MARKS:
+        with contextlib.suppress(OSError):
+            yield os.getxattr(folder, name) == b"1"
+
+
+def _offered(folder: Path) -> tuple[str, ...]:
+    """Return the controllers that cgroups below *folder* have."""
+    names = _read(folder / "cgroup.subtree_control").split()
+    return tuple(name for name in _WANTED if name in names)
+
+
+def remove_tree(parent: str, name: str) -> None:
+    """Remove the folder *name* of *parent*, whatever hostile code has put there.
+
+    :func:`shutil.rmtree` calls itself for each level (before Python 3.13), and a job may make more
+    levels than a stack has room for.  Here each folder moves up beside the first one before it is
+    emptied, so no path grows long.
+
+    Raises:
+        OSError: If something cannot be removed.
+    """
+    with _opened(parent) as top:
+        waiting, numbers = [name], itertools.count(1)
+        while waiting:
+            folder = waiting.pop()
+            with _opened(folder, dir_fd=top) as fd:
+                for inner in _empty(fd):
+                    moved = f"{name}.{next(numbers)}"
+                    os.rename(inner, moved, src_dir_fd=fd, dst_dir_fd=top)
+                    waiting.append(moved)
+            os.rmdir(folder, dir_fd=top)
+
+
+@contextlib.contextmanager
+def _opened(folder: str, flags: int = 0, *, dir_fd: int | None = None) -> Iterator[int]:
+    """Open a folder, never through a link."""
+    fd = os.open(folder, _FOLDER | flags, dir_fd=dir_fd)
+    try:
+        yield fd
+    finally:
+        os.close(fd)
+
+
+def _empty(fd: int) -> list[str]:
+    """Remove from a folder what is no folder; return the names of the folders inside."""
+    inner: list[str] = []
+    with os.scandir(fd) as entries:
+        for entry in entries:
+            if not entry.is_dir(follow_symlinks=False):
+                os.unlink(entry.name, dir_fd=fd)
+                continue
+            inner.append(entry.name)
+            if entry.stat(follow_symlinks=False).st_mode & stat.S_IRWXU != stat.S_IRWXU:
+                # Its maker has closed it, and this process lets itself in.
+                with _opened(entry.name, os.O_PATH, dir_fd=fd) as closed:
+                    Path(f"/proc/self/fd/{closed}").chmod(stat.S_IRWXU)
+    return inner
+
+
+class Place(NamedTuple):
+    """What one worker has for itself.
+
+    Attributes:
+        folder: Its private folder.
+        cgroup: The folder of its cgroup, if it has one.
+    """
+
+    folder: str
+    cgroup: Path | None
+
+    def lacked_memory(self) -> bool:
+        """Return whether the kernel has killed a process of its cgroup for lack of memory."""
+        return self.cgroup is not None and oom_kills(self.cgroup / "memory.events") > 0
+
+
+def remove_cgroup(folder: Path) -> bool:
+    """Kill what is left in a cgroup, and remove it; return whether it is gone.
+
+    The kernel keeps it until the last of its processes has ended.
+    """
+    with contextlib.suppress(OSError):
+        (folder / "cgroup.kill").write_text("1")
+    with contextlib.suppress(OSError):
+        folder.rmdir()
+    return not folder.exists()
+
+
+class Places:
+    """Makes what workers have for themselves, and removes it when they have ended.
+
+    Args:
+        confinement: The sandbox of the pool.
+        threads: Remove what jobs have left, which may be a million files.
+    """
+
+    def __init__(self, confinement: Confinement, threads: Threads) -> None:
+        self._threads = threads
+        self._limits = confinement.limits
+        self._user, self._apart = confinement.plan.user, confinement.plan.apart
+        self._parent = delegated_folder() if self._limits else None
+        self._left: list[Path] = []
+        self._base: str | None = None
+        self._removing = Lock()  # two threads would take each other's folders away
+
+    def open(self) -> Place:
+        """Return what a new worker has for itself; only it can enter its folder.
+
+        Raises:
+            OSError: If it cannot be made.
+        """
+        name, cgroup = f"{next(_numbers)}", None
+        if self._base is None:
+            # Workers of another user pass through here; nobody can list it.
+            self._base = tempfile.mkdtemp(prefix="asyncpool-")
+            if self._user is not None or self._apart:
+                Path(self._base).chmod(0o711)
+        folder = Path(self._base, name)
+        folder.mkdir(0o700)
+        if self._apart:
+            folder.chmod(0o770)
+        if self._user is not None:
+            os.chown(folder, *self._user)
+        if self._parent is not None:
+            cgroup = self._parent / f"asyncpool-{os.getpid()}-{name}"
+            cgroup.mkdir()
+            for file, text in self._limits.items():
+                (cgroup / file).write_text(text)
+        return Place(str(folder), cgroup)
+
+    def release(self, place: Place) -> None:
+        """Remove what a worker had, which has ended; in a thread, if there is much of it."""
+        # Most jobs leave nothing, and a thread would get in the way of the worker that follows.
+        if place.cgroup is None:
+            with contextlib.suppress(OSError):
+                Path(place.folder).rmdir()
+                return
+        self._threads.copy(self._remove, place)
+
+    def _remove(self, place: Place) -> None:
+        # What cannot be removed now goes with the rest, or has already gone with it.
+        with self._removing, contextlib.suppress(OSError):
+            remove_tree(*os.path.split(place.folder))
+        if place.cgroup is not None and not remove_cgroup(place.cgroup):
+            self._left.append(place.cgroup)
+
+    def _remove_rest(self) -> None:
+        with self._removing, contextlib.suppress(OSError):
+            base, self._base = self._base, None
+            if base is not None:
+                for path in Path(base).iterdir():
+                    remove_tree(base, path.name)
+                Path(base).rmdir()
+
+    async def close(self) -> None:
+        """Remove what is left, once nothing is left of any worker.
+
+        Cancellation:
+            Something may be left.
+        """
+        threads = Threads(asyncio.get_running_loop())
+        try:
+            await threads.copy(self._remove_rest)
+            for cgroup in self._left:
+                remove_cgroup(cgroup)
+        finally:
+            await threads.close()

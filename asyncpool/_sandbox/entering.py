@@ -20,11 +20,11 @@ import struct
 import sys
 from importlib.machinery import PathFinder, all_suffixes
 
-from asyncpool._sandbox.filters import NO_RINGS
 from asyncpool._sandbox.leftovers import check_leftovers
 from asyncpool._sandbox.plan import (
     CONNECT_TCP,
     NEW_USER,
+    NO_RINGS,
     OF_A_FILE,
     UNUSED_USERS,
     WRITE,
@@ -33,9 +33,9 @@ from asyncpool._wire.messages import threads_outside
 
 TYPE_CHECKING = False  # see _wire/records.py
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable
     from importlib.machinery import ModuleSpec
-    from types import ModuleType
+    from typing import Any
 
     from asyncpool._sandbox.plan import SandboxPlan
     from asyncpool._worker.process import Preloading
@@ -62,12 +62,6 @@ _MOST_CAPABILITIES = 64
 _NEEDED = """
 asyncio cloudpickle ctypes encodings.idna json logging resource select threading typing
 """
-
-
-class _Program(ctypes.Structure):
-    """``struct sock_fprog``."""
-
-    _fields_ = (("count", ctypes.c_ushort), ("code", ctypes.c_char_p))  # type: ignore[mutable-override] # nobody changes it
 
 
 def enter(
@@ -216,34 +210,30 @@ def _restrict(plan: SandboxPlan, folder: str) -> None:
     layout = struct.pack("=QQQ", *plan.landlock)
     # A kernel that knows only the first of them takes the others too, if they are 0.
     ruleset = _call("landlock_create_ruleset", layout, len(layout), 0)
-    try:
-        for path, granted in (*plan.paths, (folder, WRITE)):
-            _allow_path(ruleset, path, granted & plan.landlock[0])
-        for port in plan.ports:
-            rule = struct.pack("=QQ", CONNECT_TCP, port)
-            _call("landlock_add_rule", ruleset, _NET_PORT, rule, 0)
-        _call("landlock_restrict_self", ruleset, 0)
-    finally:
-        os.close(ruleset)
-
-
-def _allow_path(ruleset: int, path: str, rights: int) -> None:
-    try:
-        fd = os.open(path, os.O_PATH | os.O_CLOEXEC)
-    except OSError:  # the service has checked those that must be there
-        return
-    try:
+    for path, granted in (*plan.paths, (folder, WRITE)):
+        try:
+            fd = os.open(path, os.O_PATH | os.O_CLOEXEC)
+        except OSError:  # the service has checked those that must be there
+            continue
+        rights = granted & plan.landlock[0]
         if not stat.S_ISDIR(os.fstat(fd).st_mode):
             rights &= OF_A_FILE
         rule = struct.pack("=Qi", rights, fd)
+        # An error ends this process, so nobody has to close anything.
         _call("landlock_add_rule", ruleset, _PATH_BENEATH, rule, 0, of=f" of {path}")
-    finally:
         os.close(fd)
+    for port in plan.ports:
+        rule = struct.pack("=QQ", CONNECT_TCP, port)
+        _call("landlock_add_rule", ruleset, _NET_PORT, rule, 0)
+    _call("landlock_restrict_self", ruleset, 0)
+    os.close(ruleset)
 
 
 def _filter_calls(program: bytes) -> None:
     """Filter the system calls of this thread, and of all that it starts."""
-    code = ctypes.byref(_Program(len(program) // 8, program))
+    memory = ctypes.create_string_buffer(program)
+    # The kernel's struct sock_fprog.
+    code = struct.pack("HP", len(program) // 8, ctypes.addressof(memory))
     _call("prctl", _PR_SET_SECCOMP, _FILTER, code, 0, 0, of="(PR_SET_SECCOMP)")
 
 
@@ -297,10 +287,7 @@ class ReachableModules:
     """
 
     def find_spec(
-        self,
-        name: str,
-        path: Sequence[str] | None = None,
-        target: ModuleType | None = None,
+        self, name: str, path: Any = None, target: Any = None
     ) -> ModuleSpec | None:
         """Return what is to be imported as *name*; ``None`` if nothing is known of it.
 

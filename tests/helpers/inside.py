@@ -684,10 +684,11 @@ def die_before_jobs() -> None:
 
 def give_workers_cgroups(monkeypatch: pytest.MonkeyPatch, parent: Path) -> None:
     """Have each worker in a sandbox get a cgroup below *parent*, without any limit."""
-    from asyncpool._sandbox import confinement, places
+    from asyncpool._sandbox import confinement
 
-    monkeypatch.setattr(confinement, "_cgroup_limits", lambda *_: {"none": 0})
-    monkeypatch.setattr(places, "delegated_folder", lambda: parent)
+    none = {"cgroup.max.depth": "max"}  # the default
+    monkeypatch.setattr(confinement, "_cgroup_limits", lambda *_: none)
+    monkeypatch.setattr(confinement, "delegated_folder", lambda: parent)
 
 
 @contextmanager
