@@ -65,23 +65,14 @@ def _ports(name: str, network: object) -> bool | tuple[int, ...]:
     return tuple(sorted(set(ports))) or False
 
 
-def _environment(name: str, env: object) -> dict[str, str]:
-    """Return the variables of an environment, in order."""
-    return dict(sorted(checks.environment(name, env)))
-
-
-def _is_positive(number: float) -> bool:
-    return 0 < number < math.inf
-
-
-_POSITIVE = "> 0 and finite, or None", _is_positive
+_POSITIVE = "> 0 and finite, or None", lambda number: 0 < number < math.inf
 _CHECKS: dict[str, checks.Check] = {
     "read": _paths,
     "write": _paths,
     "workdir": _workdir,
     "imports": checks.SWITCH,
     "network": _ports,
-    "env": _environment,
+    "env": lambda name, env: dict(sorted(checks.environment(name, env))),
     "processes": checks.at_least(0).or_none(),
     "memory": checks.INT.or_none().within(*_POSITIVE),
     "cpu_seconds": checks.SECONDS.or_none().within(*_POSITIVE),

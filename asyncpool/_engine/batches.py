@@ -28,6 +28,7 @@ from contextvars import copy_context
 from functools import partial
 from typing import Any, NamedTuple
 
+from asyncpool import errors
 from asyncpool._core.deadlines import RecentCount
 from asyncpool._core.functions import BUDGET, UNKNOWN, travels_by_name
 from asyncpool._core.options import JobOptions
@@ -40,13 +41,6 @@ from asyncpool._wire.pickling import unpicklable
 from asyncpool._wire.scripts import Abroad
 from asyncpool._wire.text import function_name
 from asyncpool._worker.api import run_chunk
-from asyncpool.errors import (
-    AsyncPoolError,
-    JobNotPicklableError,
-    NodeLostError,
-    PoolFullError,
-    WorkerCrashedError,
-)
 
 
 class Batch:
@@ -201,16 +195,16 @@ class MapHold:
         name: What logs call the function of the map.
 
     Attributes:
+        name: As above.
         under_way: How many items are drawn and not yielded.
     """
 
     # The jobs of the map refer to it, and not to its MapRun, which refers to them.
     def __init__(self, name: str) -> None:
-        self.under_way = 0
-        self._name = name
+        self.name, self.under_way = name, 0
 
     def __str__(self) -> str:
-        return f"a map of {self._name}, {self.under_way} items under way"
+        return f"a map of {self.name}, {self.under_way} items under way"
 
 
 class MapRun:
@@ -245,8 +239,8 @@ class MapRun:
         submit: Callable[..., PoolJob[Any]],
         ordered: bool = True,
     ) -> None:
-        self._backend = backend
-        self._function, self._star, self._submit = function, star, submit
+        self._backend, self._submit, self._ordered = backend, submit, ordered
+        self._function, self._star = function, star
         self._packed: bytes | None = None
         with Abroad() if backend.is_remote else nullcontext():
             # A pool that is data only sends each item by itself.
@@ -275,15 +269,15 @@ class MapRun:
         # but the result of a chunk does.
         self._probes = (backend.is_remote or backend.concurrency > 1) and not alone
         self._slow_singles = itertools.count(1)
-        name = function_name(function)
-        self._hold = MapHold(name)
+        self._hold = MapHold(function_name(function))
         self._each = replace(options, hold=self._hold)
+        self._retried = replace(self._each, prior_attempts=1)
+        name = self._hold.name
         self._together = replace(self._each, max_attempts=1, via="map", name=name)
         self._loop = asyncio.get_running_loop()
         # The source, and the end of each batch, set it.
         self._news = asyncio.Event()
         self._source = open_source(iterables, self._news.set)
-        self._ordered = ordered
         # If ordered, all batches in their order; else those that are complete, as they come.
         self._ready: deque[Batch] = deque()
         self._next = self._incomplete = 0  # the index of an item; batches
@@ -313,8 +307,7 @@ class MapRun:
                 drew_all = self._draw(until)
                 self._release_if_done()
                 if self._ready and not self._ready[0].open:
-                    batch = self._ready.popleft()
-                    yield batch
+                    yield (batch := self._ready.popleft())
                     hold.under_way -= len(batch.items)
                 elif source.exhausted and not hold.under_way:
                     break
@@ -344,10 +337,9 @@ class MapRun:
         while not source.exhausted and not self._held:
             size = self._pace.size(workers)
             room = self._pace.window(workers) - hold.under_way
-            if room < size and hold.under_way:
-                break
-            items = source.draw(size, room)
-            if not items:
+            if (room < size and hold.under_way) or not (
+                items := source.draw(size, room)
+            ):
                 break
             batch = Batch(self._next, items)
             if self._ordered:
@@ -388,20 +380,17 @@ class MapRun:
                 how = {"star": self._star, "named": self._named}
                 job = self._submit(run_chunk, chunk, how, self._together)
             else:
-                [item] = items
                 try:
-                    args = tuple(item) if self._star else (item,)
+                    args = tuple(items[0] if self._star else items)
                 except Exception as error:  # noqa: BLE001 - the item's own code
                     self._fail(part, error)
                     return
-                options = self._each
-                if part.attempts:
-                    options = replace(options, prior_attempts=part.attempts)
+                options = self._retried if part.attempts else self._each
                 job = self._submit(self._function, args, {}, options)
-        except PoolFullError:
+        except errors.PoolFullError:
             self._held.append(part)
             self._news.set()  # perhaps no job is open whose end would wake the map
-        except AsyncPoolError as error:  # the pool has ended
+        except errors.AsyncPoolError as error:  # the pool has ended
             self._fail(part, error)
         except (SystemExit, KeyboardInterrupt) as error:
             # It may come from a signal handler, so it goes on; but nothing may wait for the part.
@@ -499,7 +488,7 @@ class MapRun:
     def _again(self, error: BaseException) -> bool:
         """Return whether an item gets another attempt after its first."""
         policy = self._each
-        if isinstance(error, WorkerCrashedError):
+        if isinstance(error, errors.WorkerCrashedError):
             return policy.after_crash(error.crashes[-1].kind, attempt=1)
         return policy.after_exception(error, attempt=1)
 
@@ -521,11 +510,11 @@ class MapRun:
 
 def _is_of_all(error: BaseException) -> bool:
     """Return whether the error of a chunk is also the error of each of its items."""
-    if isinstance(error, JobNotPicklableError):
+    if isinstance(error, errors.JobNotPicklableError):
         return error.direction == "result"
-    if isinstance(error, WorkerCrashedError):
-        return isinstance(error, NodeLostError)  # there is no other node
-    return isinstance(error, AsyncPoolError)
+    if isinstance(error, errors.WorkerCrashedError):
+        return isinstance(error, errors.NodeLostError)  # there is no other node
+    return isinstance(error, errors.AsyncPoolError)
 
 
 # Where the items of a map come from: sync and async iterables, drawn step by step.
@@ -569,9 +558,8 @@ class Source:
     """
 
     def __init__(self, on_news: Callable[[], None]) -> None:
-        self._on_news = on_news
+        self._on_news, self._ended = on_news, False
         self._found: list[Any] = []
-        self._ended = False
         self.error: BaseException | None = None
 
     @property
@@ -579,9 +567,7 @@ class Source:
         """Whether there are no more items to draw."""
         return self._ended and not self._found
 
-    def draw(self, count: int, room: int) -> list[Any]:
-        """Return up to *count* items; draw no more than *room* items ahead."""
-        del room
+    def _take(self, count: int) -> list[Any]:
         found = self._found[:count]
         del self._found[:count]
         return found
@@ -600,15 +586,14 @@ class SyncSource(Source):
 
     def __init__(self, items: Iterator[Any], on_news: Callable[[], None]) -> None:
         super().__init__(on_news)
-        self._items = items
+        self._items, self._begun = items, False
         self._run: Callable[..., Any] = copy_context().run
         # None of the pool's threads: the iterator may never come back from its next step.
         self._thread: ThreadPool | None = None
         self._drawing: asyncio.Future[None] | None = None
-        self._begun = False
 
     def draw(self, count: int, room: int) -> list[Any]:
-        """See :class:`Source`."""
+        """Return up to *count* items; draw no more than *room* items ahead."""
         if self._drawing is not None:
             if not self._drawing.done():
                 return []
@@ -622,7 +607,7 @@ class SyncSource(Source):
             self._run(self._draw, count, TURN)
             if isinstance(self.error, SystemExit | KeyboardInterrupt):
                 raise self.error
-        return super().draw(count, room)
+        return self._take(count)
 
     def _draw(self, count: int, seconds: float) -> None:
         """Draw *count* items, or as many as there is time for."""
@@ -680,15 +665,13 @@ class AsyncSource(Source):
         self, each: list[AsyncIterator[Any]], on_news: Callable[[], None]
     ) -> None:
         super().__init__(on_news)
-        self._each = each
-        self._room = 0
+        self._each, self._room, self._closing = each, 0, False
         self._may_draw = asyncio.Event()
-        self._closing = False
         self._task = asyncio.create_task(self._run(), name="asyncpool inputs of a map")
 
     def draw(self, count: int, room: int) -> list[Any]:
-        """See :class:`Source`."""
-        found = super().draw(count, room)
+        """See :class:`SyncSource`."""
+        found = self._take(count)
         self._room = room - len(found)
         if self._room > len(self._found):
             self._may_draw.set()

@@ -266,7 +266,6 @@ class Engine:
             others that take more than a turn of the loop.
         segments: The shared memory.
         launcher: Starts the processes.
-        places: Where workers in a sandbox are.
         worker_logs: Passes on the records of workers.
         buffer: Where the channels read into.
     """
@@ -314,20 +313,14 @@ class Engine:
         # timers and readers, where there is none.
         self.tasks = asyncio.TaskGroup()
         self.segments = Segments(loop, config.max_shared_memory, self.threads)
-        sandbox = config.confinement
         self.launcher = Launcher(
             loop,
             fork=config.fork,
             preload=config.preload if config.launcher_imports else (),
-            confinement=sandbox,
+            confinement=config.confinement,
             variables=config.worker_env.common,
             imports=config.launcher_imports,
         )
-        self.places: Places | None = None
-        if sandbox is not None:
-            from asyncpool._sandbox.confinement import Places  # noqa: PLC0415 - few have one
-
-            self.places = Places(sandbox, self.threads)
         self.worker_logs = WorkerLogs(loop, config.name)
         self.buffer = memoryview(bytearray(READ_SIZE))
         self._deaths = Deaths(self)
@@ -387,8 +380,8 @@ class Engine:
                 await self.threads.close()
             finally:
                 await self.launcher.close()
-                if self.places is not None:
-                    await self.places.close()
+                if self.config.confinement is not None:
+                    await self.config.confinement.close()
         finally:
             self.leases.worker_gone()
             if (handover := self.config.handover) is not None:

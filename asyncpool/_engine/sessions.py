@@ -22,6 +22,7 @@ import asyncio
 import pickle
 import threading
 from abc import ABC, abstractmethod
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
@@ -160,14 +161,24 @@ class Broadcasts(ABC):
         """
         if options.key is not None or options.lease is not None:
             raise ValueError("a broadcast is for every worker: it has no key, no lease")
-        data, function = self._data, call[0]
+        data = self._data
         serializer: Serializer = PICKLE
         if data is not None:
-            serializer = data.serializer_of(function, options.codec or data.how)
+            serializer = data.serializer_of(call[0], options.codec or data.how)
+
+        def pack(pause: Pause) -> bytes:  # a thread runs this
+            if data is None:
+                with Abroad() if self._abroad else nullcontext():
+                    packed = dump(call, limit=MAX_BROADCASTS, pause=pause, in_band=True)
+                    return b"".join(packed.pieces)
+            pause()
+            payload = data.pack_alone(*call, options.codec or data.how)
+            if len(payload) > MAX_BROADCASTS:
+                raise OverLimitError
+            return payload
+
         unwanted = threading.Event()
-        packing = self._threads.pickle(
-            self._packed_call, call, options, unwanted=unwanted.is_set
-        )
+        packing = self._threads.pickle(pack, unwanted=unwanted.is_set)
         try:
             await asyncio.wait([packing])
         finally:
@@ -185,21 +196,7 @@ class Broadcasts(ABC):
         if error is not None:  # even a SystemExit, since an argument has raised it
             refused = isinstance(error, JobNotPicklableError)
             raise error if refused else unpicklable(error)
-        name = function_name(function)
-        return Broadcast(name, packing.result(), options, serializer)
-
-    def _packed_call(self, call: Call, options: JobOptions, pause: Pause) -> bytes:
-        """Return a call pickled; a thread runs this."""
-        data = self._data
-        if data is None:
-            with Abroad() if self._abroad else nullcontext():
-                pickled = dump(call, limit=MAX_BROADCASTS, pause=pause, in_band=True)
-                return b"".join(pickled.pieces)
-        pause()
-        payload = data.pack_alone(*call, options.codec or data.how)
-        if len(payload) > MAX_BROADCASTS:
-            raise OverLimitError
-        return payload
+        return Broadcast(function_name(call[0]), packing.result(), options, serializer)
 
     def _begin(self, new: Broadcast) -> None:
         """Have all targets make the call, if there is room for it.
@@ -362,8 +359,8 @@ class SessionWorker:
             AsyncPoolError: If the pool takes no call.
         """
         engine.sessions.check(self)
-        bound = SessionTraits(self.session)
-        job = engine.traffic.submit(*call, replace(options, session=bound, hold=self))
+        options = replace(options, session=SessionTraits(self.session), hold=self)
+        job = engine.traffic.submit(*call, options)
         self.jobs[job] = None
         job.add_done_callback(self._done)
         return job
@@ -401,13 +398,10 @@ class Sessions:
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
-        # The core knows how many callers wait.  For each there will be a worker, or an error, in the
-        # queue.  An asyncio.Queue is not fair: a late caller may take what woke an earlier one.  A
-        # lock is, so only the one who holds it calls get().
-        self._waiting = 0
-        self._offers: asyncio.Queue[tuple[int, int, int] | AsyncPoolError]
-        self._offers, self._first = asyncio.Queue(), asyncio.Lock()
-        # By the sessions' numbers; none as long as the worker is in the queue.
+        # Those who wait, in their order; the core knows how many they are.  Each gets a worker, as
+        # the number of the session, the slot and the pid, or an error.
+        self._callers: deque[asyncio.Future[tuple[int, int, int]]] = deque()
+        # By the sessions' numbers; none as long as its caller has not heard of the worker.
         self._session_workers: dict[int, SessionWorker | None] = {}
 
     # How sessions begin.
@@ -421,31 +415,33 @@ class Sessions:
         engine, limit = self._engine, asyncio.timeout(timeout)
         engine.admission.check_session()
         engine.draining.hold(worker)
-        self._waiting += 1
+        self._callers.append(caller := engine.loop.create_future())
         try:
-            self._request()
-            async with limit, self._first:
-                offer = await self._offers.get()
-                while (
-                    isinstance(offer, tuple) and offer[0] not in self._session_workers
-                ):
+            async with limit:
+                while True:
+                    self._request()
+                    if not caller.done():
+                        await asyncio.wait([caller])
+                    offer = caller.result()
+                    if offer[0] in self._session_workers:
+                        break
                     # The worker has died in this turn of the loop.
-                    refusal = self._refusal()
-                    if refusal is None:
-                        self._request()
-                    offer = refusal or await self._offers.get()
+                    if (refusal := self._refusal()) is not None:
+                        raise refusal  # noqa: TRY301 - it is handled as that of another
+                    self._callers.appendleft(caller := engine.loop.create_future())
         except BaseException as error:
-            self._cancel_request()
+            if caller in self._callers:
+                self._callers.remove(caller)
+                with engine.turn as now:
+                    engine.core.cancel_request(now)
+            elif caller.exception() is None:  # cancelled in the turn of the offer
+                self.give_back(caller.result()[0], fresh=False)
             engine.draining.release(worker)
             if isinstance(error, TimeoutError) and limit.expired():
                 name = engine.config.title
                 text = f"no worker of {name} was free within {timeout:g} s"
                 raise TimeoutError(text) from None
             raise
-        self._waiting -= 1
-        if isinstance(offer, AsyncPoolError):
-            engine.draining.release(worker)
-            raise offer
         worker.session, worker.slot, worker.pid = offer
         self._session_workers[worker.session] = worker
 
@@ -464,28 +460,17 @@ class Sessions:
         if core.dispatcher.session_waiters and core.exits.sizing.may_grow:
             self._engine.admission.note_queued()
 
-    def _cancel_request(self) -> None:
-        """Note that a caller waits no more, who may have been given something in this turn."""
-        self._waiting -= 1
-        if self._offers.qsize() <= self._waiting:
-            with self._engine.turn as now:
-                self._engine.core.cancel_request(now)
-            return
-        offer = self._offers.get_nowait()  # there is one for each of the others
-        if isinstance(offer, tuple):
-            self.give_back(offer[0], fresh=False)
-
     def offer(self, slot: int, session: int) -> None:
         """Give the worker in *slot* to the caller that has waited longest."""
         pid = self._engine.handles[slot].pid
         assert pid is not None
         self._session_workers[session] = None
-        self._offers.put_nowait((session, slot, pid))
+        self._callers.popleft().set_result((session, slot, pid))
 
     def refuse(self) -> None:
         """Turn away all callers that wait."""
-        while self._offers.qsize() < self._waiting:
-            self._offers.put_nowait(self._refusal() or PoolClosedError())
+        while self._callers:
+            self._callers.popleft().set_exception(self._refusal() or PoolClosedError())
 
     # How sessions go on.
 

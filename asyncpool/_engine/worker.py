@@ -263,9 +263,9 @@ class WorkerHandle:
             if part is not None:
                 part.close()
         place, self._place = self._place, None
-        if place is not None and self._pool.places is not None:
+        if place is not None and self._config.confinement is not None:
             self.lacked_memory = place.lacked_memory()
-            self._pool.places.release(place)
+            self._config.confinement.release(place, self._pool.threads)
 
     def _ignore(self) -> None:
         """Heed its requests and answers no more; send nothing more to it if it serves."""
@@ -393,8 +393,8 @@ class WorkerHandle:
         if self._config.handover is not None:
             for fd in self._config.handover.fds:
                 control.put_descriptor(header(FrameKind.HANDED, 0), fd, keep=True)
-        if pool.places is not None:
-            self._place = pool.places.open()
+        if self._config.confinement is not None:
+            self._place = self._config.confinement.open()
         packed = pickle.dumps(self._identity(variables))
         control.put(header(FrameKind.IDENTITY, len(packed)), packed)
         serving, broadcasts = pool.serving, pool.broadcasts

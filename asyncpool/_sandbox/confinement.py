@@ -30,16 +30,7 @@ from asyncpool._dataclass import replace
 from asyncpool._engine.interpreter import main_script
 from asyncpool._engine.loop import Threads
 from asyncpool._engine.machine import oom_kills
-from asyncpool._sandbox.plan import (
-    MACHINES,
-    NEW_NETWORK,
-    NEW_USER,
-    UNUSED_USERS,
-    Machine,
-    SandboxPlan,
-    make_plan,
-    missing,
-)
+from asyncpool._sandbox import plan as rules
 from asyncpool.errors import UnsupportedPlatformError
 from asyncpool.sandbox import Sandbox, is_within
 
@@ -74,84 +65,6 @@ _SYSTEM = """
 """
 
 
-class Confinement(NamedTuple):
-    """The sandbox of a pool, checked against this machine.
-
-    Attributes:
-        plan: What each worker does.
-        missing: What cannot be enforced here, by setting; empty for a strict sandbox.
-        limits: What the files of each worker's cgroup are to say.
-        script: What is ``__main__`` in workers, without the arguments of the service.
-        script_first: Whether workers import that before they shut themselves in.  They do if it
-            is the user's own, and not an installed command, which starts services.
-    """
-
-    plan: SandboxPlan
-    missing: dict[str, str]
-    limits: dict[str, str]
-    script: tuple[str, str, tuple[str, ...]] | None
-    script_first: bool
-
-
-def confine(sandbox: Sandbox, limits: WorkerLimits) -> Confinement:
-    """Check a sandbox against this machine.
-
-    Raises:
-        UnsupportedPlatformError: If this machine cannot enforce it, and it is strict.
-        ValueError: If a path or the user is not there, or the limits contradict each other.
-    """
-    user, workdir = _user_of(sandbox.user), sandbox.workdir
-    # First, since it may be among the others too.
-    if workdir is not None and not Path(workdir).is_dir():
-        raise ValueError(f"Sandbox(workdir=...): {workdir} is no folder here")
-    for setting, paths in (("read", sandbox.read), ("write", sandbox.write)):
-        for path in paths:
-            if not Path(path).exists():
-                raise ValueError(
-                    f"Sandbox({setting}=...): {path} does not exist; make it before the pool, or "
-                    "leave it out"
-                )
-    private = os.path.realpath(tempfile.gettempdir())
-    write = [os.path.realpath(path) for path in sandbox.write]
-    for path in write:
-        if is_within(private, [path]):
-            raise ValueError(
-                f"Sandbox(write=...): {path} holds the private folders of workers, which one "
-                "worker could then replace for the next: name a folder below, or set TMPDIR"
-            )
-    # From here on they go through no link, before any job can change one.  The constructor compares
-    # them again, since one may now be below another.
-    sandbox = replace(
-        sandbox,
-        read=[os.path.realpath(path) for path in sandbox.read],
-        write=write,
-        workdir=None if workdir is None else os.path.realpath(workdir),
-    )
-    for name, setting in _RLIMITS.items():
-        if name in limits.rlimits and getattr(sandbox, setting, True):
-            raise ValueError(
-                f"worker_limits sets {name}, and so does the sandbox ({setting}): leave it "
-                "to one of them"
-            )
-    machine = this_machine()
-    lacks = {it: f"{it}: {what}" for it, what in missing(sandbox, machine)}
-    if lacks and sandbox.strict:
-        raise UnsupportedPlatformError(
-            f"this sandbox cannot be enforced here: {'; '.join(lacks.values())}; or accept that "
-            "with strict=False"
-        )
-    script = main_script()
-    readable = library(imports=sandbox.imports)
-    plan = make_plan(sandbox, user, machine, readable, limits.rlimits)
-    return Confinement(
-        plan,
-        lacks,
-        _cgroup_limits(plan, sandbox.cpus, machine.limits),
-        script=None if script is None else (*script[:2], script[1:2]),
-        script_first=script is not None and not is_within(script[1], installation()),
-    )
-
-
 def _user_of(user: str | int | None) -> tuple[int, int] | None:
     """Return the numbers of a user and of his group.
 
@@ -183,7 +96,7 @@ def _user_of(user: str | int | None) -> tuple[int, int] | None:
 
 
 def _cgroup_limits(
-    plan: SandboxPlan, cpus: float | None, offered: tuple[str, ...]
+    plan: rules.SandboxPlan, cpus: float | None, offered: tuple[str, ...]
 ) -> dict[str, str]:
     found: dict[str, str] = {}
     if plan.memory is not None and "memory" in offered:
@@ -195,31 +108,31 @@ def _cgroup_limits(
     return found
 
 
-def this_machine() -> Machine:
+def this_machine() -> rules.Machine:
     """Return what this machine can enforce for workers of this process."""
     system, _, release, _, machine = os.uname()
     if system != "Linux":
-        return Machine(system, release, machine)
+        return rules.Machine(system, release, machine)
     from asyncpool._sandbox.entering import can_filter, landlock_version  # noqa: PLC0415 - Linux
 
     version, root = landlock_version(), os.geteuid() == 0
     delegated = delegated_folder()
-    namespaces = NEW_NETWORK  # an attempt that fails does no harm
+    namespaces = rules.NEW_NETWORK  # an attempt that fails does no harm
     if not root:
         forbidden = any(_read(path) == value for path, value in _SWITCHES.items())
-        namespaces = 0 if forbidden else NEW_USER | NEW_NETWORK
+        namespaces = 0 if forbidden else rules.NEW_USER | rules.NEW_NETWORK
     most = (_read(f"/proc/sys/kernel/{name}") for name in ("pid_max", "threads-max"))
-    return Machine(
+    return rules.Machine(
         system,
         release,
         machine,
         landlock=version,
-        seccomp=machine in MACHINES and can_filter(),
+        seccomp=machine in rules.MACHINES and can_filter(),
         namespaces=namespaces,
         limits=() if delegated is None else _offered(delegated),
         root=root,
         gives_users=root and _gives_users(),
-        counts_processes=bool(namespaces & NEW_USER) and version >= _COUNTS_SINCE,
+        counts_processes=bool(namespaces & rules.NEW_USER) and version >= _COUNTS_SINCE,
         most_tasks=min(int(number or 32768) for number in most),
     )
 
@@ -238,7 +151,7 @@ def _gives_users() -> bool:
         map(int, line.split()) for line in _read("/proc/self/uid_map").splitlines()
     )
     return bool(int(rights[0], 16) & _CAP_SETUID if rights else 0) and any(
-        first <= UNUSED_USERS and first + count > UNUSED_USERS + _MOST_PIDS
+        first <= rules.UNUSED_USERS and first + count > rules.UNUSED_USERS + _MOST_PIDS
         for first, _, count in known
     )
 
@@ -303,13 +216,11 @@ def _own_folder() -> Path | None:
 def _is_delegated(folder: Path) -> bool:
     if not _offered(folder) or not os.access(folder, os.W_OK):
         return False
-    return os.geteuid() != 0 or any(_marks(folder))
-
-
-def _marks(folder: Path) -> Iterator[bool]:
     for name in _MARKS:
         with contextlib.suppress(OSError):
-            yield os.getxattr(folder, name) == b"1"
+            if os.getxattr(folder, name) == b"1":
+                return True
+    return os.geteuid() != 0
 
 
 def _offered(folder: Path) -> tuple[str, ...]:
@@ -394,19 +305,77 @@ def remove_cgroup(folder: Path) -> bool:
     return not folder.exists()
 
 
-class Places:
-    """Makes what workers have for themselves, and removes it when they have ended.
+class Confinement:
+    """The sandbox of a pool, checked against this machine; makes what each worker has for itself.
 
     Args:
-        confinement: The sandbox of the pool.
-        threads: Remove what jobs have left, which may be a million files.
+        sandbox: The sandbox.
+        limits: The other limits of the workers.
+
+    Raises:
+        UnsupportedPlatformError: If this machine cannot enforce it, and it is strict.
+        ValueError: If a path or the user is not there, or the limits contradict each other.
+
+    Attributes:
+        plan: What each worker does.
+        missing: What cannot be enforced here, by setting; empty for a strict sandbox.
+        script: What is ``__main__`` in workers, without the arguments of the service.
+        script_first: Whether workers import that before they shut themselves in.  They do if it
+            is the user's own, and not an installed command, which starts services.
     """
 
-    def __init__(self, confinement: Confinement, threads: Threads) -> None:
-        self._threads = threads
-        self._limits = confinement.limits
-        self._user, self._apart = confinement.plan.user, confinement.plan.apart
-        self._parent = delegated_folder() if self._limits else None
+    def __init__(self, sandbox: Sandbox, limits: WorkerLimits) -> None:
+        user, workdir = _user_of(sandbox.user), sandbox.workdir
+        # First, since it may be among the others too.
+        if workdir is not None and not Path(workdir).is_dir():
+            raise ValueError(f"Sandbox(workdir=...): {workdir} is no folder here")
+        for setting, paths in (("read", sandbox.read), ("write", sandbox.write)):
+            for path in paths:
+                if not Path(path).exists():
+                    raise ValueError(
+                        f"Sandbox({setting}=...): {path} does not exist; make it before the pool, or "
+                        "leave it out"
+                    )
+        private = os.path.realpath(tempfile.gettempdir())
+        write = [os.path.realpath(path) for path in sandbox.write]
+        for path in write:
+            if is_within(private, [path]):
+                raise ValueError(
+                    f"Sandbox(write=...): {path} holds the private folders of workers, which one "
+                    "worker could then replace for the next: name a folder below, or set TMPDIR"
+                )
+        # From here on they go through no link, before any job can change one.  The constructor compares
+        # them again, since one may now be below another.
+        sandbox = replace(
+            sandbox,
+            read=[os.path.realpath(path) for path in sandbox.read],
+            write=write,
+            workdir=None if workdir is None else os.path.realpath(workdir),
+        )
+        for name, setting in _RLIMITS.items():
+            if name in limits.rlimits and getattr(sandbox, setting, True):
+                raise ValueError(
+                    f"worker_limits sets {name}, and so does the sandbox ({setting}): leave it "
+                    "to one of them"
+                )
+        machine = this_machine()
+        lacks = rules.missing(sandbox, machine)
+        self.missing = {it: f"{it}: {what}" for it, what in lacks}
+        if self.missing and sandbox.strict:
+            raise UnsupportedPlatformError(
+                f"this sandbox cannot be enforced here: {'; '.join(self.missing.values())}; or "
+                "accept that with strict=False"
+            )
+        readable = library(imports=sandbox.imports)
+        self.plan = rules.make_plan(sandbox, user, machine, readable, limits.rlimits)
+        script = main_script()
+        self.script = None if script is None else (*script[:2], script[1:2])
+        self.script_first = script is not None and not is_within(
+            script[1], installation()
+        )
+        # What the files of each worker's cgroup are to say.
+        self._limits = _cgroup_limits(self.plan, sandbox.cpus, machine.limits)
+        self._parent: Path | None = None
         self._left: list[Path] = []
         self._base: str | None = None
         self._removing = Lock()  # two threads would take each other's folders away
@@ -418,17 +387,19 @@ class Places:
             OSError: If it cannot be made.
         """
         name, cgroup = f"{next(_numbers)}", None
+        user, apart = self.plan.user, self.plan.apart
         if self._base is None:
+            self._parent = delegated_folder() if self._limits else None
             # Workers of another user pass through here; nobody can list it.
             self._base = tempfile.mkdtemp(prefix="asyncpool-")
-            if self._user is not None or self._apart:
+            if user is not None or apart:
                 Path(self._base).chmod(0o711)
         folder = Path(self._base, name)
         folder.mkdir(0o700)
-        if self._apart:
+        if apart:
             folder.chmod(0o770)
-        if self._user is not None:
-            os.chown(folder, *self._user)
+        if user is not None:
+            os.chown(folder, *user)
         if self._parent is not None:
             cgroup = self._parent / f"asyncpool-{os.getpid()}-{name}"
             cgroup.mkdir()
@@ -436,14 +407,14 @@ class Places:
                 (cgroup / file).write_text(text)
         return Place(str(folder), cgroup)
 
-    def release(self, place: Place) -> None:
+    def release(self, place: Place, threads: Threads) -> None:
         """Remove what a worker had, which has ended; in a thread, if there is much of it."""
         # Most jobs leave nothing, and a thread would get in the way of the worker that follows.
         if place.cgroup is None:
             with contextlib.suppress(OSError):
                 Path(place.folder).rmdir()
                 return
-        self._threads.copy(self._remove, place)
+        threads.copy(self._remove, place)
 
     def _remove(self, place: Place) -> None:
         # What cannot be removed now goes with the rest, or has already gone with it.

@@ -20,15 +20,8 @@ import struct
 import sys
 from importlib.machinery import PathFinder, all_suffixes
 
+from asyncpool._sandbox import plan as rules
 from asyncpool._sandbox.leftovers import check_leftovers
-from asyncpool._sandbox.plan import (
-    CONNECT_TCP,
-    NEW_USER,
-    NO_RINGS,
-    OF_A_FILE,
-    UNUSED_USERS,
-    WRITE,
-)
 from asyncpool._wire.messages import threads_outside
 
 TYPE_CHECKING = False  # see _wire/records.py
@@ -37,7 +30,6 @@ if TYPE_CHECKING:
     from importlib.machinery import ModuleSpec
     from typing import Any
 
-    from asyncpool._sandbox.plan import SandboxPlan
     from asyncpool._worker.process import Preloading
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -65,7 +57,7 @@ asyncio cloudpickle ctypes encodings.idna json logging resource select threading
 
 
 def enter(
-    plan: SandboxPlan,
+    plan: rules.SandboxPlan,
     folder: str,
     cgroup: str,
     descriptors: Iterable[int],
@@ -118,7 +110,7 @@ def enter(
     elif plan.apart:
         # Of the threads of root the kernel knows no limit.  It counts them, and much else, for the
         # real user; files are opened as the effective one.
-        os.setresuid(UNUSED_USERS + os.getpid(), 0, 0)
+        os.setresuid(rules.UNUSED_USERS + os.getpid(), 0, 0)
         # That user is of root's group, and access() asks what he may do.
         os.umask(0o007)
         is_counted = True
@@ -150,7 +142,7 @@ def enter(
         _restrict(plan, folder)
     if plan.filter:
         if open_loop is not None:
-            _filter_calls(NO_RINGS)  # uvloop has one if it can
+            _filter_calls(rules.NO_RINGS)  # uvloop has one if it can
             open_loop()
         _filter_calls(plan.filter)
     sys.meta_path.insert(0, ReachableModules())
@@ -183,7 +175,7 @@ def _separate(flags: int) -> bool:
         _call("unshare", flags)
     except OSError:  # they come on top of the rest
         return False
-    if flags & NEW_USER:
+    if flags & rules.NEW_USER:
         # The same numbers inside as outside.
         for name, text in (
             ("setgroups", "deny"),
@@ -205,25 +197,25 @@ def _bound(kind: int, soft: int, hard: int) -> None:
     resource.setrlimit(kind, (min(soft, hard), hard))
 
 
-def _restrict(plan: SandboxPlan, folder: str) -> None:
+def _restrict(plan: rules.SandboxPlan, folder: str) -> None:
     """Let this thread, and all that it starts, do only what the rules grant; by Landlock."""
     layout = struct.pack("=QQQ", *plan.landlock)
     # A kernel that knows only the first of them takes the others too, if they are 0.
     ruleset = _call("landlock_create_ruleset", layout, len(layout), 0)
-    for path, granted in (*plan.paths, (folder, WRITE)):
+    for path, granted in (*plan.paths, (folder, rules.WRITE)):
         try:
             fd = os.open(path, os.O_PATH | os.O_CLOEXEC)
         except OSError:  # the service has checked those that must be there
             continue
         rights = granted & plan.landlock[0]
         if not stat.S_ISDIR(os.fstat(fd).st_mode):
-            rights &= OF_A_FILE
+            rights &= rules.OF_A_FILE
         rule = struct.pack("=Qi", rights, fd)
         # An error ends this process, so nobody has to close anything.
         _call("landlock_add_rule", ruleset, _PATH_BENEATH, rule, 0, of=f" of {path}")
         os.close(fd)
     for port in plan.ports:
-        rule = struct.pack("=QQ", CONNECT_TCP, port)
+        rule = struct.pack("=QQ", rules.CONNECT_TCP, port)
         _call("landlock_add_rule", ruleset, _NET_PORT, rule, 0)
     _call("landlock_restrict_self", ruleset, 0)
     os.close(ruleset)

@@ -441,19 +441,13 @@ _CHECKS: dict[str, Code] = {
     "ioctl": _never(
         1,
         # Keys pressed on a terminal, as it were: TIOCSTI, TIOCLINUX, TIOCSETD.
-        0x5412,
-        0x541C,
-        0x5423,
+        *(0x5412, 0x541C, 0x5423),
         # These change a file, and a descriptor for reading is enough for its owner.
-        0x40086602,  # FS_IOC_SETFLAGS, and of programs of 32 bits
-        0x40046602,
-        0x40087602,  # FS_IOC_SETVERSION, likewise
-        0x40047602,
-        0x40086604,  # EXT4_IOC_SETVERSION
-        0x401C5820,  # FS_IOC_FSSETXATTR
-        0x40806685,  # FS_IOC_ENABLE_VERITY
-        0x800C6613,  # FS_IOC_SET_ENCRYPTION_POLICY
-        0x40047211,  # FAT_IOCTL_SET_ATTRIBUTES
+        *(0x40086602, 0x40046602),  # FS_IOC_SETFLAGS, and of programs of 32 bits
+        *(0x40087602, 0x40047602),  # FS_IOC_SETVERSION, likewise
+        *(0x40086604, 0x401C5820),  # EXT4_IOC_SETVERSION, FS_IOC_FSSETXATTR
+        # FS_IOC_ENABLE_VERITY, FS_IOC_SET_ENCRYPTION_POLICY, FAT_IOCTL_SET_ATTRIBUTES
+        *(0x40806685, 0x800C6613, 0x40047211),
     )
     # All that tells of a process by its pidfd; multiprocessing has one of the service.
     + _never(1, 0xFF00, mask=0xFF00),

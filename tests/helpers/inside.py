@@ -175,18 +175,19 @@ async def start_threads(pool: Pool) -> None:
         await asyncio.gather(*ends)
 
 
-def sessions_of(pool: Pool) -> list[int]:
+def sessions_of(pool: Pool) -> list[object]:
     """Return the sessions that are open, and that wait for a worker."""
     sessions = supervisor_of(pool).sessions
-    return [*sessions._session_workers, *range(sessions._waiting)]
+    return [*sessions._session_workers, *sessions._callers]
 
 
 def listeners_of(pool: Pool) -> list[object]:
     """Return what is told of the events of *pool*, or of its jobs."""
     hub = pool._life.hub
-    streams = [ref() for each in hub._hubs for ref in each._streams]
-    told = [listener for each in hub._hubs for listener in each._listeners]
-    return [*told, *filter(None, streams), *hub.tracers]
+    streams = [stream for each in hub._hubs for stream in each._streams]
+    told = [listener for each in hub._hubs for listener in each.listeners]
+    others = [it for it in told if "EventHub.listen" not in repr(it)]
+    return [*others, *streams, *hub.tracers]
 
 
 class _Changing(dict[int, "PoolJob[Any]"]):

@@ -12,14 +12,14 @@ from typing import Any
 
 import pytest
 
-from asyncpool import Pool
+from asyncpool import Pool, Sandbox
+from asyncpool._core.options import WorkerLimits
 from asyncpool._engine import machine
 from asyncpool._engine.loop import Threads
 from asyncpool._sandbox import confinement
 from asyncpool._sandbox.confinement import (
     Confinement,
     Place,
-    Places,
     delegated_folder,
     remove_cgroup,
     remove_tree,
@@ -301,8 +301,9 @@ def test_a_worker_leaves_no_cgroup(tmp_path: Path) -> None:
 async def test_only_its_owner_enters_a_folder_and_it_goes_with_the_rest(
     user: tuple[int, int] | None,
 ) -> None:
-    confined = Confinement(SandboxPlan(user=user), {}, {}, None, script_first=False)
-    mine = Places(confined, Threads(asyncio.get_running_loop()))
+    mine = Confinement(Sandbox(strict=False), WorkerLimits())
+    mine.plan = SandboxPlan(user=user)
+    threads = Threads(asyncio.get_running_loop())
     place = mine.open()
     one, other = Path(place.folder), Path(mine.open().folder)
     assert one.parent == other.parent
@@ -310,7 +311,7 @@ async def test_only_its_owner_enters_a_folder_and_it_goes_with_the_rest(
     # Another user cannot list those of others.
     assert one.parent.stat().st_mode & 0o777 == (0o711 if user else 0o700)
     assert one.stat().st_uid == (user[0] if user else os.geteuid())
-    mine.release(place)
+    mine.release(place, threads)
     assert (one.exists(), other.exists()) == (False, True)
     for _ in range(2):  # again, which does no harm
         await mine.close()
