@@ -337,9 +337,8 @@ class MapRun:
         while not source.exhausted and not self._held:
             size = self._pace.size(workers)
             room = self._pace.window(workers) - hold.under_way
-            if (room < size and hold.under_way) or not (
-                items := source.draw(size, room)
-            ):
+            is_full = room < size and hold.under_way
+            if is_full or not (items := source.draw(size, room)):
                 break
             batch = Batch(self._next, items)
             if self._ordered:

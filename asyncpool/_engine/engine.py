@@ -283,7 +283,7 @@ class Engine:
         self.concurrency = config.worker.concurrency
         self.fresh = config.fresh
         self.counts_jobs = config.worker_limits.max_jobs is not None
-        self.log = LifeLog(loop, config)
+        self.log = LifeLog(self)
         self.registry = JobRegistry(hub)
         self.leases, self.figures = self.registry.leases, self.registry.figures
         self.handles: dict[int, WorkerHandle] = {}

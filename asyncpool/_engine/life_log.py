@@ -18,9 +18,7 @@ from asyncpool.errors import JobTimeoutError
 from asyncpool.events import Crash, RollResult
 
 if TYPE_CHECKING:
-    import asyncio
-
-    from asyncpool._engine.options import SupervisorConfig
+    from asyncpool._engine.engine import Engine
     from asyncpool._engine.worker import WorkerHandle
     from asyncpool._wire.log_records import LogMessage
 
@@ -83,15 +81,12 @@ class LifeLog(NamedLog):
     """Logs the steps in the life of one pool or cluster.
 
     Args:
-        loop: Its loop.
-        config: Its options.
+        engine: Its engine, which has a loop and a configuration.
     """
 
-    def __init__(
-        self, loop: asyncio.AbstractEventLoop, config: SupervisorConfig
-    ) -> None:
-        super().__init__(config.name, config.title)
-        self._loop, self._serves = loop, config.serving is not None
+    def __init__(self, engine: Engine) -> None:
+        super().__init__(engine.config.name, engine.config.title)
+        self._loop, self._serves = engine.loop, engine.config.serving is not None
 
     def soon(self, message: LogMessage, extra: Extra = _NOTHING, **words: Any) -> None:
         """Log a step in the next turn of the loop."""

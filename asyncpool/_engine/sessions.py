@@ -23,7 +23,7 @@ import pickle
 import threading
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
@@ -117,17 +117,11 @@ class Broadcasts(ABC):
         """Those that new workers run."""
         return [it for it, is_open in self._is_open.items() if not is_open]
 
-    async def broadcast(
-        self,
-        function: Callable[..., Any],
-        args: tuple[Any, ...],
-        kwargs: Mapping[str, Any],
-        options: JobOptions,
-    ) -> dict[int, Any]:
+    async def broadcast(self, call: Call, options: JobOptions) -> dict[int, Any]:
         """Run a call in every worker; see :meth:`asyncpool.Pool.broadcast`."""
         self._targets()  # refuses the call before it is pickled
         async with self._order:
-            broadcast = await self._pack((function, args, kwargs), options)
+            broadcast = await self._pack(call, options)
             self._begin(broadcast)
         return await self._results(broadcast)
 
@@ -406,13 +400,9 @@ class Sessions:
 
     # How sessions begin.
 
-    async def take(
-        self,
-        worker: SessionWorker,
-        timeout: float | None,  # noqa: ASYNC109 - it is only for the wait
-    ) -> None:
-        """Wait for a *worker*; see :meth:`asyncpool.Pool.worker`."""
-        engine, limit = self._engine, asyncio.timeout(timeout)
+    async def take(self, worker: SessionWorker, seconds: float | None) -> None:
+        """Wait for a *worker* for so long; see :meth:`asyncpool.Pool.worker`."""
+        engine, limit = self._engine, asyncio.timeout(seconds)
         engine.admission.check_session()
         engine.draining.hold(worker)
         self._callers.append(caller := engine.loop.create_future())
@@ -439,7 +429,7 @@ class Sessions:
             engine.draining.release(worker)
             if isinstance(error, TimeoutError) and limit.expired():
                 name = engine.config.title
-                text = f"no worker of {name} was free within {timeout:g} s"
+                text = f"no worker of {name} was free within {seconds:g} s"
                 raise TimeoutError(text) from None
             raise
         worker.session, worker.slot, worker.pid = offer

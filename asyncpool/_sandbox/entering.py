@@ -88,12 +88,11 @@ def enter(
                 _call("prctl", _PR_CAPBSET_DROP, number, 0, 0, 0)
         with contextlib.suppress(OSError):
             _call("prctl", _PR_CAP_AMBIENT, _PR_CAP_AMBIENT_CLEAR_ALL, 0, 0, 0)
-    is_counted = bool(plan.namespaces) and _separate(plan.namespaces)
+    is_separate = bool(plan.namespaces) and _separate(plan.namespaces)
     if threads := preloading.left():
         raise RuntimeError(threads_outside(threads))
     check_leftovers(descriptors)
     if cgroup:
-        is_counted = True
         with open(f"{cgroup}/cgroup.procs", "w") as members:  # noqa: PTH123
             members.write("0")
     os.environ.clear()
@@ -113,12 +112,14 @@ def enter(
         os.setresuid(rules.UNUSED_USERS + os.getpid(), 0, 0)
         # That user is of root's group, and access() asks what he may do.
         os.umask(0o007)
-        is_counted = True
     if is_root or plan.namespaces:
         # What makes root more than any other user, for good.
         header = struct.pack("=Ii", _CAPABILITIES_3, 0)
         _call("capset", header, bytes(24))
+    limits = dict(plan.rlimits)
     if plan.tasks is not None:
+        # Does the kernel count the processes of this worker apart?
+        is_counted = is_separate or bool(cgroup) or plan.apart
         most = plan.tasks[0 if is_counted else 1]
         if not most:
             raise OSError(
@@ -126,19 +127,24 @@ def enter(
                 "allow them (kernel.apparmor_restrict_unprivileged_userns=0, for one), delegate a "
                 "cgroup to the service, or set processes=0 or None"
             )
-        _bound(resource.RLIMIT_NPROC, most, most)
-    for name, limits in plan.rlimits:
-        _bound(getattr(resource, name), *limits)
+        limits["RLIMIT_NPROC"] = most, most
     if plan.memory is not None:
         with open("/proc/self/statm") as file:  # noqa: PTH123
             now = int(file.read().split()[0]) * resource.getpagesize()
-        _bound(resource.RLIMIT_AS, now + plan.memory, now + plan.memory)
-    files, _, _ = plan.landlock
-    if files or plan.filter:
+        limits["RLIMIT_AS"] = now + plan.memory, now + plan.memory
+    for name, bounds in limits.items():
+        kind = getattr(resource, name)
+        # One that is lower already stays.
+        soft, hard = (
+            new if old == resource.RLIM_INFINITY else min(old, new)
+            for old, new in zip(resource.getrlimit(kind), bounds, strict=True)
+        )
+        resource.setrlimit(kind, (min(soft, hard), hard))
+    if plan.landlock[0] or plan.filter:
         # No program that it runs may have more rights than it has.
         of = "(PR_SET_NO_NEW_PRIVS)"
         _call("prctl", _PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0, of=of)
-    if files:
+    if plan.landlock[0]:
         _restrict(plan, folder)
     if plan.filter:
         if open_loop is not None:
@@ -185,16 +191,6 @@ def _separate(flags: int) -> bool:
             with contextlib.suppress(OSError), open(f"/proc/self/{name}", "w") as file:  # noqa: PTH123
                 file.write(text)
     return True
-
-
-def _bound(kind: int, soft: int, hard: int) -> None:
-    """Lower a limit; one that is lower already stays."""
-    most = resource.getrlimit(kind)
-    soft, hard = (
-        new if old == resource.RLIM_INFINITY else min(old, new)
-        for old, new in zip(most, (soft, hard), strict=True)
-    )
-    resource.setrlimit(kind, (min(soft, hard), hard))
 
 
 def _restrict(plan: rules.SandboxPlan, folder: str) -> None:

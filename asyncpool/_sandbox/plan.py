@@ -106,36 +106,30 @@ class Machine(Record):
 def missing(sandbox: Sandbox, machine: Machine) -> Iterator[tuple[str, str]]:
     """Yield what this machine cannot enforce of a sandbox: the settings, and what to do about it."""
     if machine.system != "Linux":
-        what = (
-            f"a sandbox needs Linux, and this is {machine.system or 'another system'}; "
-        )
-        yield (
-            "sandbox",
-            f"{what}run the service in a Linux container or virtual machine",
-        )
+        system = machine.system or "another system"
+        what = "run the service in a Linux container or virtual machine"
+        yield "sandbox", f"a sandbox needs Linux, and this is {system}; {what}"
         return
     kernel = f"this kernel is {machine.release}"
     if not machine.landlock:
         kernel += ", without Landlock: it is switched on by 'landlock' in lsm= at boot"
-    for since, linux, setting, what in (
-        (_FILES_SINCE, "6.2", "read, write", "access to files"),
-        (_TCP_SINCE, "6.7", "network", "connections to other ports"),
-        (_SCOPES_SINCE, "6.12", "sandbox", "signals to processes outside of it"),
-    ):
-        has_ports = not isinstance(sandbox.network, bool)
-        if machine.landlock < since and (since != _TCP_SINCE or has_ports):
-            why = f"cannot be refused, since that needs Landlock {since}, and {kernel}"
-            yield setting, f"{what} {why}; run Linux {linux} or newer"
+    needs = "{} cannot be refused, since that needs Landlock {}, and {}; run Linux {} or newer"
+    if machine.landlock < _FILES_SINCE:
+        what = needs.format("access to files", _FILES_SINCE, kernel, "6.2")
+        yield "read, write", what
+    if machine.landlock < _TCP_SINCE and not isinstance(sandbox.network, bool):
+        what = needs.format("connections to other ports", _TCP_SINCE, kernel, "6.7")
+        yield "network", what
+    if machine.landlock < _SCOPES_SINCE:
+        what = "signals to processes outside of it"
+        yield "sandbox", needs.format(what, _SCOPES_SINCE, kernel, "6.12")
+    calls = "network, processes"
     if machine.machine not in MACHINES:
         what = f"system calls are filtered on {', '.join(MACHINES)}, and this is "
-        what += f"{machine.machine}; run the service on one of those"
-        yield "network, processes", what
+        yield calls, f"{what}{machine.machine}; run the service on one of those"
     elif not machine.seccomp:
-        what = "system calls cannot be filtered, since the kernel refuses seccomp; "
-        yield (
-            "network, processes",
-            f"{what}allow seccomp in the container's own profile",
-        )
+        what = "system calls cannot be filtered, since the kernel refuses seccomp"
+        yield calls, f"{what}; allow seccomp in the container's own profile"
     cure = "delegate a cgroup of version 2 to the service (systemd: Delegate=yes)"
     if sandbox.cpus is not None and "cpu" not in machine.limits:
         what = f"the share of the CPUs cannot be limited without a cgroup; {cure}"

@@ -27,9 +27,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
     from typing import Any
 
-# The levels of logging.
-DEBUG, INFO, WARNING, ERROR = 10, 20, 30, 40
-
 
 class LogMessage:
     """One kind of record; ``docs/log-records.md`` has a row for each.
@@ -98,10 +95,8 @@ def give_ids(module: Mapping[str, object]) -> frozenset[str]:
     return frozenset(message.id for message in messages.values())
 
 
-debug = partial(LogMessage, DEBUG)
-info = partial(LogMessage, INFO)
-warning = partial(LogMessage, WARNING)
-error = partial(LogMessage, ERROR)
+# By the levels of logging.
+debug, info, warning, error = (partial(LogMessage, it) for it in (10, 20, 30, 40))
 
 
 # Of a pool.

@@ -11,6 +11,7 @@ Errors, reports and logs name jobs by their functions.
 
 from __future__ import annotations
 
+import re
 from functools import partial
 from types import FunctionType, MethodType
 
@@ -114,9 +115,8 @@ def in_units(size: int) -> str:
 
 # Paths of code that is not the user's.
 _OURS = (
-    *("/<frozen ", "/asyncio/", "/importlib/", "/site-packages/uvicorn/"),
-    *("/asyncpool/_cluster/", "/asyncpool/_core/", "/asyncpool/_sandbox/"),
-    *("/asyncpool/_wire/", "/asyncpool/_worker/", "/asyncpool/cluster/"),
+    r"/(<frozen |asyncpool/(_cluster|_core|_sandbox|_wire|_worker|cluster)/"
+    r"|asyncio/|importlib/|site-packages/uvicorn/)"
 )
 
 
@@ -133,8 +133,7 @@ def users_own(text: str) -> str:
         hidden = -1
         if depth and content.startswith('File "'):
             # In a frozen program the paths begin at the packages.
-            path = "/" + content.split('"')[1]
-            if any(part in path for part in _OURS):
+            if re.search(_OURS, "/" + content.split('"')[1]):
                 hidden = depth
                 continue
             found = True
@@ -204,15 +203,9 @@ NAMES = (
     f"1 to {MAX_PROGRAM_NAME} of A-Z, a-z, 0-9, '.', '-', '_' and ':', the first of them neither "
     "'.' nor '-'"
 )
-_IN_NAMES = frozenset(
-    "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_.:"
-)
 
 
 def is_name(text: str) -> bool:
     """Tell whether this is a name that can be found, as it becomes a part of a path."""
-    return (
-        0 < len(text) <= MAX_PROGRAM_NAME
-        and set(text) <= _IN_NAMES
-        and not text.startswith((".", "-"))
-    )
+    known = re.fullmatch("[A-Za-z0-9_:][A-Za-z0-9_:.-]*", text)
+    return known is not None and len(text) <= MAX_PROGRAM_NAME
