@@ -593,11 +593,9 @@ class SyncSource(Source):
 
     def draw(self, count: int, room: int) -> list[Any]:
         """Return up to *count* items; draw no more than *room* items ahead."""
-        if self._drawing is not None:
-            if not self._drawing.done():
-                return []
-            self._drawing = None
-        elif not self._found and not self._ended:
+        if self._drawing is not None and not self._drawing.done():
+            return []
+        if self._drawing is None and not self._found and not self._ended:
             if self._thread is not None:
                 draw = partial(self._run, self._draw, room, _LONG)
                 self._drawing = self._thread.call(draw)
@@ -606,6 +604,7 @@ class SyncSource(Source):
             self._run(self._draw, count, TURN)
             if isinstance(self.error, SystemExit | KeyboardInterrupt):
                 raise self.error
+        self._drawing = None
         return self._take(count)
 
     def _draw(self, count: int, seconds: float) -> None:

@@ -184,10 +184,8 @@ def sessions_of(pool: Pool) -> list[object]:
 def listeners_of(pool: Pool) -> list[object]:
     """Return what is told of the events of *pool*, or of its jobs."""
     hub = pool._life.hub
-    streams = [stream for each in hub._hubs for stream in each._streams]
-    told = [listener for each in hub._hubs for listener in each.listeners]
-    others = [it for it in told if "EventHub.listen" not in repr(it)]
-    return [*others, *streams, *hub.tracers]
+    told = [it for each in hub._hubs for it in (*each._streams, *each.listeners)]
+    return [*(it for it in told if "EventHub.listen" not in repr(it)), *hub.tracers]
 
 
 class _Changing(dict[int, "PoolJob[Any]"]):
@@ -687,7 +685,7 @@ def give_workers_cgroups(monkeypatch: pytest.MonkeyPatch, parent: Path) -> None:
     """Have each worker in a sandbox get a cgroup below *parent*, without any limit."""
     from asyncpool._sandbox import confinement
 
-    none = {"cgroup.max.depth": "max"}  # the default
+    none = {"cgroup.max.depth": "max"}
     monkeypatch.setattr(confinement, "_cgroup_limits", lambda *_: none)
     monkeypatch.setattr(confinement, "delegated_folder", lambda: parent)
 
