@@ -435,7 +435,7 @@ class Submitter:
         """
         checks.called("broadcast", fn)
         broadcasts = self._life.open().broadcasts
-        return await broadcasts.broadcast(fn, args, kwargs, self._options)
+        return await broadcasts.broadcast((fn, args, kwargs), self._options)
 
     def worker(
         self, *, timeout: float | None = None, fresh: bool = True

@@ -28,6 +28,7 @@ from contextvars import copy_context
 from functools import partial
 from typing import Any, NamedTuple
 
+from asyncpool import errors
 from asyncpool._core.deadlines import RecentCount
 from asyncpool._core.functions import BUDGET, UNKNOWN, travels_by_name
 from asyncpool._core.options import JobOptions
@@ -39,13 +40,6 @@ from asyncpool._wire.pickling import dumps_call, unpicklable
 from asyncpool._wire.scripts import Abroad
 from asyncpool._wire.text import function_name
 from asyncpool._worker.api import run_chunk
-from asyncpool.errors import (
-    AsyncPoolError,
-    JobNotPicklableError,
-    NodeLostError,
-    PoolFullError,
-    WorkerCrashedError,
-)
 
 
 class Batch:
@@ -61,9 +55,8 @@ class Batch:
     __slots__ = ("first", "items", "open", "outcomes")
 
     def __init__(self, first: int, items: list[Any]) -> None:
-        self.first, self.items = first, items
-        self.outcomes: list[Any] = []
-        self.open = len(items)
+        self.first, self.items, self.open = first, items, len(items)
+        self.outcomes: list[Any] = [None] * len(items)
 
 
 class Part(NamedTuple):
@@ -130,13 +123,9 @@ class Pace:
         buffersize: int | None = None,
         lanes: int = 1,
     ) -> None:
-        self._chunksize = chunksize
-        self._buffersize = buffersize
-        self._lanes = lanes
+        self._chunksize, self._buffersize, self._lanes = chunksize, buffersize, lanes
         self._cost = self._size = 0.0  # of an item; 0 if nobody knows
-        self._learned_from = 1
-        self._ends = RecentCount(_SPAN)
-        self._recent: int = 0
+        self._learned_from, self._ends, self._recent = 1, RecentCount(_SPAN), 0
 
     def note(self, items: int, microseconds: float) -> None:
         """Record that *items* items have taken *microseconds* in one worker."""
@@ -156,11 +145,11 @@ class Pace:
         """Return how many items may be under way with this number of workers."""
         if self._buffersize is not None:
             return self._buffersize
-        some = _FEWEST * self._lanes
+        items = workers * _FEWEST * self._lanes
         if self._cost:
-            items = workers * max(some, math.ceil(_AHEAD / self._cost))
+            items = max(items, workers * math.ceil(_AHEAD / self._cost))
         else:
-            items = workers * some + self._recent
+            items += self._recent
         most = int(_BYTES / max(self._size, 1.0))
         return min(items, max(most, workers * (self._lanes + 1)))
 
@@ -205,16 +194,16 @@ class MapHold:
         name: What logs call the function of the map.
 
     Attributes:
+        name: As above.
         under_way: How many items are drawn and not yielded.
     """
 
     # The jobs of the map refer to it, and not to its MapRun, which refers to them.
     def __init__(self, name: str) -> None:
-        self.under_way = 0
-        self._name = name
+        self.name, self.under_way = name, 0
 
     def __str__(self) -> str:
-        return f"a map of {self._name}, {self.under_way} items under way"
+        return f"a map of {self.name}, {self.under_way} items under way"
 
 
 class MapRun:
@@ -249,8 +238,8 @@ class MapRun:
         submit: Callable[..., PoolJob[Any]],
         ordered: bool = True,
     ) -> None:
-        self._backend = backend
-        self._function, self._star, self._submit = function, star, submit
+        self._backend, self._submit, self._ordered = backend, submit, ordered
+        self._function, self._star = function, star
         self._packed: bytes | None = None
         with Abroad() if backend.is_remote else nullcontext():
             # A pool that is data only sends each item by itself.
@@ -279,15 +268,15 @@ class MapRun:
         # but the result of a chunk does.
         self._probes = (backend.is_remote or backend.concurrency > 1) and not alone
         self._slow_singles = itertools.count(1)
-        name = function_name(function)
-        self._hold = MapHold(name)
+        self._hold = MapHold(function_name(function))
         self._each = replace(options, hold=self._hold)
+        self._retried = replace(self._each, prior_attempts=1)
+        name = self._hold.name
         self._together = replace(self._each, max_attempts=1, via="map", name=name)
         self._loop = asyncio.get_running_loop()
         # The source, and the end of each batch, set it.
         self._news = asyncio.Event()
         self._source = open_source(iterables, self._news.set)
-        self._ordered = ordered
         # If ordered, all batches in their order; else those that are complete, as they come.
         self._ready: deque[Batch] = deque()
         self._next = self._incomplete = 0  # the index of an item; batches
@@ -317,8 +306,7 @@ class MapRun:
                 drew_all = self._draw(until)
                 self._release_if_done()
                 if self._ready and not self._ready[0].open:
-                    batch = self._ready.popleft()
-                    yield batch
+                    yield (batch := self._ready.popleft())
                     hold.under_way -= len(batch.items)
                 elif source.exhausted and not hold.under_way:
                     break
@@ -348,10 +336,8 @@ class MapRun:
         while not source.exhausted and not self._held:
             size = self._pace.size(workers)
             room = self._pace.window(workers) - hold.under_way
-            if room < size and hold.under_way:
-                break
-            items = source.draw(size, room)
-            if not items:
+            is_full = room < size and hold.under_way
+            if is_full or not (items := source.draw(size, room)):
                 break
             batch = Batch(self._next, items)
             if self._ordered:
@@ -392,20 +378,17 @@ class MapRun:
                 how = {"star": self._star, "named": self._named}
                 job = self._submit(run_chunk, chunk, how, self._together)
             else:
-                [item] = items
                 try:
-                    args = tuple(item) if self._star else (item,)
+                    args = tuple(items[0] if self._star else items)
                 except Exception as error:  # noqa: BLE001 - the item's own code
                     self._fail(part, error)
                     return
-                options = self._each
-                if part.attempts:
-                    options = replace(options, prior_attempts=part.attempts)
+                options = self._retried if part.attempts else self._each
                 job = self._submit(self._function, args, {}, options)
-        except PoolFullError:
+        except errors.PoolFullError:
             self._held.append(part)
             self._news.set()  # perhaps no job is open whose end would wake the map
-        except AsyncPoolError as error:  # the pool has ended
+        except errors.AsyncPoolError as error:  # the pool has ended
             self._fail(part, error)
         except (SystemExit, KeyboardInterrupt) as error:
             # It may come from a signal handler, so it goes on; but nothing may wait for the part.
@@ -445,7 +428,7 @@ class MapRun:
             self._returned.append((part, job))
         else:
             outcome = job.result() if error is None else ItemError(error)
-            self._settle(part.batch, part.offset, [outcome])
+            self._settle(part, [outcome])
             cost = job.function.traits.cost
             if cost < UNKNOWN and not self._probes:
                 self._pace.note(1, cost)
@@ -485,38 +468,36 @@ class MapRun:
             return
         job.function.figures.items += len(outcomes)
         if self._each.max_attempts == 1 or ItemError not in set(map(type, outcomes)):
-            self._settle(part.batch, part.offset, outcomes)
+            self._settle(part, outcomes)
         else:
             for offset, outcome in enumerate(outcomes, part.offset):
+                item = Part(part.batch, offset, 1, attempts=1)
                 if type(outcome) is ItemError and self._again(outcome.error):
-                    self._send(Part(part.batch, offset, 1, attempts=1))
+                    self._send(item)
                 else:
-                    self._settle(part.batch, offset, [outcome])
+                    self._settle(item, [outcome])
         # Those that were not begun.
-        offset, end = part.offset + len(outcomes), part.offset + part.length
-        while offset < end:
-            count = min(self._pace.size(self._backend.most_workers), end - offset)
-            self._send(Part(part.batch, offset, count))
-            offset += count
+        begin, end = part.offset + len(outcomes), part.offset + part.length
+        while begin < end:
+            count = min(self._pace.size(self._backend.most_workers), end - begin)
+            self._send(Part(part.batch, begin, count))
+            begin += count
 
     def _again(self, error: BaseException) -> bool:
         """Return whether an item gets another attempt after its first."""
         policy = self._each
-        if isinstance(error, WorkerCrashedError):
+        if isinstance(error, errors.WorkerCrashedError):
             return policy.after_crash(error.crashes[-1].kind, attempt=1)
         return policy.after_exception(error, attempt=1)
 
     def _fail(self, part: Part, error: BaseException) -> None:
-        self._settle(part.batch, part.offset, [ItemError(error)] * part.length)
+        self._settle(part, [ItemError(error)] * part.length)
 
-    def _settle(self, batch: Batch, offset: int, outcomes: list[Any]) -> None:
-        """Store the outcomes of the items of *batch* from *offset* on."""
+    def _settle(self, part: Part, outcomes: list[Any]) -> None:
+        """Store the outcomes of the first items of *part*."""
+        batch = part.batch
+        batch.outcomes[part.offset : part.offset + len(outcomes)] = outcomes
         batch.open -= len(outcomes)
-        if len(outcomes) == len(batch.items):
-            batch.outcomes = outcomes
-        else:
-            batch.outcomes = batch.outcomes or [None] * len(batch.items)
-            batch.outcomes[offset : offset + len(outcomes)] = outcomes
         if not batch.open:
             self._incomplete -= 1
             if not self._ordered:
@@ -527,11 +508,11 @@ class MapRun:
 
 def _is_of_all(error: BaseException) -> bool:
     """Return whether the error of a chunk is also the error of each of its items."""
-    if isinstance(error, JobNotPicklableError):
+    if isinstance(error, errors.JobNotPicklableError):
         return error.direction == "result"
-    if isinstance(error, WorkerCrashedError):
-        return isinstance(error, NodeLostError)  # there is no other node
-    return isinstance(error, AsyncPoolError)
+    if isinstance(error, errors.WorkerCrashedError):
+        return isinstance(error, errors.NodeLostError)  # there is no other node
+    return isinstance(error, errors.AsyncPoolError)
 
 
 # Where the items of a map come from: sync and async iterables, drawn step by step.
@@ -564,29 +545,19 @@ def _is_bound(items: object, depth: int = 4) -> bool:
     )
 
 
-class SyncSource:
-    """Items of a plain iterator, in their order.
-
-    The event loop draws them, and nothing else runs meanwhile.  So if a step takes long, because
-    the iterator reads files, say, a thread draws the other items.
+class Source:
+    """Where the items of a map come from, in their order.
 
     Args:
-        items: The iterator.
-        on_news: Called when the thread has drawn items, or the last one.
+        on_news: Called when a thread or a task has drawn items, or when there will be no more.
 
     Attributes:
         error: The exception that has ended the items, if there was one.
     """
 
-    def __init__(self, items: Iterator[Any], on_news: Callable[[], None]) -> None:
-        self._items = items
-        self._on_news = on_news
+    def __init__(self, on_news: Callable[[], None]) -> None:
+        self._on_news, self._ended = on_news, False
         self._found: list[Any] = []
-        self._run: Callable[..., Any] = copy_context().run
-        # None of the pool's threads: the iterator may never come back from its next step.
-        self._thread: ThreadPool | None = None
-        self._drawing: asyncio.Future[None] | None = None
-        self._begun = self._ended = False
         self.error: BaseException | None = None
 
     @property
@@ -594,13 +565,36 @@ class SyncSource:
         """Whether there are no more items to draw."""
         return self._ended and not self._found
 
+    def _take(self, count: int) -> list[Any]:
+        found = self._found[:count]
+        del self._found[:count]
+        return found
+
+
+class SyncSource(Source):
+    """Items of a plain iterator.
+
+    The event loop draws them, and nothing else runs meanwhile.  So if a step takes long, because
+    the iterator reads files, say, a thread draws the other items.
+
+    Args:
+        items: The iterator.
+        on_news: As above.
+    """
+
+    def __init__(self, items: Iterator[Any], on_news: Callable[[], None]) -> None:
+        super().__init__(on_news)
+        self._items, self._begun = items, False
+        self._run: Callable[..., Any] = copy_context().run
+        # None of the pool's threads: the iterator may never come back from its next step.
+        self._thread: ThreadPool | None = None
+        self._drawing: asyncio.Future[None] | None = None
+
     def draw(self, count: int, room: int) -> list[Any]:
         """Return up to *count* items; draw no more than *room* items ahead."""
-        if self._drawing is not None:
-            if not self._drawing.done():
-                return []
-            self._drawing = None
-        elif not self._found and not self._ended:
+        if self._drawing is not None and not self._drawing.done():
+            return []
+        if self._drawing is None and not self._found and not self._ended:
             if self._thread is not None:
                 draw = partial(self._run, self._draw, room, _LONG)
                 self._drawing = self._thread.call(draw)
@@ -609,8 +603,8 @@ class SyncSource:
             self._run(self._draw, count, TURN)
             if isinstance(self.error, SystemExit | KeyboardInterrupt):
                 raise self.error
-        found, self._found = self._found[:count], self._found[count:]
-        return found
+        self._drawing = None
+        return self._take(count)
 
     def _draw(self, count: int, seconds: float) -> None:
         """Draw *count* items, or as many as there is time for."""
@@ -656,34 +650,25 @@ _DRAWN_BY_A_THREAD = (
 )
 
 
-class AsyncSource:
-    """Items of async iterators, drawn by a task of its own; as :class:`SyncSource` else.
+class AsyncSource(Source):
+    """Items of async iterators, drawn by a task of its own.
 
     Args:
         each: The iterators; of several, the items are tuples.
-        on_news: Called when there is an item, or when there will be no more.
+        on_news: As above.
     """
 
     def __init__(
         self, each: list[AsyncIterator[Any]], on_news: Callable[[], None]
     ) -> None:
-        self._each = each
-        self._on_news = on_news
-        self._found: deque[Any] = deque()
-        self._room = 0
+        super().__init__(on_news)
+        self._each, self._room, self._closing = each, 0, False
         self._may_draw = asyncio.Event()
-        self._ended = self._closing = False
-        self.error: BaseException | None = None
         self._task = asyncio.create_task(self._run(), name="asyncpool inputs of a map")
-
-    @property
-    def exhausted(self) -> bool:
-        """See :class:`SyncSource`."""
-        return self._ended and not self._found
 
     def draw(self, count: int, room: int) -> list[Any]:
         """See :class:`SyncSource`."""
-        found = [self._found.popleft() for _ in range(min(count, len(self._found)))]
+        found = self._take(count)
         self._room = room - len(found)
         if self._room > len(self._found):
             self._may_draw.set()

@@ -245,7 +245,6 @@ class Engine:
             others that take more than a turn of the loop.
         segments: The shared memory.
         launcher: Starts the processes.
-        places: Where workers in a sandbox are.
         worker_logs: Passes on the records of workers.
         buffer: Where the channels read into.
     """
@@ -263,7 +262,7 @@ class Engine:
         self.concurrency = config.worker.concurrency
         self.fresh = config.fresh
         self.counts_jobs = config.worker_limits.max_jobs is not None
-        self.log = LifeLog(loop, config)
+        self.log = LifeLog(self)
         self.registry = JobRegistry(hub)
         self.leases, self.figures = self.registry.leases, self.registry.figures
         self.handles: dict[int, WorkerHandle] = {}
@@ -291,20 +290,14 @@ class Engine:
         # timers and readers, where there is none.
         self.tasks = asyncio.TaskGroup()
         self.segments = Segments(loop, config.max_shared_memory, self.threads)
-        sandbox = config.confinement
         self.launcher = Launcher(
             loop,
             fork=config.fork,
             preload=config.preload if config.launcher_imports else (),
-            confinement=sandbox,
+            confinement=config.confinement,
             variables=config.worker_env.common,
             imports=config.launcher_imports,
         )
-        self.places: Places | None = None
-        if sandbox is not None:
-            from asyncpool._sandbox.places import Places  # noqa: PLC0415 - few have one
-
-            self.places = Places(sandbox, self.threads)
         self.worker_logs = WorkerLogs(loop, config.name)
         self.buffer = memoryview(bytearray(READ_SIZE))
         self._deaths = Deaths(self)
@@ -359,8 +352,8 @@ class Engine:
             async with self.tasks:
                 sandbox = self.config.confinement
                 if sandbox is not None and (lacks := sandbox.missing):
-                    extra = {"settings": ", ".join(lack.settings for lack in lacks)}
-                    missing = "; ".join(map(str, lacks))
+                    extra = {"settings": ", ".join(lacks)}
+                    missing = "; ".join(lacks.values())
                     self.log.now(say.SANDBOX_INCOMPLETE, extra, missing=missing)
                 if self.config.workers[0]:
                     self.launcher.begin()
@@ -395,8 +388,8 @@ class Engine:
                 await self.threads.close()
             finally:
                 await self.launcher.close()
-                if self.places is not None:
-                    await self.places.close()
+                if self.config.confinement is not None:
+                    await self.config.confinement.close()
         finally:
             self.leases.worker_gone()
             if (handover := self.config.handover) is not None:

@@ -33,8 +33,7 @@ class EventStream(Generic[E]):
         self.dropped: int = 0
         self._home = asyncio._get_running_loop()  # noqa: SLF001 - a lease keeper's may have none yet
         self._events: deque[E] = deque(maxlen=size)
-        self._news = asyncio.Event()
-        self._ended = False
+        self._news, self._ended = asyncio.Event(), False
 
     def __aiter__(self) -> Self:
         return self
@@ -86,70 +85,56 @@ class EventHub(Generic[E]):
     """
 
     def __init__(self, on_change: Callable[[], object] = _nothing) -> None:
-        self._on_change = on_change
+        self._on_change, self.ended = on_change, False
         self.dropped: int = 0
-        self.ended = False
-        # New lists at each change, since an event may be on its way through the old ones.
-        # To iterate over a WeakSet takes 2 us, for each event of each job.
-        self._streams: list[weakref.ref[EventStream[E]]] = []
-        self._listeners: list[Callable[[E], object]] = []
-
-    @property
-    def is_heard(self) -> bool:
-        """Whether there is any stream or listener."""
-        return bool(self._streams or self._listeners)
+        self._streams: weakref.WeakSet[EventStream[E]] = weakref.WeakSet()
+        # A new list at each change, since an event may be on its way through the old one.
+        self.listeners: list[Callable[[E], object]] = []
 
     def listen(self, size: int) -> EventStream[E]:
         """Return a stream of the events from now on."""
         stream: EventStream[E] = EventStream(size)
+        held = weakref.ref(stream)
+
+        def put(event: E) -> None:
+            if (stream := held()) is not None:
+                self.dropped += not stream.put(event)
+            else:  # noticed here, in the loop: a stream may be collected in any thread
+                self.remove_listener(put)
+
         if self.ended:
             stream.end()
         else:
-            self._streams = [*self._streams, weakref.ref(stream)]
-            self._on_change()
+            self._streams.add(stream)
+            self.add_listener(put)
         return stream
 
     def add_listener(self, listener: Callable[[E], object]) -> None:
         """Have *listener* called with each event."""
-        self._listeners = [*self._listeners, listener]
+        self.listeners = [*self.listeners, listener]
         self._on_change()
 
     def remove_listener(self, listener: object) -> int:
         """Call *listener* no more, and return how often it was there."""
-        others = [other for other in self._listeners if other != listener]
-        count = len(self._listeners) - len(others)
-        self._listeners = others
+        before = self.listeners
+        self.listeners = [other for other in before if other != listener]
         self._on_change()
-        return count
+        return len(before) - len(self.listeners)
 
     def publish(self, event: E) -> None:
         """Hand *event* to everybody who listens."""
-        gone = False
-        for ref in self._streams:
-            stream = ref()
-            if stream is None:
-                gone = True
-            else:
-                self.dropped += not stream.put(event)
-        if gone:  # noticed here, in the loop: a stream may be collected in any thread
-            self._streams = [ref for ref in self._streams if ref() is not None]
-            self._on_change()
-        for listener in self._listeners:
+        for listener in self.listeners:
             try:
                 listener(event)
             except Exception as error:  # noqa: BLE001 - nobody else's concern
-                say.LISTENER_FAILED.log(
-                    LOGGER, {}, error=error, listener=listener, event=event
-                )
+                words: dict[str, Any] = {"listener": listener, "event": event}
+                say.LISTENER_FAILED.log(LOGGER, {}, error=error, **words)
 
     def end(self) -> None:
         """End all streams, and call nobody any more."""
-        self.ended = True
-        streams = [ref() for ref in self._streams]
-        self._streams, self._listeners = [], []
-        for stream in streams:
-            if stream is not None:
-                stream.end()
+        self.ended, self.listeners = True, []
+        for stream in self._streams:
+            stream.end()
 
 
 # Tracers: they follow some jobs by direct calls, not through events.
@@ -244,14 +229,13 @@ class PoolHub:
         self.add_end_listener = self._job_ends.add_listener
         # No method: a call that forwards takes 60 ns, for each event of each job.
         self.publish_job = self._jobs.publish
-        self.telling_steps = False
+        self.telling_steps = self.news_heard = False
         self.ends_heard = self.steps_heard = False
-        self.news_heard = False
-        self.on_listeners_changed: Callable[[], object] = _nothing
         self.tracers: tuple[JobTracer, ...] = ()
         self.traced: set[int] = set()
         self.on_queued: Callable[[Any], object] = _nothing
         self.on_unwatched: Callable[[], object] = _nothing
+        self.on_listeners_changed: Callable[[], object] = _nothing
         self.ends: list[Callable[[], object]] = []
         self.companions: list[Callable[[], Awaitable[object]]] = []
 
@@ -332,8 +316,8 @@ class PoolHub:
 
     def _update(self) -> None:
         before = self.ends_heard
-        self.steps_heard = self._jobs.is_heard
-        self.ends_heard = self.steps_heard or self._job_ends.is_heard
+        self.steps_heard = bool(self._jobs.listeners)
+        self.ends_heard = self.steps_heard or bool(self._job_ends.listeners)
         if not self.tracers:
             self.traced.clear()
         self.telling_steps = self.ends_heard or bool(self.traced)

@@ -94,9 +94,7 @@ class LoopIterator(Generic[T]):
     __slots__ = ("__weakref__", "_demand", "_items", "_next")
 
     def __init__(self, items: AsyncGeneratorType[T, Any], demand: Demand) -> None:
-        self._items = items
-        self._next = items.__anext__
-        self._demand = demand
+        self._items, self._next, self._demand = items, items.__anext__, demand
 
     def __aiter__(self) -> Self:
         return self

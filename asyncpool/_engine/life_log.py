@@ -18,9 +18,7 @@ from asyncpool.errors import JobTimeoutError
 from asyncpool.events import Crash, RollResult
 
 if TYPE_CHECKING:
-    import asyncio
-
-    from asyncpool._engine.options import SupervisorConfig
+    from asyncpool._engine.engine import Engine
     from asyncpool._engine.worker import WorkerHandle
     from asyncpool._wire.log_records import LogMessage
 
@@ -72,29 +70,23 @@ class NamedLog:
     """
 
     def __init__(self, pool: str, title: str) -> None:
-        self._pool = pool
-        self._title = title
+        self._pool, self._title = pool, title
 
     def now(self, message: LogMessage, extra: Extra = _NOTHING, **words: Any) -> None:
         """Log a step at once; *words* are in the text alone, *extra* in the record too."""
-        data = {"pool": self._pool, **extra}
-        message.log(LOGGER, data, title=self._title, **words)
+        message.log(LOGGER, {"pool": self._pool, **extra}, title=self._title, **words)
 
 
 class LifeLog(NamedLog):
     """Logs the steps in the life of one pool or cluster.
 
     Args:
-        loop: Its loop.
-        config: Its options.
+        engine: Its engine, which has a loop and a configuration.
     """
 
-    def __init__(
-        self, loop: asyncio.AbstractEventLoop, config: SupervisorConfig
-    ) -> None:
-        super().__init__(config.name, config.title)
-        self._loop = loop
-        self._serves = config.serving is not None
+    def __init__(self, engine: Engine) -> None:
+        super().__init__(engine.config.name, engine.config.title)
+        self._loop, self._serves = engine.loop, engine.config.serving is not None
 
     def soon(self, message: LogMessage, extra: Extra = _NOTHING, **words: Any) -> None:
         """Log a step in the next turn of the loop."""
@@ -207,13 +199,10 @@ def describe_roll(result: RollResult, what: str = "reload") -> str:
     """
     if not result.ok:
         new = count_workers(result.replaced + result.filled)
-        return (
-            f"the {what} has ended after {new}, the others are as before: "
-            f"{roll_trouble(result)}"
-        )
+        text = f"the {what} has ended after {new}, the others are as before: "
+        return text + roll_trouble(result)
     are = "is" if result.replaced == 1 else "are"
-    done = f"{what}ed"
-    text = f"{done}: {count_workers(result.replaced)} {are} new"
+    text = f"{what}ed: {count_workers(result.replaced)} {are} new"
     if result.filled:
         text += f", {count_workers(result.filled)} came where starts had failed"
     return text

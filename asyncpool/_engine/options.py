@@ -307,7 +307,7 @@ def pool_config(given: Mapping[str, Any]) -> SupervisorConfig:
             options["preload"] += ("uvloop",)
         if codec is not None and find_spec("msgspec") is not None:
             options["preload"] += ("msgspec",)
-        confined = confinement.confine(box, options["worker_limits"])
+        confined = confinement.Confinement(box, options["worker_limits"])
         worker = worker._replace(
             sandbox=confined.plan,
             script=confined.script,

@@ -66,8 +66,7 @@ class StderrTail:
         # Each line with its number.
         self._last: deque[tuple[int, bytes]] = deque(maxlen=_LAST)
         self._error: list[tuple[int, bytes]] = []
-        self._count = 0
-        self._room = 0  # how many of the next lines are of the error
+        self._count = self._room = 0  # of lines; how many of the next are of the error
         self._awaits_stack = False
 
     def extend(self, lines: Iterable[bytes]) -> None:
@@ -75,30 +74,27 @@ class StderrTail:
         for line in lines:
             if line.startswith(FATAL):
                 self._error = list(self._last)[-_BEFORE:]
-                self._room = _ERROR
-                self._awaits_stack = True
+                self._room, self._awaits_stack = _ERROR, True
             elif self._awaits_stack and line.startswith(_CURRENT):
-                self._room = _STACK
-                self._awaits_stack = False
-            numbered = (self._count, line[: 4 * _WIDTH])
+                self._room, self._awaits_stack = _STACK, False
+            self._last.append((self._count, line[: 4 * _WIDTH]))
             self._count += 1
-            self._last.append(numbered)
             if self._room:
                 self._room -= 1
-                self._error.append(numbered)
+                self._error.append(self._last[-1])
 
     @property
     def lines(self) -> tuple[str, ...]:
         """The lines that are kept, oldest first."""
         kept = {**dict(self._error), **dict(self._last)}
-        found: list[bytes] = []
+        found: list[str] = []
         following = min(kept, default=0)
         for number, line in sorted(kept.items()):
             if number > following:
-                found.append(b"(%d lines are left out here)" % (number - following))
-            found.append(line)
+                found.append(f"({number - following} lines are left out here)")
+            found.append(text.printable(line, _WIDTH))
             following = number + 1
-        return tuple(text.printable(line, _WIDTH) for line in found)
+        return tuple(found)
 
 
 # A longer line is cut into several.  A turn of the loop reads no more than this either, so a
@@ -129,10 +125,7 @@ class Output:
     def __init__(
         self, loop: asyncio.AbstractEventLoop, fd: int, mode: OutputMode, *, err: bool
     ) -> None:
-        self._loop = loop
-        self._fd = fd
-        self._mode = mode
-        self._err = err
+        self._loop, self._fd, self._mode, self._err = loop, fd, mode, err
         self._message = say.ERROR_LINE if err else say.LINE
         self._rest = b""
         self._lines: deque[bytes] = deque()
@@ -188,15 +181,12 @@ class Output:
             self._detach()
             return False
         *lines, rest = (self._rest + data).split(b"\n")
-        rest = _seen(rest)
-        if len(rest) > _CHUNK:
-            lines.append(rest)
-            rest = b""
-        self._rest = rest
+        self._rest = _seen(rest)
+        if len(self._rest) > _CHUNK:
+            lines.append(self._rest)
+            self._rest = b""
         self._take(lines)
-        if self._emit_some():
-            self._loop.remove_reader(self._fd)
-            self._go_on_later()
+        self._go_on(reads=True)
         return True
 
     def _take(self, lines: list[bytes]) -> None:
@@ -225,18 +215,15 @@ class Output:
         self._may_hold = False
         self._emit_some(len(self._lines))
 
-    def _go_on_later(self) -> None:
-        if self._can_emit():
-            self._loop.call_soon(self._go_on)
-        else:
-            self._loop.call_later(_RETRY_AFTER, self._go_on)
-
-    def _go_on(self) -> None:
+    def _go_on(self, *, reads: bool = False) -> None:
+        """Pass some lines on; read no more as long as there are others."""
         if self._fd < 0:
             return
         if self._emit_some():
-            self._go_on_later()
-        else:
+            if reads:
+                self._loop.remove_reader(self._fd)
+            self._loop.call_later(0 if self._can_emit() else _RETRY_AFTER, self._go_on)
+        elif not reads:
             self._loop.add_reader(self._fd, self._read_some)
 
     def _emit_some(self, most: int = _LINES_A_TURN) -> bool:
@@ -268,22 +255,20 @@ class Output:
         self._fd = -1
         if self._rest:
             self._take([self._rest])
-            self._rest = b""
         dropped = len(self._lines) - _LINES_AT_THE_END
         if dropped > 0 and self._can_emit():
             self._emit(b"(%d lines are left out here)" % dropped)
-            for _ in range(dropped):
-                self._lines.popleft()
+            self._lines = deque(self._lines, _LINES_AT_THE_END)
         self._emit_some(len(self._lines))
 
     def _emit(self, line: bytes) -> None:
+        shown = text.printable(line)
         if self._to_log():
-            shown = text.printable(line)
             self._message.log(_LINES, self._extra, line=shown, **self._words)
             return
-        as_it_is = self._mode == "inherit" or self._words["trusted"]
-        shown = line.decode(errors="replace") if as_it_is else text.printable(line)
-        if not as_it_is and _LINES.hasHandlers():  # perhaps a log goes there
+        if self._mode == "inherit" or self._words["trusted"]:
+            shown = line.decode(errors="replace")
+        elif _LINES.hasHandlers():  # perhaps a log goes there
             shown = f"{self._words['label']}: {shown}"
         stream = self._stream()
         # The pool must survive if its service's own stdout is closed or full.
@@ -335,8 +320,7 @@ class WorkerLogs:
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, pool: str) -> None:
-        self._loop = loop
-        self._pool = pool
+        self._loop, self._pool = loop, pool
         self._waiting: deque[tuple[WorkerHandle, Channel, bytes]] = deque()
         self._counts: Counter[WorkerHandle] = Counter()  # of those that wait
         self._empty = asyncio.Event()

@@ -22,7 +22,7 @@ import asyncio
 import pickle
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
@@ -116,17 +116,11 @@ class Broadcasts(ABC):
         """Those that new workers run."""
         return [it for it, is_open in self._is_open.items() if not is_open]
 
-    async def broadcast(
-        self,
-        function: Callable[..., Any],
-        args: tuple[Any, ...],
-        kwargs: Mapping[str, Any],
-        options: JobOptions,
-    ) -> dict[int, Any]:
+    async def broadcast(self, call: Call, options: JobOptions) -> dict[int, Any]:
         """Run a call in every worker; see :meth:`asyncpool.Pool.broadcast`."""
         self._targets()  # refuses the call before it is pickled
         async with self._order:
-            broadcast = await self._pack((function, args, kwargs), options)
+            broadcast = await self._pack(call, options)
             self._begin(broadcast)
         return await self._results(broadcast)
 
@@ -160,14 +154,24 @@ class Broadcasts(ABC):
         """
         if options.key is not None or options.lease is not None:
             raise ValueError("a broadcast is for every worker: it has no key, no lease")
-        data, function = self._data, call[0]
+        data = self._data
         serializer: Serializer = PICKLE
         if data is not None:
-            serializer = data.serializer_of(function, options.codec or data.how)
+            serializer = data.serializer_of(call[0], options.codec or data.how)
+
+        def pack(pause: Pause) -> bytes:  # a thread runs this
+            if data is None:
+                with Abroad() if self._abroad else nullcontext():
+                    packed = dump(call, limit=MAX_BROADCASTS, pause=pause, in_band=True)
+                    return b"".join(packed.pieces)
+            pause()
+            payload = data.pack_alone(*call, options.codec or data.how)
+            if len(payload) > MAX_BROADCASTS:
+                raise OverLimitError
+            return payload
+
         unwanted = threading.Event()
-        packing = self._threads.pickle(
-            self._packed_call, call, options, unwanted=unwanted.is_set
-        )
+        packing = self._threads.pickle(pack, unwanted=unwanted.is_set)
         try:
             await asyncio.wait([packing])
         finally:
@@ -185,21 +189,7 @@ class Broadcasts(ABC):
         if error is not None:  # even a SystemExit, since an argument has raised it
             refused = isinstance(error, JobNotPicklableError)
             raise error if refused else unpicklable(error)
-        name = function_name(function)
-        return Broadcast(name, packing.result(), options, serializer)
-
-    def _packed_call(self, call: Call, options: JobOptions, pause: Pause) -> bytes:
-        """Return a call pickled; a thread runs this."""
-        data = self._data
-        if data is None:
-            with Abroad() if self._abroad else nullcontext():
-                pickled = dump(call, limit=MAX_BROADCASTS, pause=pause, in_band=True)
-                return b"".join(pickled.pieces)
-        pause()
-        payload = data.pack_alone(*call, options.codec or data.how)
-        if len(payload) > MAX_BROADCASTS:
-            raise OverLimitError
-        return payload
+        return Broadcast(function_name(call[0]), packing.result(), options, serializer)
 
     def _begin(self, new: Broadcast) -> None:
         """Have all targets make the call, if there is room for it.
@@ -362,8 +352,8 @@ class SessionWorker:
             AsyncPoolError: If the pool takes no call.
         """
         engine.sessions.check(self)
-        bound = SessionTraits(self.session)
-        job = engine.traffic.submit(*call, replace(options, session=bound, hold=self))
+        options = replace(options, session=SessionTraits(self.session), hold=self)
+        job = engine.traffic.submit(*call, options)
         self.jobs[job] = None
         job.add_done_callback(self._done)
         return job

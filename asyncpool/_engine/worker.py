@@ -63,7 +63,7 @@ from asyncpool.errors import ProtocolError
 if TYPE_CHECKING:
     from asyncpool._engine.engine import Engine
     from asyncpool._engine.job import PoolJob
-    from asyncpool._sandbox.places import Place
+    from asyncpool._sandbox.confinement import Place
 
 # Processes with the same authkey of multiprocessing accept each other's connections, so workers in a
 # sandbox have another one than this process.
@@ -500,9 +500,9 @@ class WorkerHandle:
         for output in self._outputs:
             output.close()
         place, self._place = self._place, None
-        if place is not None and self._pool.places is not None:
+        if place is not None and self._config.confinement is not None:
             self.lacked_memory = place.lacked_memory()
-            self._pool.places.release(place)
+            self._config.confinement.release(place, self._pool.threads)
 
     def _ignore(self) -> None:
         """Heed its requests and answers no more; send nothing more to it if it serves."""
@@ -592,7 +592,7 @@ class WorkerHandle:
         if self._place is None:
             return identity
         folder, cgroup = self._place.folder, self._place.cgroup
-        group = "" if cgroup is None else str(cgroup.folder)
+        group = "" if cgroup is None else str(cgroup)
         # In a sandbox it is told nothing of the service.
         known = identity._replace(authkey=_OTHER_KEY, argv=("",))
         return known._replace(folder=folder, cgroup=group)
@@ -632,8 +632,8 @@ class WorkerHandle:
         if config.handover is not None:
             for fd in config.handover.fds:
                 control.put_descriptor(header(FrameKind.HANDED, 0), fd, keep=True)
-        if pool.places is not None:
-            self._place = pool.places.open()
+        if self._config.confinement is not None:
+            self._place = self._config.confinement.open()
         packed = pickle.dumps(self._identity(variables))
         control.put(header(FrameKind.IDENTITY, len(packed)), packed)
         of_pool = pool.broadcasts.config() if serving is None else serving.config(self)

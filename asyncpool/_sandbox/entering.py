@@ -20,24 +20,16 @@ import struct
 import sys
 from importlib.machinery import PathFinder, all_suffixes
 
-from asyncpool._sandbox.filters import NO_RINGS
+from asyncpool._sandbox import plan as rules
 from asyncpool._sandbox.leftovers import check_leftovers
-from asyncpool._sandbox.plan import (
-    CONNECT_TCP,
-    NEW_USER,
-    OF_A_FILE,
-    UNUSED_USERS,
-    WRITE,
-)
 from asyncpool._wire.messages import threads_outside
 
 TYPE_CHECKING = False  # see _wire/records.py
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable
     from importlib.machinery import ModuleSpec
-    from types import ModuleType
+    from typing import Any
 
-    from asyncpool._sandbox.plan import SandboxPlan
     from asyncpool._worker.process import Preloading
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -64,14 +56,8 @@ asyncio cloudpickle ctypes encodings.idna json logging resource select threading
 """
 
 
-class _Program(ctypes.Structure):
-    """``struct sock_fprog``."""
-
-    _fields_ = (("count", ctypes.c_ushort), ("code", ctypes.c_char_p))  # type: ignore[mutable-override] # nobody changes it
-
-
 def enter(
-    plan: SandboxPlan,
+    plan: rules.SandboxPlan,
     folder: str,
     cgroup: str,
     descriptors: Iterable[int],
@@ -102,12 +88,11 @@ def enter(
                 _call("prctl", _PR_CAPBSET_DROP, number, 0, 0, 0)
         with contextlib.suppress(OSError):
             _call("prctl", _PR_CAP_AMBIENT, _PR_CAP_AMBIENT_CLEAR_ALL, 0, 0, 0)
-    is_counted = bool(plan.namespaces) and _separate(plan.namespaces)
+    is_separate = bool(plan.namespaces) and _separate(plan.namespaces)
     if threads := preloading.left():
         raise RuntimeError(threads_outside(threads))
     check_leftovers(descriptors)
     if cgroup:
-        is_counted = True
         with open(f"{cgroup}/cgroup.procs", "w") as members:  # noqa: PTH123
             members.write("0")
     os.environ.clear()
@@ -124,15 +109,17 @@ def enter(
     elif plan.apart:
         # Of the threads of root the kernel knows no limit.  It counts them, and much else, for the
         # real user; files are opened as the effective one.
-        os.setresuid(UNUSED_USERS + os.getpid(), 0, 0)
+        os.setresuid(rules.UNUSED_USERS + os.getpid(), 0, 0)
         # That user is of root's group, and access() asks what he may do.
         os.umask(0o007)
-        is_counted = True
     if is_root or plan.namespaces:
         # What makes root more than any other user, for good.
         header = struct.pack("=Ii", _CAPABILITIES_3, 0)
         _call("capset", header, bytes(24))
+    limits = dict(plan.rlimits)
     if plan.tasks is not None:
+        # Does the kernel count the processes of this worker apart?
+        is_counted = is_separate or bool(cgroup) or plan.apart
         most = plan.tasks[0 if is_counted else 1]
         if not most:
             raise OSError(
@@ -140,23 +127,28 @@ def enter(
                 "allow them (kernel.apparmor_restrict_unprivileged_userns=0, for one), delegate a "
                 "cgroup to the service, or set processes=0 or None"
             )
-        _bound(resource.RLIMIT_NPROC, most, most)
-    for name, limits in plan.rlimits:
-        _bound(getattr(resource, name), *limits)
+        limits["RLIMIT_NPROC"] = most, most
     if plan.memory is not None:
         with open("/proc/self/statm") as file:  # noqa: PTH123
             now = int(file.read().split()[0]) * resource.getpagesize()
-        _bound(resource.RLIMIT_AS, now + plan.memory, now + plan.memory)
-    files, _, _ = plan.landlock
-    if files or plan.filter:
+        limits["RLIMIT_AS"] = now + plan.memory, now + plan.memory
+    for name, bounds in limits.items():
+        kind = getattr(resource, name)
+        # One that is lower already stays.
+        soft, hard = (
+            new if old == resource.RLIM_INFINITY else min(old, new)
+            for old, new in zip(resource.getrlimit(kind), bounds, strict=True)
+        )
+        resource.setrlimit(kind, (min(soft, hard), hard))
+    if plan.landlock[0] or plan.filter:
         # No program that it runs may have more rights than it has.
         of = "(PR_SET_NO_NEW_PRIVS)"
         _call("prctl", _PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0, of=of)
-    if files:
+    if plan.landlock[0]:
         _restrict(plan, folder)
     if plan.filter:
         if open_loop is not None:
-            _filter_calls(NO_RINGS)  # uvloop has one if it can
+            _filter_calls(rules.NO_RINGS)  # uvloop has one if it can
             open_loop()
         _filter_calls(plan.filter)
     sys.meta_path.insert(0, ReachableModules())
@@ -189,7 +181,7 @@ def _separate(flags: int) -> bool:
         _call("unshare", flags)
     except OSError:  # they come on top of the rest
         return False
-    if flags & NEW_USER:
+    if flags & rules.NEW_USER:
         # The same numbers inside as outside.
         for name, text in (
             ("setgroups", "deny"),
@@ -201,49 +193,35 @@ def _separate(flags: int) -> bool:
     return True
 
 
-def _bound(kind: int, soft: int, hard: int) -> None:
-    """Lower a limit; one that is lower already stays."""
-    most = resource.getrlimit(kind)
-    soft, hard = (
-        new if old == resource.RLIM_INFINITY else min(old, new)
-        for old, new in zip(most, (soft, hard), strict=True)
-    )
-    resource.setrlimit(kind, (min(soft, hard), hard))
-
-
-def _restrict(plan: SandboxPlan, folder: str) -> None:
+def _restrict(plan: rules.SandboxPlan, folder: str) -> None:
     """Let this thread, and all that it starts, do only what the rules grant; by Landlock."""
     layout = struct.pack("=QQQ", *plan.landlock)
     # A kernel that knows only the first of them takes the others too, if they are 0.
     ruleset = _call("landlock_create_ruleset", layout, len(layout), 0)
-    try:
-        for path, granted in (*plan.paths, (folder, WRITE)):
-            _allow_path(ruleset, path, granted & plan.landlock[0])
-        for port in plan.ports:
-            rule = struct.pack("=QQ", CONNECT_TCP, port)
-            _call("landlock_add_rule", ruleset, _NET_PORT, rule, 0)
-        _call("landlock_restrict_self", ruleset, 0)
-    finally:
-        os.close(ruleset)
-
-
-def _allow_path(ruleset: int, path: str, rights: int) -> None:
-    try:
-        fd = os.open(path, os.O_PATH | os.O_CLOEXEC)
-    except OSError:  # the service has checked those that must be there
-        return
-    try:
+    for path, granted in (*plan.paths, (folder, rules.WRITE)):
+        try:
+            fd = os.open(path, os.O_PATH | os.O_CLOEXEC)
+        except OSError:  # the service has checked those that must be there
+            continue
+        rights = granted & plan.landlock[0]
         if not stat.S_ISDIR(os.fstat(fd).st_mode):
-            rights &= OF_A_FILE
+            rights &= rules.OF_A_FILE
         rule = struct.pack("=Qi", rights, fd)
+        # An error ends this process, so nobody has to close anything.
         _call("landlock_add_rule", ruleset, _PATH_BENEATH, rule, 0, of=f" of {path}")
-    finally:
         os.close(fd)
+    for port in plan.ports:
+        rule = struct.pack("=QQ", rules.CONNECT_TCP, port)
+        _call("landlock_add_rule", ruleset, _NET_PORT, rule, 0)
+    _call("landlock_restrict_self", ruleset, 0)
+    os.close(ruleset)
 
 
 def _filter_calls(program: bytes) -> None:
     """Filter the system calls of this thread, and of all that it starts."""
-    code = ctypes.byref(_Program(len(program) // 8, program))
+    memory = ctypes.create_string_buffer(program)
+    # The kernel's struct sock_fprog.
+    code = struct.pack("HP", len(program) // 8, ctypes.addressof(memory))
     _call("prctl", _PR_SET_SECCOMP, _FILTER, code, 0, 0, of="(PR_SET_SECCOMP)")
 
 
@@ -297,10 +275,7 @@ class ReachableModules:
     """
 
     def find_spec(
-        self,
-        name: str,
-        path: Sequence[str] | None = None,
-        target: ModuleType | None = None,
+        self, name: str, path: Any = None, target: Any = None
     ) -> ModuleSpec | None:
         """Return what is to be imported as *name*; ``None`` if nothing is known of it.
 

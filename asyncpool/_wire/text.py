@@ -11,6 +11,7 @@ Errors, reports and logs name jobs by their functions.
 
 from __future__ import annotations
 
+import re
 from functools import partial
 from types import FunctionType, MethodType
 
@@ -88,12 +89,9 @@ def printable_name(text: str) -> str:
     """Return *text* as a name, in which all that nobody sees is escaped: else it looks like another."""
     if text.isascii() and text.isprintable():
         return text
-    return "".join(map(_seen, text))
-
-
-def _seen(character: str) -> str:
-    is_seen = character.isprintable() and character not in _NAME
-    return character if is_seen else character.encode("unicode_escape").decode()
+    return "".join(
+        it if it.isprintable() and it not in _NAME else ascii(it)[1:-1] for it in text
+    )
 
 
 _STEP = 1024
@@ -117,17 +115,9 @@ def in_units(size: int) -> str:
 
 # Paths of code that is not the user's.
 _OURS = (
-    "/asyncpool/_cluster/",
-    "/asyncpool/_core/",
-    "/asyncpool/_sandbox/",
-    "/asyncpool/_wire/",
-    "/asyncpool/_worker/",
-    "/asyncpool/cluster/",
-    "/asyncio/",
-    "/importlib/",
-    "/site-packages/uvicorn/",
+    r"/(<frozen |asyncpool/(_cluster|_core|_sandbox|_wire|_worker|cluster)/"
+    r"|asyncio/|importlib/|site-packages/uvicorn/)"
 )
-_FROZEN = "<frozen "
 
 
 def users_own(text: str) -> str:
@@ -142,17 +132,13 @@ def users_own(text: str) -> str:
             continue
         hidden = -1
         if depth and content.startswith('File "'):
-            if _is_ours(content.split('"')[1]):
+            # In a frozen program the paths begin at the packages.
+            if re.search(_OURS, "/" + content.split('"')[1]):
                 hidden = depth
                 continue
             found = True
         kept.append(line)
     return "\n".join(kept).rstrip() if found else ""
-
-
-def _is_ours(path: str) -> bool:
-    # In a frozen program the paths begin at the packages.
-    return path.startswith(_FROZEN) or any(part in f"/{path}" for part in _OURS)
 
 
 # A longer name is cut.
@@ -172,15 +158,26 @@ def function_name(function: Callable[..., Any]) -> str:
     the name of its class.  Control characters are escaped.  This raises nothing,
     whatever the function's own attributes raise.
     """
-    found = _inner(function)
+    found: Any = function
+    while True:
+        if type(found) is MethodType:
+            found = found.__func__
+        elif type(found) is partial:
+            found, args = found.func, found.args
+            plain = type(found) is FunctionType and args
+            if plain and f"{found.__module__}.{found.__qualname__}" == _STAND_IN:
+                found = args[0]
+        else:
+            break
     try:
         name = _text(found.__qualname__)
         module = _text(getattr(found, "__module__", None))
     except BaseException:  # noqa: BLE001 - it has no such attribute, or its own code fails
         module = name = ""
     if not name:
-        cls: Any = type(found)
-        module, name = (_own(cls, part) for part in ("__module__", "__qualname__"))
+        # What Python itself says about the class, whatever that and its metaclass say.
+        said = type.__dict__["__module__"], type.__dict__["__qualname__"]
+        module, name = (_text(it.__get__(type(found))) for it in said)
     if module == "__mp_main__":  # what workers call the script
         module = "__main__"
     text = f"{module}.{name}" if module else name
@@ -190,28 +187,6 @@ def function_name(function: Callable[..., Any]) -> str:
 def short_name(text: str) -> str:
     """Return *text*, cut if it is too long for a name."""
     return text if len(text) <= MAX_NAME else f"{text[: MAX_NAME - 3]}..."
-
-
-def _path_of(function: Any) -> str:
-    return f"{function.__module__}.{function.__qualname__}"
-
-
-def _inner(function: Any) -> Any:
-    while True:
-        if type(function) is MethodType:
-            function = function.__func__
-        elif type(function) is partial:
-            function, args = function.func, function.args
-            plain = type(function) is FunctionType
-            if plain and args and _path_of(function) == _STAND_IN:
-                function = args[0]
-        else:
-            return function
-
-
-def _own(cls: type, name: str) -> str:
-    """Return what Python itself says about a class, whatever the class and its metaclass say."""
-    return _text(type.__dict__[name].__get__(cls))
 
 
 def _text(value: Any) -> str:
@@ -228,15 +203,9 @@ NAMES = (
     f"1 to {MAX_PROGRAM_NAME} of A-Z, a-z, 0-9, '.', '-', '_' and ':', the first of them neither "
     "'.' nor '-'"
 )
-_IN_NAMES = frozenset(
-    "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_.:"
-)
 
 
 def is_name(text: str) -> bool:
     """Tell whether this is a name that can be found, as it becomes a part of a path."""
-    return (
-        0 < len(text) <= MAX_PROGRAM_NAME
-        and set(text) <= _IN_NAMES
-        and not text.startswith((".", "-"))
-    )
+    known = re.fullmatch("[A-Za-z0-9_:][A-Za-z0-9_:.-]*", text)
+    return known is not None and len(text) <= MAX_PROGRAM_NAME

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from asyncpool import Sandbox
-from asyncpool._sandbox import filters, plan as plans
-from asyncpool._sandbox.filters import (
+from asyncpool._sandbox import plan as plans
+from asyncpool._sandbox.plan import (
     ALLOW,
     ENOSYS,
     ENOTSUP,
@@ -22,18 +22,16 @@ from asyncpool._sandbox.filters import (
     ERROR,
     KILL,
     MACHINES,
-    NEWEST,
-    NO_RINGS,
-    packed,
-    program,
-)
-from asyncpool._sandbox.plan import (
     NEW_NETWORK,
     NEW_USER,
+    NEWEST,
+    NO_RINGS,
     Machine,
     SandboxPlan,
     make_plan,
     missing,
+    packed,
+    program,
 )
 from asyncpool.sandbox import is_within
 from tests.helpers.bpf import answer
@@ -241,8 +239,8 @@ def test_what_is_missing_is_told_with_the_way_out(
     settings: Mapping[str, Any], machine: Machine, ways_out: list[str]
 ) -> None:
     found = missing(Sandbox(**settings), machine)
-    for each, way_out in zip(found, ways_out, strict=True):
-        assert str(each).endswith(way_out)
+    for (_, what), way_out in zip(found, ways_out, strict=True):
+        assert what.endswith(way_out)
 
 
 # The filter of system calls, run as the kernel runs it.
@@ -253,7 +251,7 @@ HEADERS = {
 }
 TABLES = " ".join(
     text
-    for name, text in vars(filters).items()
+    for name, text in vars(plans).items()
     if name.startswith("_") and isinstance(text, str) and re.search(r"^\s*\w+:\d", text)
 )
 NONE, PORTS, ALL = (), (443,), None
@@ -269,7 +267,7 @@ OTHERS = 0x7FFF_FFFF_0000_0000  # the upper half of a word, which the kernel dro
 
 
 def known(machine: str) -> dict[str, int]:
-    return dict(filters._numbers(TABLES, MACHINES[machine][1]))
+    return dict(plans._numbers(TABLES, MACHINES[machine][1]))
 
 
 def told(

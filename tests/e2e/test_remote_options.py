@@ -196,7 +196,7 @@ async def test_of_a_broadcast(tmp_path: Path) -> None:
     async with ends(tmp_path) as (pool, _, client, gate):
         given = values_for("broadcast")
         call = client.broadcasts.broadcast(
-            jobs.wait_at, (gate.path,), {}, JobOptions(**given)
+            (jobs.wait_at, (gate.path,), {}), JobOptions(**given)
         )
         task = asyncio.create_task(call)
         visitor = await gate.visitor()

@@ -175,7 +175,7 @@ async def start_threads(pool: Pool) -> None:
         await asyncio.gather(*ends)
 
 
-def sessions_of(pool: Pool) -> list[int]:
+def sessions_of(pool: Pool) -> list[object]:
     """Return the sessions that are open, and that wait for a worker."""
     sessions = supervisor_of(pool).sessions
     return [*sessions._session_workers, *range(sessions._waiting)]
@@ -184,9 +184,8 @@ def sessions_of(pool: Pool) -> list[int]:
 def listeners_of(pool: Pool) -> list[object]:
     """Return what is told of the events of *pool*, or of its jobs."""
     hub = pool._life.hub
-    streams = [ref() for each in hub._hubs for ref in each._streams]
-    told = [listener for each in hub._hubs for listener in each._listeners]
-    return [*told, *filter(None, streams), *hub.tracers]
+    told = [it for each in hub._hubs for it in (*each._streams, *each.listeners)]
+    return [*(it for it in told if "EventHub.listen" not in repr(it)), *hub.tracers]
 
 
 class _Changing(dict[int, "PoolJob[Any]"]):
@@ -678,10 +677,11 @@ def die_before_jobs() -> None:
 
 def give_workers_cgroups(monkeypatch: pytest.MonkeyPatch, parent: Path) -> None:
     """Have each worker in a sandbox get a cgroup below *parent*, without any limit."""
-    from asyncpool._sandbox import confinement, places
+    from asyncpool._sandbox import confinement
 
-    monkeypatch.setattr(confinement, "_cgroup_limits", lambda *_: {"none": 0})
-    monkeypatch.setattr(places, "delegated_folder", lambda: parent)
+    none = {"cgroup.max.depth": "max"}
+    monkeypatch.setattr(confinement, "_cgroup_limits", lambda *_: none)
+    monkeypatch.setattr(confinement, "delegated_folder", lambda: parent)
 
 
 @contextmanager

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shutil
 import socket
 import subprocess
 import sys
@@ -11,17 +12,18 @@ from pathlib import Path
 
 import pytest
 
-from asyncpool import Pool
+from asyncpool import Pool, Sandbox
+from asyncpool._core.options import WorkerLimits
 from asyncpool._engine import machine
 from asyncpool._engine.loop import Threads
-from asyncpool._sandbox import places
-from asyncpool._sandbox.confinement import Confinement
-from asyncpool._sandbox.places import (
-    Places,
-    WorkerCgroup,
+from asyncpool._sandbox import confinement
+from asyncpool._sandbox.confinement import (
+    Confinement,
+    Place,
     delegated_folder,
-    delegated_limits,
+    remove_cgroup,
     remove_tree,
+    this_machine,
 )
 from asyncpool._sandbox.plan import SandboxPlan
 from asyncpool.errors import UnsupportedPlatformError
@@ -215,8 +217,8 @@ def test_workers_go_beside_the_service_or_below_it(
     assert delegated_folder(other) is None
     assert delegated_folder(tmp_path / "no" / "such") is None
     for folder, limits in ((delegated, ("memory", "pids", "cpu")), (None, ())):
-        monkeypatch.setattr(places, "_own_folder", lambda found=folder: found)
-        assert set(delegated_limits()) == set(limits)
+        monkeypatch.setattr(confinement, "_own_folder", lambda found=folder: found)
+        assert set(this_machine().limits) == set(limits)
 
 
 def test_root_takes_only_what_is_marked_as_delegated(
@@ -238,31 +240,31 @@ def test_root_takes_only_what_is_marked_as_delegated(
     assert delegated_folder(folder) == folder
 
 
-def test_a_worker_has_its_limits_and_leaves_nothing(tmp_path: Path) -> None:
-    cgroup = WorkerCgroup(tmp_path / "worker")
-    cgroup.limit({"cpu": 0.0001})
-    assert (cgroup.folder / "cpu.max").read_text() == "1000 100000"
-    cgroup.limit({"memory": 1 << 30, "pids": 300, "cpu": 0.5})
-    found = {path.name: path.read_text() for path in cgroup.folder.iterdir()}
-    assert found == {
+def test_a_worker_has_its_limits() -> None:
+    plan, every = SandboxPlan(memory=1 << 30, tasks=(300, 0)), ("memory", "pids", "cpu")
+    limits = confinement._cgroup_limits
+    assert limits(plan, 0.5, every) == {
         "memory.max": "1073741824",
         "memory.oom.group": "1",
         "pids.max": "300",
         "cpu.max": "50000 100000",
     }
-    for name in found:
-        (cgroup.folder / name).unlink()  # the kernel's files do not keep a folder
-    assert not cgroup.lacked_memory()
+    assert limits(plan, 0.0001, ("cpu",)) == {"cpu.max": "1000 100000"}
+    assert limits(SandboxPlan(), None, every) == {}
+
+
+def test_a_worker_leaves_no_cgroup(tmp_path: Path) -> None:
+    place = Place("", tmp_path / "worker")
+    assert not place.lacked_memory()
+    folder = make(tmp_path / "worker", "")
     for killed in (1, 0):
         events = f"low 0\nhigh 0\nmax 12\noom {killed}\noom_kill {killed}\n"
-        (cgroup.folder / "memory.events").write_text(events)
-        assert cgroup.lacked_memory() is bool(killed)
-    (cgroup.folder / "memory.events").unlink()
-    assert not cgroup.remove(), "here its file to kill processes is a real one"
-    assert (cgroup.folder / "cgroup.kill").read_text() == "1"
-    (cgroup.folder / "cgroup.kill").unlink()
-    cgroup.folder.rmdir()
-    assert cgroup.remove()
+        (folder / "memory.events").write_text(events)
+        assert place.lacked_memory() is bool(killed)
+    assert not remove_cgroup(folder), "here its files are real ones"
+    assert (folder / "cgroup.kill").read_text() == "1"
+    shutil.rmtree(folder)
+    assert remove_cgroup(folder)
 
 
 # Private folders.
@@ -282,8 +284,8 @@ def test_a_worker_has_its_limits_and_leaves_nothing(tmp_path: Path) -> None:
 async def test_only_its_owner_enters_a_folder_and_it_goes_with_the_rest(
     user: tuple[int, int] | None,
 ) -> None:
-    confinement = Confinement(SandboxPlan(user=user), (), {}, None, script_first=False)
-    mine = Places(confinement, Threads(asyncio.get_running_loop()))
+    mine = Confinement(Sandbox(strict=False), WorkerLimits())
+    mine.plan = SandboxPlan(user=user)
     place = mine.open()
     one, other = Path(place.folder), Path(mine.open().folder)
     assert one.parent == other.parent
@@ -291,7 +293,7 @@ async def test_only_its_owner_enters_a_folder_and_it_goes_with_the_rest(
     # Another user cannot list those of others.
     assert one.parent.stat().st_mode & 0o777 == (0o711 if user else 0o700)
     assert one.stat().st_uid == (user[0] if user else os.geteuid())
-    mine.release(place)
+    mine.release(place, Threads(asyncio.get_running_loop()))
     assert (one.exists(), other.exists()) == (False, True)
     for _ in range(2):  # again, which does no harm
         await mine.close()
