@@ -27,10 +27,9 @@ from asyncpool._engine.admission import Admission, Draining
 from asyncpool._engine.channel import READ_SIZE
 from asyncpool._engine.deaths import Deaths
 from asyncpool._engine.hub import PoolHub
-from asyncpool._engine.interpreter import LaunchError
 from asyncpool._engine.job import PoolJob, unreadable
 from asyncpool._engine.large import LargeObjects, load_item
-from asyncpool._engine.launcher import Launcher
+from asyncpool._engine.launcher import Launcher, LaunchError
 from asyncpool._engine.life_log import LifeLog
 from asyncpool._engine.loop import Alarm, Threads, check_loop, fail_quietly
 from asyncpool._engine.options import SupervisorConfig
@@ -315,14 +314,7 @@ class Engine:
         self.tasks = asyncio.TaskGroup()
         self.segments = Segments(loop, config.max_shared_memory, self.threads)
         sandbox = config.confinement
-        self.launcher = Launcher(
-            loop,
-            fork=config.fork,
-            preload=config.preload if config.launcher_imports else (),
-            confinement=sandbox,
-            variables=config.worker_env.common,
-            imports=config.launcher_imports,
-        )
+        self.launcher = Launcher(loop, config)
         self.places: Places | None = None
         if sandbox is not None:
             from asyncpool._sandbox.places import Places  # noqa: PLC0415 - few have one

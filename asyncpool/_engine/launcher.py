@@ -19,31 +19,30 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import json
 import math
 import os
 import pickle
 import re
+import shlex
 import signal
 import socket
+import subprocess
 from collections import deque
 from collections.abc import Collection, Iterable
 from functools import lru_cache
 from io import FileIO
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from weakref import WeakValueDictionary
 
 from asyncpool._core import log_messages as say
 from asyncpool._engine import machine
-from asyncpool._engine.interpreter import (
-    LaunchError,
-    NewLauncher,
-    main_script,
-    worker_command,
-)
+from asyncpool._engine.interpreter import main_script, worker_command
 from asyncpool._engine.life_log import LOGGER
-from asyncpool._engine.loop import Alarm, fail_quietly, shielded
-from asyncpool._wire import scripts
+from asyncpool._engine.loop import Alarm, call_in, fail_quietly, shielded
+from asyncpool._wire import posix, scripts
 from asyncpool._wire.frames import Frame, FrameDecoder, FrameKind, header
 from asyncpool._wire.messages import (
     BEFORE_IMPORTS,
@@ -53,15 +52,15 @@ from asyncpool._wire.messages import (
     Thread,
     Variables,
     are_whole,
+    cannot_succeed,
     threads_outside,
     tidy,
 )
-from asyncpool._wire.posix import STACKS, receive_fds, signal_name, socket_pair
-from asyncpool._wire.text import printable, printable_block
+from asyncpool._wire.text import printable, printable_block, printable_text
 from asyncpool.errors import ProtocolError
 
-if TYPE_CHECKING:  # few pools have a sandbox
-    from asyncpool._sandbox.confinement import Confinement
+if TYPE_CHECKING:
+    from asyncpool._engine.options import SupervisorConfig
 
 _MAX_REPORT = 1 << 20
 
@@ -86,6 +85,22 @@ _FAULTS = {signal.SIGSEGV, signal.SIGABRT, signal.SIGILL, signal.SIGBUS, signal.
 _MOST_REQUESTS = 16
 
 
+# Seconds in which an executable that may be anything has to show that it is a Python.
+_PATIENCE = 10
+
+_LONGEST = 1000
+
+# What the kernel says of a file that is no program.
+_UNUSABLE = {errno.ENOENT, errno.ENOTDIR, errno.EACCES, errno.ENOEXEC, errno.ELOOP}
+
+# A launcher first says which Python it is: another one may not even understand what follows.
+_GREET = (
+    "import os, sys; k = [sys.implementation.cache_tag + 't' * ('t' in sys.abiflags), "
+    "ascii(os.path.realpath(os.path.dirname(os.__file__)))]; "
+    "s = k[0] + ' ' + sys.version.split()[0] + ' in ' + k[1] + '\\n'; "
+    "os.write(int(sys.argv[-1]), s.encode()); k == %r or sys.exit(1); "
+)
+
 # What workers do not share is said once.
 _told: set[tuple[bool, str, str]] = set()
 _CURE = (
@@ -107,44 +122,57 @@ _NEXT_TRY = 10.0
 _SILENCE = 5.0
 
 
+class LaunchError(Exception):
+    """No worker could be started; the text says why.
+
+    Attributes:
+        trace: The traceback of the exception in the launcher, or its stacks when a signal ended it.
+        status: The exit status of the launcher, if it has died of that and it is known.
+        final: Whether another try would fail in the same way.
+    """
+
+    def __init__(
+        self,
+        text: str,
+        *,
+        trace: str = "",
+        status: int | None = None,
+        final: bool = False,
+    ) -> None:
+        super().__init__(printable_text(text))
+        self.trace, self.status, self.final = printable_block(trace), status, final
+
+
 class Launcher:
     """Starts the workers of one pool.
 
     Args:
         loop: The pool's loop.
-        fork: Whether workers are forked, or are fresh interpreters.
-        preload: Modules that the launcher imports before it forks.
-        confinement: The sandbox of the workers, if they have one.
-        variables: Environment variables that the launcher and all workers have, beside those of
-            this process.
-        imports: Whether the launcher may import the script for its workers.
+        pool: The options of the pool.
     """
 
-    def __init__(
-        self,
-        loop: asyncio.AbstractEventLoop,
-        *,
-        fork: bool,
-        preload: tuple[str, ...],
-        confinement: Confinement | None = None,
-        variables: Variables = (),
-        imports: bool = True,
-    ) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, pool: SupervisorConfig) -> None:
         self._loop = loop
+        confinement, imports = pool.confinement, pool.launcher_imports
         # If the pool has not sent anything of the script yet, it may never do so.
-        imports = imports and fork
         script = main_script() if imports and scripts.is_in_use() else None
         namespaces, env = None, None
         if confinement is not None:
             first = imports and confinement.script_first
             script = confinement.script if first else None
             namespaces, env = confinement.plan.namespaces, confinement.plan.env
-        elif variables:
-            env = tuple({**os.environ, **dict(variables)}.items())
-        path, command = machine.working_folder(), worker_command()
-        modules, folder = machine.module_path(), (path, machine.folder_at(path))
+        elif common := pool.worker_env.common:
+            env = tuple({**os.environ, **dict(common)}.items())
+        path = machine.working_folder()
         self._config = LauncherConfig(
-            modules, fork, preload, command, script, namespaces, env, folder
+            machine.module_path(),
+            pool.fork,
+            pool.preload if imports else (),
+            worker_command(),
+            script,
+            namespaces,
+            env,
+            (path, machine.folder_at(path)),
         )
         self._launcher: LauncherHandle | None = None
         # With earlier ones, which have workers to look after.
@@ -237,8 +265,7 @@ class Launcher:
 
     def _on_use(self) -> None:
         """Prepare for workers that need the script.  Any thread may call this."""
-        with contextlib.suppress(RuntimeError):  # the loop is closed
-            self._loop.call_soon_threadsafe(self._prepare_soon)
+        call_in(self._loop, self._prepare_soon)
 
     def _prepare_soon(self) -> None:
         if self._launcher is None:
@@ -304,47 +331,102 @@ class LauncherHandle:
     def __init__(
         self, loop: asyncio.AbstractEventLoop, config: LauncherConfig, known: set[str]
     ) -> None:
-        self._loop = loop
-        self.config = config
-        self._known = known
+        self._loop, self.config, self._known = loop, config, known
         self.users, self.shared = set[Launcher](), ""
         self.usable: asyncio.Future[bool] = loop.create_future()
         self.gone: asyncio.Future[None] = loop.create_future()
-        self.lost = self._ends = False
-        # When the pool asked it for something that it has not answered.
-        self._asked_at: float | None = loop.time()
+        # Whether it has shown that it is a launcher; and whether it is this process that ends it.
+        self.lost = self._greeted = self._ends = False
+        # Since when it owes an answer.
+        self._asked_at = loop.time()
         self._room = asyncio.Semaphore(_MOST_REQUESTS)
         # What it was asked for and has not answered.  It answers one request after the other.
         self._asked: deque[asyncio.Future[Any]] = deque()
         self._processes: dict[int, Process] = {}
-        self._decoder = FrameDecoder(max_payload=_MAX_REPORT)
+        self._heard, self._decoder = b"", FrameDecoder(max_payload=_MAX_REPORT)
         packed = pickle.dumps(config)
         self._report_start = len(packed)
-        self._socket, theirs = socket_pair()
+        self._socket, theirs = posix.socket_pair()
         with contextlib.ExitStack() as undo, theirs:
             undo.callback(self._socket.close)
             # Behind its configuration it writes what it imports, and its stacks.
             self._report = undo.enter_context(_memory_file(packed))
-            self._new = NewLauncher(self._report.fileno(), theirs.fileno(), config)
+            self._popen = self._start(self._report.fileno(), theirs.fileno())
             undo.pop_all()
         self.usable.add_done_callback(lambda _: self._report.close())
-        self._popen, patience = self._new.popen, self._new.patience
-        silent = f"it has said nothing for {patience} s"
-        self._impatience = Alarm(
-            loop, lambda _: self.abort(self._new.fault(self._end() or silent))
-        )
-        if patience is not None:
-            self._impatience.set_in(patience)
+        self._impatience = Alarm(loop, lambda _: self._on_silence())
+        if self._may_be_any and not self._frozen:
+            self._impatience.set_in(_PATIENCE)
         self._socket.setblocking(False)
         loop.add_reader(self._socket.fileno(), self._read_some)
+
+    def _start(self, file: int, channel: int) -> subprocess.Popen[bytes]:
+        """Start the process on the file with its configuration and on its end of the channel."""
+        fds, (folder, _) = [file, channel], self.config.folder
+        variables = dict(os.environ if self.config.env is None else self.config.env)
+        variables[posix.STARTS] = str(channel)
+        shown = greets = self.config.command
+        self._frozen = shown[-1] == posix.FROZEN
+        if not self._frozen:
+            shown, (code, root) = shown[:-2], shown[-2:]
+            greets = *shown, _GREET % _kind(posix.greeting()) + code, root
+        self._shown = f"{shlex.join(shown)} ..."
+        is_python = re.match("python|pypy", Path(shown[0]).name)
+        self._may_be_any = self._frozen or not is_python
+        try:
+            command = posix.command_line(greets, "launcher", (file, channel))
+            if self._frozen:
+                fds.append(int(command[-1].partition("=")[2]))
+                # By these it knows that the files of the program are unpacked already.
+                own = os.environ.items()
+                variables |= {k: v for k, v in own if k.startswith("_PYI_")}
+            return subprocess.Popen(  # noqa: S603 - our own interpreter
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=None if _is_passed_on(2) else subprocess.DEVNULL,
+                pass_fds=fds,
+                env=variables,
+                cwd=folder if Path(folder).is_dir() else None,
+                start_new_session=True,
+            )
+        except OSError as error:
+            text = f"cannot be started: {error}"
+            if error.errno in _UNUSABLE and error.filename != folder:
+                raise self._fault(f"it {text}", final=True) from error
+            final = cannot_succeed(error, fixed=True)
+            raise LaunchError(f"the launcher {text}", final=final) from error
+        finally:
+            for pipe in fds[2:]:
+                os.close(pipe)
+
+    def _fault(self, what: str, *, final: bool | None = None) -> LaunchError:
+        """Return *what* is wrong with a process that does not become a launcher, and the way out.
+
+        Args:
+            what: It.
+            final: Whether another try would come out the same; ``None`` for as far as one can know.
+        """
+        if final is None:
+            # A Python may have had no time, on a busy machine; and SIGKILL may have come for lack
+            # of memory.
+            status = self._popen.poll()
+            final = self._may_be_any if status is None else status != -signal.SIGKILL
+        way_out = (
+            "call multiprocessing.freeze_support() as the first thing under "
+            "`if __name__ == '__main__':`"
+            if self._frozen
+            else "name a Python of this version by multiprocessing.set_executable()"
+        )
+        text = f"{self._shown} does not become the launcher of workers: {what}"
+        return LaunchError(f"{text}; {way_out}", final=final)
 
     async def launch(self, fds: list[int], variables: Variables = ()) -> Process:
         """Start a worker on *fds*, once it is ready; see :meth:`Launcher.launch`."""
         async with self._room:
             payload = json.dumps(variables).encode()
             answer: asyncio.Future[Process] = self._ask(FrameKind.LAUNCH, payload, fds)
-            if self._asked_at is None:
-                self._asked_at = self._loop.time()
+            self._asked_at = min(self._asked_at, self._loop.time())
             try:
                 return await shielded(answer)
             except asyncio.CancelledError:
@@ -396,16 +478,15 @@ class LauncherHandle:
         Cancellation:
             Kills it.
         """
-        silent_since = self._asked_at or math.inf
-        if len(self.users) > 1 and self._loop.time() - silent_since < _SILENCE:
+        if len(self.users) > 1 and self._loop.time() - self._asked_at < _SILENCE:
             return error
         try:
-            if not self._new.greeted:
-                return self._new.fault("it does not answer within start_timeout")
+            if not self._greeted:
+                return self._fault("it does not answer within start_timeout")
             if self.usable.done() or self.lost:
                 return error
             stacks = b""
-            self._popen.send_signal(STACKS)
+            self._popen.send_signal(posix.STACKS)
             for _ in range(_STACK_POLLS):
                 await asyncio.sleep(_NEXT_POLL)
                 if self.usable.done():
@@ -429,18 +510,15 @@ class LauncherHandle:
             with contextlib.suppress(OSError):
                 self._socket.shutdown(socket.SHUT_WR)
         try:
-            async with asyncio.timeout(_END_GRACE):
-                await asyncio.shield(self.gone)
-        except TimeoutError:
-            self.abort()
-            await self.gone
-        except asyncio.CancelledError:
-            self.abort()
-            raise
+            await asyncio.wait((self.gone,), timeout=_END_GRACE)
+        finally:
+            if not self.gone.done():
+                self.abort()
+        await shielded(self.gone)
 
     def _read_some(self) -> None:
         try:
-            data, fds, _ = receive_fds(self._socket, 65536, 1)
+            data, fds, _ = posix.receive_fds(self._socket, 65536, 1)
         except (BlockingIOError, InterruptedError):
             return
         except OSError:
@@ -449,9 +527,7 @@ class LauncherHandle:
             self._lose()
             return
         try:
-            data = self._new.hear(data)
-            if self._new.greeted:
-                self._impatience.cancel()
+            data = data if self._greeted else self._after_greeting(data)
             for frame in self._decoder.feed(data):
                 self._hear(frame, fds)
         except LaunchError as error:
@@ -461,8 +537,35 @@ class LauncherHandle:
         for fd in fds:  # that no frame has taken
             os.close(fd)
 
+    def _after_greeting(self, data: bytes) -> bytes:
+        """Return what of *data* comes after the first line of what it says.
+
+        Raises:
+            LaunchError: If it is no launcher; the text says what it is.
+        """
+        self._heard += data
+        line, end, rest = self._heard.partition(b"\n")
+        if not end and len(line) < _LONGEST:
+            return b""
+        said, due = _kind(line), _kind(posix.greeting())
+        # Some frozen programs unpack their library anew for each process.
+        if said == due or (self._frozen and said[0] == due[0]):
+            self._greeted = True
+            self._impatience.cancel()
+            return rest
+        if line == posix.REFUSAL.strip():
+            what = "it runs the program again, which has started a pool in turn"
+        else:
+            own = printable(posix.greeting().strip())
+            what = f"it is {printable(line, 500)}, and this process is {own}"
+        raise self._fault(what, final=True)
+
+    def _on_silence(self) -> None:
+        silent = f"it has said nothing for {_PATIENCE} s"
+        self.abort(self._fault(self._end() or silent))
+
     def _hear(self, frame: Frame, fds: list[int]) -> None:
-        self._asked_at = None
+        self._asked_at = math.inf
         match frame.kind:
             case FrameKind.HELLO if not self.usable.done():
                 threads, shared = json.loads(frame.payload)
@@ -610,8 +713,7 @@ class LauncherHandle:
         ended = self._end()
         if not self.usable.done():
             ended = ended or "it has closed its channel"
-            early = self._death if self._new.greeted else self._new.fault
-            self._fail(early(ended))
+            self._fail(self._death(ended) if self._greeted else self._fault(ended))
         elif not self._ends:
             # Nobody knows the status that another library has taken; it looks like 0.
             reason = (self._popen.poll() and ended) or "its process has ended"
@@ -633,7 +735,8 @@ class LauncherHandle:
         if status is None:
             return ""
         if status < 0:
-            return f"signal {signal_name(-status).removeprefix('signal ')} ended it"
+            name = posix.signal_name(-status).removeprefix("signal ")
+            return f"signal {name} ended it"
         return f"it ended with exit status {status}"
 
 
@@ -644,6 +747,19 @@ def _disown(answer: asyncio.Future[Process]) -> None:
         process.unwanted = True
         process.signal(signal.SIGKILL)
         process.close()
+
+
+def _kind(line: bytes) -> list[str]:
+    """Return what has to be the same: the version, and the folder of the standard library."""
+    return printable(line.rstrip()).split(" ", 3)[::3]
+
+
+def _is_passed_on(fd: int) -> bool:
+    # If stderr was closed, anything that the service has opened since may have its number.
+    try:
+        return os.get_inheritable(fd)
+    except OSError:
+        return False
 
 
 class Process:
@@ -663,16 +779,12 @@ class Process:
     def __init__(
         self, loop: asyncio.AbstractEventLoop, pid: int, pidfd: int | None
     ) -> None:
-        self._loop = loop
-        self.pid = pid
-        self.cpu = 0.0
-        self.unwanted = False
-        self._has_launcher = True
-        self._pidfd = pidfd
+        self._loop, self.pid, self._pidfd = loop, pid, pidfd
+        self.cpu, self.unwanted, self._has_launcher = 0.0, False, True
         self._end: asyncio.Future[int | None] = loop.create_future()
         self._alarm = Alarm(loop, lambda _: self._ended_unreported())
         if pidfd is not None:
-            loop.add_reader(pidfd, self._on_pidfd)
+            loop.add_reader(pidfd, self._on_pidfd, pidfd)
 
     async def wait(self) -> int | None:
         """Wait until the process has ended; return its exit status, or ``None`` if unknown.
@@ -726,21 +838,16 @@ class Process:
     def _send(self, number: int) -> None:
         if self._pidfd is not None:
             try:
-                signal.pidfd_send_signal(self._pidfd, number)
+                return signal.pidfd_send_signal(self._pidfd, number)
             except OSError as error:
-                if not machine.is_refusal(error):
-                    raise
                 # The number is still that of this process: the launcher has not reaped it.
                 instead = "workers are signalled by number"
-                machine.tell_once("pidfd_send_signal", error, instead)
-            else:
-                return
-        os.kill(self.pid, number)
+                machine.tell_refusal("pidfd_send_signal", error, instead)
+        return os.kill(self.pid, number)
 
-    def _on_pidfd(self) -> None:
+    def _on_pidfd(self, pidfd: int) -> None:
         # The launcher reports the exit status and more, but it may be stopped, or dead.
-        assert self._pidfd is not None
-        self._loop.remove_reader(self._pidfd)
+        self._loop.remove_reader(pidfd)
         if not self._end.done():
             self._alarm.set_in(_REPORT_GRACE if self._has_launcher else 0.0)
 

@@ -11,13 +11,15 @@ import resource
 import socket
 import sys
 from collections.abc import Callable, Iterator
+from itertools import chain
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
 from asyncpool._core import checks, log_messages as say
 from asyncpool._core.options import MAX_WORKERS, WorkerLimits
 from asyncpool._engine.interpreter import program
 from asyncpool._engine.life_log import LOGGER
+from asyncpool._wire.posix import read
 from asyncpool.errors import UnsupportedPlatformError
 
 # System calls that exist but are refused, as in sandboxes; the pool does without them.
@@ -29,20 +31,18 @@ _REFUSED = frozenset({errno.EPERM, errno.EACCES, errno.ENOSYS})
 
 _told: set[str] = set()
 
-T = TypeVar("T")
 
+def tell_refusal(call: str, error: OSError, instead: str) -> None:
+    """Log that *call* is refused, and what the pool does instead; once for each call.
 
-def is_refusal(error: OSError) -> bool:
-    """Return whether *error* says that the system call itself is not allowed here."""
-    return error.errno in _REFUSED
-
-
-def tell_once(call: str, error: OSError, instead: str) -> None:
-    """Log that *call* is refused, and what the pool does instead; once for each call."""
-    if call in _told:
-        return
-    _told.add(call)
-    say.CALL_REFUSED.log(LOGGER, {"call": call}, why=error, instead=instead)
+    Raises:
+        OSError: *error*, unless it says that the system call itself is not allowed here.
+    """
+    if error.errno not in _REFUSED:
+        raise error
+    if call not in _told:
+        _told.add(call)
+        say.CALL_REFUSED.log(LOGGER, {"call": call}, why=error, instead=instead)
 
 
 # What arguments there may be.
@@ -235,9 +235,8 @@ def usable_cpus() -> int:
     """Return how many CPUs this process may use, by affinity and by cgroup quota."""
     cpus = len(usable_cores()) or os.cpu_count() or 1
     for file in _cgroup_files("cpu", "cpu.max", "cpu.cfs_quota_us"):
-        beside = _read(
-            file.with_name("cpu.cfs_period_us")
-        )  # version 2 has both in one file
+        # Version 2 has both in one file.
+        beside = _read(file.with_name("cpu.cfs_period_us"))
         # No quota is "max", and -1 in version 1.
         with contextlib.suppress(ValueError, ZeroDivisionError):
             quota, period = map(int, f"{_read(file)} {beside}".split())
@@ -288,10 +287,8 @@ class OomKills:
 
     def __init__(self) -> None:
         files = _cgroup_files("memory", "memory.events", "memory.oom_control")
-        counts = (
-            file for file in (*files, Path("/proc/vmstat")) if oom_kills(file) >= 0
-        )
-        self._file = next(counts, None)
+        files = chain(files, [Path("/proc/vmstat")])
+        self._file = next((file for file in files if oom_kills(file) >= 0), None)
 
     def count(self) -> int | None:
         """Return the count, or ``None`` if nobody counts."""
@@ -338,13 +335,10 @@ def check_limits(name: str, value: Any) -> WorkerLimits:
     if limits.cpu_affinity is not None:
         if not hasattr(os, "sched_setaffinity"):
             raise UnsupportedPlatformError("cpu_affinity needs Linux")
-        usable = usable_cores()
-        if not usable:
-            raise UnsupportedPlatformError(
-                "cpu_affinity: sched_getaffinity is refused here"
-            )
-        unusable = set(limits.cpu_affinity) - usable
-        if unusable:
+        if not (usable := usable_cores()):
+            text = "cpu_affinity: sched_getaffinity is refused here"
+            raise UnsupportedPlatformError(text)
+        if unusable := set(limits.cpu_affinity) - usable:
             raise ValueError(f"cpu_affinity: this process may not use {unusable}")
     for limit in limits.rlimits:
         if not hasattr(resource, limit):
@@ -353,7 +347,4 @@ def check_limits(name: str, value: Any) -> WorkerLimits:
 
 
 def _read(path: Path) -> str:
-    try:
-        return path.read_text(errors="replace")  # a process's name may be any bytes
-    except OSError:
-        return ""
+    return read(str(path)).decode(errors="replace")  # a process's name may be any bytes

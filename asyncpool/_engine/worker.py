@@ -27,8 +27,7 @@ from time import monotonic
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from asyncpool._engine.channel import Channel, DescriptorSocket
-from asyncpool._engine.interpreter import LaunchError
-from asyncpool._engine.launcher import Process
+from asyncpool._engine.launcher import LaunchError, Process
 from asyncpool._engine.outbox import Outbox
 from asyncpool._engine.output import Output
 from asyncpool._engine.page import WorkerPage

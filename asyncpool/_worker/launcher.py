@@ -41,9 +41,16 @@ import sys
 import time
 import traceback
 
-from asyncpool._wire.frames import Frame, FrameDecoder, FrameKind, header
+from asyncpool._wire.frames import FrameDecoder, FrameKind, header
 from asyncpool._wire.messages import SCRIPT, Failure, LauncherConfig, cannot_succeed
-from asyncpool._wire.posix import STACKS, STARTS, command_line, receive_fds, socket_of
+from asyncpool._wire.posix import (
+    STACKS,
+    STARTS,
+    command_line,
+    read,
+    receive_fds,
+    socket_of,
+)
 from asyncpool._worker.identity import install_script, load_script
 from asyncpool._worker.process import Preloading, forking, load_titles, prctl, show
 from asyncpool._worker.worker import work
@@ -52,7 +59,7 @@ TYPE_CHECKING = False  # see _wire/records.py
 if TYPE_CHECKING:
     import signal as _signal
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-    from typing import Any, NoReturn
+    from typing import NoReturn
 else:
     import _signal  # the C part of signal, see _worker/__init__.py
 
@@ -84,7 +91,7 @@ def main(file: int, channel_fd: int) -> NoReturn:
         channel_fd: The channel.
     """
     reaper, status = Reaper(), 0
-    worker: tuple[Any, ...] | None = None
+    worker: tuple[int, ...] = ()
     # Keep the socket to the end: collecting an open one would cause a warning.
     channel = socket_of(channel_fd)
     try:
@@ -96,15 +103,15 @@ def main(file: int, channel_fd: int) -> NoReturn:
     except BaseException:
         traceback.print_exc()
         status = 1
-    if worker is None:
+    if not worker:
         reaper.end_all()
         os._exit(status)
     # After everything of the launcher is freed, which takes up to 0.9 ms.
-    work(*_become_worker(*worker))
+    work(*worker)
 
 
 class _Forked(BaseException):
-    """Raised in a forked process, to leave the launcher's loop and its objects."""
+    """Raised in a forked process with what it works with, to leave the launcher's loop and objects."""
 
 
 class LauncherProcess:
@@ -177,9 +184,8 @@ class LauncherProcess:
                     importlib.import_module(name)
             except BaseException as error:
                 summary = f"{name!r} cannot be preloaded: {error!r}"
-                final = cannot_succeed(error, fixed=True)
-                failure = Failure("preload", summary, traceback.format_exc(), final)
-                return FrameKind.FAILED, failure.pack()
+                text, final = traceback.format_exc(), cannot_succeed(error, fixed=True)
+                return FrameKind.FAILED, Failure("preload", summary, text, final).pack()
         if config.namespaces is not None:
             from asyncpool._sandbox.entering import warm_up  # noqa: PLC0415 - few need it
 
@@ -203,13 +209,11 @@ class LauncherProcess:
         signal.signal(STACKS, signal.SIG_IGN)  # in a worker too, until it has a handler
         os.close(self._file)
         shared = ""
-        if config.fork and config.namespaces is None:
-            # It is missing where this is no Linux.
-            with contextlib.suppress(OSError), open("/proc/self/maps", "rb") as maps:  # noqa: PTH123
-                if b"w-s " in maps.read():
-                    from asyncpool._sandbox.leftovers import shared_memory  # noqa: PLC0415 - few need it
+        plain = config.fork and config.namespaces is None
+        if plain and b"w-s " in read("/proc/self/maps"):
+            from asyncpool._sandbox.leftovers import shared_memory  # noqa: PLC0415 - few need it
 
-                    shared = shared_memory()
+            shared = shared_memory()
         gc.collect()
         gc.freeze()  # else the first collection of each worker copies every page
         lost = preloading.left(whole=True) if config.fork else []
@@ -228,15 +232,25 @@ class LauncherProcess:
             else:
                 # The kernel ends a read after bytes that came with descriptors, so
                 # these descriptors belong to this request.
-                self._launch(frame, fds)
+                self._launch(dict(json.loads(frame.payload)), fds)
                 fds = []
         return bool(data)
 
-    def _launch(self, frame: Frame, fds: list[int]) -> None:
+    def _launch(self, variables: Mapping[str, str], fds: list[int]) -> None:
+        """Fork a worker that gets *fds*; *variables* are for a fresh interpreter."""
         try:
             if len(fds) != FDS_PER_WORKER:  # the kernel drops those that find no room
                 raise OSError("the launcher may open no more descriptors")  # noqa: TRY301 - as if it may not fork
-            pid = self._fork(fds, dict(json.loads(frame.payload)))
+            # A SIGTERM meant for the new worker must not run the launcher's handler in it;
+            # it waits until the worker has let go of that.
+            before = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGTERM,))
+            try:
+                with forking():
+                    pid = self._reaper.fork()
+                    if pid == 0:
+                        raise _Forked(*self._become_worker(variables, *fds))
+            finally:
+                signal.pthread_sigmask(signal.SIG_SETMASK, before)
             # Open the pidfd here: this process is the parent, so the pid cannot be reused yet.
             handles: list[int] = []
             with contextlib.suppress(AttributeError, OSError):
@@ -249,26 +263,10 @@ class LauncherProcess:
         for fd in fds:
             os.close(fd)
 
-    def _fork(self, fds: list[int], variables: Mapping[str, str]) -> int:
-        """Fork a worker that gets *fds*.
-
-        With *variables* in its environment, if it becomes a fresh interpreter.
-        """
-        # A SIGTERM meant for the new worker must not run the launcher's handler in it;
-        # it waits until the worker has let go of that.
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGTERM,))
-        try:
-            with forking():
-                pid = self._reaper.fork()
-                if pid == 0:
-                    self._let_go()
-                    raise _Forked(self._config, fds, variables)
-        finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, before)
-        return pid
-
-    def _let_go(self) -> None:
-        """Leave the launcher's life behind; this is the forked process."""
+    def _become_worker(
+        self, variables: Mapping[str, str], *fds: int
+    ) -> tuple[int, ...]:
+        """Leave the launcher's life behind; return what a worker works with."""
         try:
             os.setsid()
             # As in a fresh interpreter.
@@ -280,9 +278,26 @@ class LauncherProcess:
             self._channel.close()
             os.close(self._wake_out)
             os.close(self._wake_in)
+            *channels, out, err = fds
+            null = os.open(os.devnull, os.O_RDONLY)
+            for standard, fd in enumerate((null, out, err)):
+                os.dup2(fd, standard)
+            for fd in {null, out, err} - {0, 1, 2}:
+                os.close(fd)
+            if not self._config.fork:
+                for fd in channels:
+                    os.set_inheritable(fd, True)
+                command, starts = self._config.command, {STARTS: str(channels[0])}
+                line = command_line(command, "worker", tuple(channels))
+                os.execvpe(command[0], line, {**os.environ, **variables, **starts})  # noqa: S606 - no shell is wanted
+            sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
+            numpy_random = sys.modules.get("numpy.random")
+            if numpy_random is not None:
+                numpy_random.seed()  # random does so itself; see docs/inside-a-job.md for others
         except BaseException:
             traceback.print_exc()
             os._exit(1)
+        return (*channels,)
 
     def _report(self, ended: Iterable[tuple[int, int, int]]) -> None:
         for end in ended:
@@ -297,35 +312,6 @@ class LauncherProcess:
             sent = socket.send_fds(self._channel, [data], fds)
             data = data[sent:]
         self._channel.sendall(data)
-
-
-def _become_worker(
-    config: LauncherConfig, fds: list[int], variables: Mapping[str, str]
-) -> list[int]:
-    """Return the descriptors that a worker works with."""
-    try:
-        *channels, out, err = fds
-        null = os.open(os.devnull, os.O_RDONLY)
-        for number, fd in enumerate((null, out, err)):
-            os.dup2(fd, number)
-        for fd in {null, out, err} - {0, 1, 2}:
-            os.close(fd)
-        if not config.fork:
-            for fd in channels:
-                os.set_inheritable(fd, True)
-            os.execvpe(  # noqa: S606 - no shell is wanted
-                config.command[0],
-                command_line(config.command, "worker", tuple(channels)),
-                {**os.environ, **variables, STARTS: str(channels[0])},
-            )
-        sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
-        numpy_random = sys.modules.get("numpy.random")
-        if numpy_random is not None:
-            numpy_random.seed()  # random does so itself; see docs/inside-a-job.md for others
-    except BaseException:
-        traceback.print_exc()
-        os._exit(1)
-    return channels
 
 
 class Reaper:
@@ -358,19 +344,18 @@ class Reaper:
     def reap(self) -> Iterator[tuple[int, int, int]]:
         """Yield pid, exit status and microseconds of CPU of every worker that has ended."""
         ended = False
-        can_look = hasattr(os, "waitid")  # not in macOS before Python 3.13
         try:
-            while pid := _next_zombie() if can_look else -1:
-                if pid in self._workers:
-                    _kill((pid,), os.killpg)
-                pid, status, usage = os.wait4(pid, os.WNOHANG)
+            while found := _next_zombie():
+                if found in self._workers:
+                    _kill((found,), os.killpg)
+                pid, status, usage = os.wait4(found, os.WNOHANG)
                 if not pid:
                     break
                 if not self._workers.pop(pid, 0):
                     self._adopted.pop(pid, 0)
                     continue
                 ended = True
-                if not can_look:
+                if found != pid:  # it was not known before
                     _kill((pid,), os.killpg)
                 cpu = int((usage.ru_utime + usage.ru_stime) * 1e6)
                 yield pid, os.waitstatus_to_exitcode(status), cpu
@@ -425,9 +410,13 @@ class Reaper:
 def _next_zombie() -> int:
     """Return the pid of a child that has ended, and is not collected yet; 0 if none has.
 
+    -1, which is any child to the system, where one cannot look: in macOS before Python 3.13.
+
     Raises:
         ChildProcessError: If there are no children.
     """
+    if not hasattr(os, "waitid"):
+        return -1
     found = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
     return 0 if found is None else found.si_pid
 
@@ -439,12 +428,10 @@ def _mark_self(mark: int) -> None:
 
 def _mark_of(pid: int) -> int:
     """Return the mark of a process; 0 if it has none, or is gone."""
-    with contextlib.suppress(OSError, ValueError):
-        # Not prlimit(), which tells nothing of other users' processes.
-        with open(f"/proc/{pid}/limits", "rb") as limits:  # noqa: PTH123 - no pathlib here
-            _, _, locks = limits.read().partition(b"Max file locks")
-        return int(locks.split(None, 1)[0])
-    return 0
+    # Not prlimit(), which tells nothing of other users' processes.
+    _, _, locks = read(f"/proc/{pid}/limits").partition(b"Max file locks")
+    soft, *_ = *locks.split(), b""
+    return int(soft) if soft.isdigit() else 0
 
 
 def _can_mark(mark: int) -> bool:
@@ -486,12 +473,7 @@ def children() -> set[int]:
     with contextlib.suppress(OSError):
         for pid in filter(str.isdigit, os.listdir(_PROC)):  # noqa: PTH208
             # After the process's name, which may contain anything, come its state and its parent.
-            with (
-                contextlib.suppress(
-                    OSError, IndexError, ValueError
-                ),  # it is gone by now
-                open(f"{_PROC}/{pid}/stat", "rb") as stat,  # noqa: PTH123
-            ):
-                if int(stat.read().rpartition(b") ")[2].split()[1]) == own:
-                    found.add(int(pid))
+            _, _, stat = read(f"{_PROC}/{pid}/stat").rpartition(b") ")
+            if stat.split()[1:2] == [b"%d" % own]:
+                found.add(int(pid))
     return found
