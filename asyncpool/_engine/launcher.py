@@ -39,7 +39,6 @@ from weakref import WeakValueDictionary
 
 from asyncpool._core import log_messages as say
 from asyncpool._engine import machine
-from asyncpool._engine.interpreter import main_script, worker_command
 from asyncpool._engine.life_log import LOGGER
 from asyncpool._engine.loop import Alarm, call_in, fail_quietly, shielded
 from asyncpool._wire import posix, scripts
@@ -108,9 +107,7 @@ _CURE = (
 )
 
 # The references are weak: if a loop is dropped with its pools, their launchers go with it.
-_launchers: WeakValueDictionary[tuple[object, ...], LauncherHandle] = (
-    WeakValueDictionary()
-)
+_launchers = WeakValueDictionary[tuple[object, ...], "LauncherHandle"]()
 
 # Seconds in which a script may be over, so that the pool need not prepare for later workers.
 _SHORT_LIFE = 1.0
@@ -155,7 +152,7 @@ class Launcher:
         self._loop = loop
         confinement, imports = pool.confinement, pool.launcher_imports
         # If the pool has not sent anything of the script yet, it may never do so.
-        script = main_script() if imports and scripts.is_in_use() else None
+        script = machine.main_script() if imports and scripts.is_in_use() else None
         namespaces, env = None, None
         if confinement is not None:
             first = imports and confinement.script_first
@@ -163,16 +160,11 @@ class Launcher:
             namespaces, env = confinement.plan.namespaces, confinement.plan.env
         elif common := pool.worker_env.common:
             env = tuple({**os.environ, **dict(common)}.items())
-        path = machine.working_folder()
+        preload, path = pool.preload if imports else (), machine.working_folder()
+        command, folder = machine.worker_command(), (path, machine.folder_at(path))
+        modules, fork = machine.module_path(), pool.fork
         self._config = LauncherConfig(
-            machine.module_path(),
-            pool.fork,
-            pool.preload if imports else (),
-            worker_command(),
-            script,
-            namespaces,
-            env,
-            (path, machine.folder_at(path)),
+            modules, fork, preload, command, script, namespaces, env, folder
         )
         self._launcher: LauncherHandle | None = None
         # With earlier ones, which have workers to look after.
@@ -270,7 +262,7 @@ class Launcher:
     def _prepare_soon(self) -> None:
         if self._launcher is None:
             # No launcher has started yet: the first one imports the script before it forks.
-            self._config = self._config._replace(script=main_script())
+            self._config = self._config._replace(script=machine.main_script())
         elif self._later is None:
             self._later = self._loop.call_later(_SHORT_LIFE, self._prepare)
 
@@ -283,7 +275,7 @@ class Launcher:
         if not self._config.fork:  # what would be imported first has threads
             return
         try:
-            coming = self._find(self._config._replace(script=main_script()))
+            coming = self._find(self._config._replace(script=machine.main_script()))
         except (LaunchError, OSError):
             # Descriptors or processes may be scarce just now.  Until then each worker imports it.
             self._later = self._loop.call_later(_NEXT_TRY, self._prepare)
@@ -354,9 +346,8 @@ class LauncherHandle:
             self._popen = self._start(self._report.fileno(), theirs.fileno())
             undo.pop_all()
         self.usable.add_done_callback(lambda _: self._report.close())
-        self._impatience = Alarm(loop, lambda _: self._on_silence())
         if self._may_be_any and not self._frozen:
-            self._impatience.set_in(_PATIENCE)
+            loop.call_later(_PATIENCE, self._on_silence)
         self._socket.setblocking(False)
         loop.add_reader(self._socket.fileno(), self._read_some)
 
@@ -517,19 +508,19 @@ class LauncherHandle:
         await shielded(self.gone)
 
     def _read_some(self) -> None:
+        fds: list[int] = []
         try:
             data, fds, _ = posix.receive_fds(self._socket, 65536, 1)
-        except (BlockingIOError, InterruptedError):
-            return
-        except OSError:
-            data, fds = b"", []
-        if not data:
-            self._lose()
-            return
-        try:
-            data = data if self._greeted else self._after_greeting(data)
+            if not data:
+                self._lose()
+            elif not self._greeted:
+                data = self._after_greeting(data)
             for frame in self._decoder.feed(data):
                 self._hear(frame, fds)
+        except BlockingIOError:
+            pass
+        except OSError:
+            self._lose()
         except LaunchError as error:
             self.abort(error)
         except (ProtocolError, ValueError, TypeError) as error:
@@ -551,7 +542,6 @@ class LauncherHandle:
         # Some frozen programs unpack their library anew for each process.
         if said == due or (self._frozen and said[0] == due[0]):
             self._greeted = True
-            self._impatience.cancel()
             return rest
         if line == posix.REFUSAL.strip():
             what = "it runs the program again, which has started a pool in turn"
@@ -561,8 +551,9 @@ class LauncherHandle:
         raise self._fault(what, final=True)
 
     def _on_silence(self) -> None:
-        silent = f"it has said nothing for {_PATIENCE} s"
-        self.abort(self._fault(self._end() or silent))
+        if not (self._greeted or self.lost):
+            silent = f"it has said nothing for {_PATIENCE} s"
+            self.abort(self._fault(self._end() or silent))
 
     def _hear(self, frame: Frame, fds: list[int]) -> None:
         self._asked_at = math.inf
@@ -694,7 +685,6 @@ class LauncherHandle:
         """Ask the process for nothing more."""
         if not self.lost:
             self.lost = True
-            self._impatience.cancel()
             self._loop.remove_reader(self._socket.fileno())
             self._socket.close()
             self._bury()

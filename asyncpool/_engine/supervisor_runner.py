@@ -13,8 +13,8 @@ from collections.abc import Awaitable, Callable
 from asyncpool._core.endings import Finish
 from asyncpool._engine.engine import Engine
 from asyncpool._engine.hub import PoolHub
-from asyncpool._engine.interpreter import check_not_imported
 from asyncpool._engine.loop import anyio_shield, check_loop, outlast, shielded
+from asyncpool._engine.machine import check_not_imported
 from asyncpool._engine.options import SupervisorConfig
 from asyncpool.errors import PoolClosedError
 from asyncpool.events import CloseSummary

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from asyncpool._core.options import WorkerLimits
 from asyncpool._dataclass import replace
-from asyncpool._engine.interpreter import main_script
+from asyncpool._engine.machine import main_script
 from asyncpool._sandbox.filters import MACHINES
 from asyncpool._sandbox.places import delegated_limits
 from asyncpool._sandbox.plan import (

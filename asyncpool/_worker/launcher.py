@@ -41,16 +41,9 @@ import sys
 import time
 import traceback
 
+from asyncpool._wire import posix
 from asyncpool._wire.frames import FrameDecoder, FrameKind, header
 from asyncpool._wire.messages import SCRIPT, Failure, LauncherConfig, cannot_succeed
-from asyncpool._wire.posix import (
-    STACKS,
-    STARTS,
-    command_line,
-    read,
-    receive_fds,
-    socket_of,
-)
 from asyncpool._worker.identity import install_script, load_script
 from asyncpool._worker.process import Preloading, forking, load_titles, prctl, show
 from asyncpool._worker.worker import work
@@ -93,7 +86,7 @@ def main(file: int, channel_fd: int) -> NoReturn:
     reaper, status = Reaper(), 0
     worker: tuple[int, ...] = ()
     # Keep the socket to the end: collecting an open one would cause a warning.
-    channel = socket_of(channel_fd)
+    channel = posix.socket_of(channel_fd)
     try:
         LauncherProcess(channel, file, reaper).run()
     except _Forked as forked:
@@ -175,7 +168,7 @@ class LauncherProcess:
         show("pool-launcher", "launcher")
         faulthandler.enable(self._file)
         # The pool asks where this is, if it takes too long.
-        faulthandler.register(STACKS, self._file)
+        faulthandler.register(posix.STACKS, self._file)
         preloading = Preloading()
         for name in config.preload:
             try:
@@ -205,12 +198,14 @@ class LauncherProcess:
         self._note("")
         with contextlib.suppress(RuntimeError, OSError):  # there may be no stderr
             faulthandler.enable()
-        faulthandler.unregister(STACKS)
-        signal.signal(STACKS, signal.SIG_IGN)  # in a worker too, until it has a handler
+        faulthandler.unregister(posix.STACKS)
+        signal.signal(
+            posix.STACKS, signal.SIG_IGN
+        )  # in a worker too, until it has a handler
         os.close(self._file)
         shared = ""
         plain = config.fork and config.namespaces is None
-        if plain and b"w-s " in read("/proc/self/maps"):
+        if plain and b"w-s " in posix.read("/proc/self/maps"):
             from asyncpool._sandbox.leftovers import shared_memory  # noqa: PLC0415 - few need it
 
             shared = shared_memory()
@@ -224,7 +219,7 @@ class LauncherProcess:
         os.write(self._file, f"\0{name}\n".encode())
 
     def _answer(self) -> bool:
-        data, fds, _ = receive_fds(self._channel, 65536, FDS_PER_WORKER)
+        data, fds, _ = posix.receive_fds(self._channel, 65536, FDS_PER_WORKER)
         for frame in self._decoder.feed(data):
             if frame.kind is FrameKind.SWEEP:
                 self._report(self._reaper.sweep())
@@ -287,8 +282,8 @@ class LauncherProcess:
             if not self._config.fork:
                 for fd in channels:
                     os.set_inheritable(fd, True)
-                command, starts = self._config.command, {STARTS: str(channels[0])}
-                line = command_line(command, "worker", tuple(channels))
+                command, starts = self._config.command, {posix.STARTS: str(channels[0])}
+                line = posix.command_line(command, "worker", tuple(channels))
                 os.execvpe(command[0], line, {**os.environ, **variables, **starts})  # noqa: S606 - no shell is wanted
             sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
             numpy_random = sys.modules.get("numpy.random")
@@ -429,7 +424,7 @@ def _mark_self(mark: int) -> None:
 def _mark_of(pid: int) -> int:
     """Return the mark of a process; 0 if it has none, or is gone."""
     # Not prlimit(), which tells nothing of other users' processes.
-    _, _, locks = read(f"/proc/{pid}/limits").partition(b"Max file locks")
+    _, _, locks = posix.read(f"/proc/{pid}/limits").partition(b"Max file locks")
     soft, *_ = *locks.split(), b""
     return int(soft) if soft.isdigit() else 0
 
@@ -473,7 +468,7 @@ def children() -> set[int]:
     with contextlib.suppress(OSError):
         for pid in filter(str.isdigit, os.listdir(_PROC)):  # noqa: PTH208
             # After the process's name, which may contain anything, come its state and its parent.
-            _, _, stat = read(f"{_PROC}/{pid}/stat").rpartition(b") ")
+            _, _, stat = posix.read(f"{_PROC}/{pid}/stat").rpartition(b") ")
             if stat.split()[1:2] == [b"%d" % own]:
                 found.add(int(pid))
     return found

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from asyncpool._engine.interpreter import recognise
+from asyncpool._engine.machine import recognise
 from asyncpool._wire import by_value, scripts, scripts as arrivals
 from asyncpool._wire.buffers import (
     HEAVY,

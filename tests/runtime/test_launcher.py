@@ -18,7 +18,7 @@ from typing import Any, NoReturn, Self
 import pytest
 
 from asyncpool import Pool
-from asyncpool._engine import interpreter, launcher, machine as refusals
+from asyncpool._engine import launcher, machine
 from asyncpool._engine.launcher import Launcher, LaunchError, Process
 from asyncpool._wire.frames import FrameDecoder, FrameKind, header
 from asyncpool._wire.messages import Identity, WorkerConfig
@@ -118,7 +118,7 @@ async def test_a_launcher_that_breaks_the_protocol_is_killed(
     monkeypatch: pytest.MonkeyPatch, *, fork: bool
 ) -> None:
     """It may not end by itself, though its channel has ended."""
-    monkeypatch.setattr(interpreter, "_BOOTSTRAP", BABBLER)
+    monkeypatch.setattr(machine, "_BOOTSTRAP", BABBLER)
     before = marked_processes()
     async with launched(fork=fork) as found:
         with Ends() as worker, pytest.raises(LaunchError, match="version 63"):
@@ -159,7 +159,7 @@ async def test_it_is_tried_again(
         with Ends() as own:
             process = await start(found, own)
             before = found._launcher
-            monkeypatch.setattr(launcher, "main_script", lambda: ("", str(path), ()))
+            monkeypatch.setattr(machine, "main_script", lambda: ("", str(path), ()))
             monkeypatch.setattr(launcher, "_SHORT_LIFE", 0.0)
             monkeypatch.setattr(launcher, "_NEXT_TRY", 0.0)
             monkeypatch.setattr(module, name, refuse_twice)
@@ -177,7 +177,7 @@ async def test_what_comes_into_use_before_the_first_start_is_imported_once(
     path, begun = tmp_path / "script.py", tmp_path / "begun"
     path.write_text(f"import os; open({str(begun)!r}, 'a').write(f'{{os.getpid()}} ')")
     found = make(fork=True)
-    monkeypatch.setattr(launcher, "main_script", lambda: ("", str(path), ()))
+    monkeypatch.setattr(machine, "main_script", lambda: ("", str(path), ()))
     found._on_use()
     await asyncio.sleep(0)
     async with patience():
@@ -207,7 +207,7 @@ async def test_a_signal_is_sent_by_number_only_if_it_must_and_until_the_end_is_k
 
     monkeypatch.setattr(os, "kill", lambda *call: sent.append(call))
     monkeypatch.setattr(signal, "pidfd_send_signal", lambda *call: sent.append(call))
-    monkeypatch.setattr(refusals, "_told", set[str]())
+    monkeypatch.setattr(machine, "_told", set[str]())
     fd, other = os.pipe()
     process = Process(asyncio.get_running_loop(), 4711, fd)
     process.signal(15)
