@@ -41,20 +41,9 @@ from asyncpool._core import log_messages as say
 from asyncpool._engine import machine
 from asyncpool._engine.life_log import LOGGER
 from asyncpool._engine.loop import Alarm, call_in, fail_quietly, shielded
-from asyncpool._wire import posix, scripts
+from asyncpool._wire import messages, posix, scripts
 from asyncpool._wire.frames import Frame, FrameDecoder, FrameKind, header
-from asyncpool._wire.messages import (
-    BEFORE_IMPORTS,
-    SCRIPT,
-    Failure,
-    LauncherConfig,
-    Thread,
-    Variables,
-    are_whole,
-    cannot_succeed,
-    threads_outside,
-    tidy,
-)
+from asyncpool._wire.messages import SCRIPT, LauncherConfig, Thread, Variables
 from asyncpool._wire.text import printable, printable_block, printable_text
 from asyncpool.errors import ProtocolError
 
@@ -225,10 +214,8 @@ class Launcher:
         while self._used:
             launcher = self._used.pop()
             launcher.users.remove(self)
-            if launcher.users and not launcher.lost:
-                await launcher.sweep()
-            else:
-                await launcher.close()
+            is_shared = launcher.users and not launcher.lost
+            await (launcher.sweep() if is_shared else launcher.close())
 
     def _present(self) -> LauncherHandle:
         if self._launcher is None or self._launcher.lost:
@@ -245,7 +232,7 @@ class Launcher:
             preload=tuple(name for name in config.preload if name not in known),
             script=None if SCRIPT in known else config.script,
         )
-        if BEFORE_IMPORTS in known:
+        if messages.BEFORE_IMPORTS in known:
             config = config._replace(fork=False, preload=(), script=None)
         key = (id(self._loop), config, inheritance)
         launcher = _launchers.get(key)
@@ -362,6 +349,8 @@ class LauncherHandle:
             shown, (code, root) = shown[:-2], shown[-2:]
             greets = *shown, _GREET % _kind(posix.greeting()) + code, root
         self._shown = f"{shlex.join(shown)} ..."
+        # If stderr was closed, anything that the service has opened since may have its number.
+        passes_on = machine.answer(os.get_inheritable, 2)
         is_python = re.match("python|pypy", Path(shown[0]).name)
         self._may_be_any = self._frozen or not is_python
         try:
@@ -375,7 +364,7 @@ class LauncherHandle:
                 command,
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
-                stderr=None if _is_passed_on(2) else subprocess.DEVNULL,
+                stderr=None if passes_on else subprocess.DEVNULL,
                 pass_fds=fds,
                 env=variables,
                 cwd=folder if Path(folder).is_dir() else None,
@@ -385,7 +374,7 @@ class LauncherHandle:
             text = f"cannot be started: {error}"
             if error.errno in _UNUSABLE and error.filename != folder:
                 raise self._fault(f"it {text}", final=True) from error
-            final = cannot_succeed(error, fixed=True)
+            final = messages.cannot_succeed(error, fixed=True)
             raise LaunchError(f"the launcher {text}", final=final) from error
         finally:
             for pipe in fds[2:]:
@@ -483,11 +472,11 @@ class LauncherHandle:
                 if self.usable.done():
                     break
                 before, stacks = stacks, self._written()[1]
-                if are_whole(stacks, before):
+                if messages.are_whole(stacks, before):
                     break
             return LaunchError(
                 "the launcher did not import within start_timeout what workers share",
-                trace=tidy(printable_block(stacks)),
+                trace=messages.tidy(printable_block(stacks)),
             )
         finally:
             self.abort()
@@ -543,9 +532,8 @@ class LauncherHandle:
         if said == due or (self._frozen and said[0] == due[0]):
             self._greeted = True
             return rest
-        if line == posix.REFUSAL.strip():
-            what = "it runs the program again, which has started a pool in turn"
-        else:
+        what = "it runs the program again, which has started a pool in turn"
+        if line != posix.REFUSAL.strip():
             own = printable(posix.greeting().strip())
             what = f"it is {printable(line, 500)}, and this process is {own}"
         raise self._fault(what, final=True)
@@ -577,7 +565,7 @@ class LauncherHandle:
                 if (gone := self._processes.pop(pid, None)) is not None:
                     gone.note_end(status, cpu=cpu / 1e6)
             case FrameKind.FAILED:
-                failure = Failure.unpack(frame.payload)
+                failure = messages.Failure.unpack(frame.payload)
                 if failure.stage == "script" and not self.usable.done():
                     self._leave_to_workers([SCRIPT])  # and they say why it fails
                     return
@@ -619,15 +607,15 @@ class LauncherHandle:
         modules = ", ".join(
             "the script" if it == SCRIPT else printable(it) for it in origins if it
         )
-        needed = [it for it in lost if it.origin != BEFORE_IMPORTS and not it.native]
+        needed = [it for it in lost if it.origin and not it.native]
         if sandboxed and needed:
-            raise LaunchError(threads_outside(needed), final=True)
+            raise LaunchError(messages.threads_outside(needed), final=True)
         if sandboxed:
             text = (
                 f"workers in the sandbox have {modules} without its threads ({names}): a job that "
                 "needs those waits for ever, so give jobs a timeout"
             )
-        elif BEFORE_IMPORTS in origins:
+        elif messages.BEFORE_IMPORTS in origins:
             text = (
                 "each worker is an interpreter of its own and shares no import, since threads that "
                 f"are older than any import ({names}) would be missing in a fork: they come from a "
@@ -670,7 +658,7 @@ class LauncherHandle:
         again = status is not None and (status > 0 or -status in _FAULTS)
         return LaunchError(
             f"the launcher died{step}: {ended}",
-            trace=f"{fatal}{heading}\n{tidy(stacks)}" if fatal else "",
+            trace=f"{fatal}{heading}\n{messages.tidy(stacks)}" if fatal else "",
             status=status,
             final=bool(module) and again,
         )
@@ -744,14 +732,6 @@ def _kind(line: bytes) -> list[str]:
     return printable(line.rstrip()).split(" ", 3)[::3]
 
 
-def _is_passed_on(fd: int) -> bool:
-    # If stderr was closed, anything that the service has opened since may have its number.
-    try:
-        return os.get_inheritable(fd)
-    except OSError:
-        return False
-
-
 class Process:
     """A process that the launcher has started, and whose end the launcher will report.
 
@@ -763,6 +743,8 @@ class Process:
     Attributes:
         pid: As above.
         cpu: Seconds of CPU time that it has used, once it has ended and if it is known.
+        ended: Done when it has ended.  The result is its exit status, which is negative if a
+            signal with that number has ended it, and ``None`` if it is not known.
         unwanted: Whether nobody waits for it, since its caller has left.
     """
 
@@ -771,27 +753,17 @@ class Process:
     ) -> None:
         self._loop, self.pid, self._pidfd = loop, pid, pidfd
         self.cpu, self.unwanted, self._has_launcher = 0.0, False, True
-        self._end: asyncio.Future[int | None] = loop.create_future()
+        self.ended: asyncio.Future[int | None] = loop.create_future()
         self._alarm = Alarm(loop, lambda _: self._ended_unreported())
         if pidfd is not None:
             loop.add_reader(pidfd, self._on_pidfd, pidfd)
 
-    async def wait(self) -> int | None:
-        """Wait until the process has ended; return its exit status, or ``None`` if unknown.
-
-        A negative status means that a signal with that number has ended the process.
-
-        Cancellation:
-            Safe: the process goes on.
-        """
-        return await asyncio.shield(self._end)
-
     def note_end(self, status: int | None, *, cpu: float = 0.0) -> None:
         """Note the exit status and the CPU time of the process, which has ended."""
         self._alarm.cancel()
-        if not self._end.done():
+        if not self.ended.done():
             self.cpu = cpu
-            self._end.set_result(status)
+            self.ended.set_result(status)
 
     def launcher_gone(self) -> None:
         """Watch the process without the launcher, which is gone.
@@ -807,7 +779,7 @@ class Process:
 
     def signal(self, number: int) -> None:
         """Send the process a signal, if it is still there."""
-        if self._end.done():
+        if self.ended.done():
             return
         try:
             self._send(number)
@@ -838,7 +810,7 @@ class Process:
     def _on_pidfd(self, pidfd: int) -> None:
         # The launcher reports the exit status and more, but it may be stopped, or dead.
         self._loop.remove_reader(pidfd)
-        if not self._end.done():
+        if not self.ended.done():
             self._alarm.set_in(_REPORT_GRACE if self._has_launcher else 0.0)
 
     def _ended_unreported(self) -> None:

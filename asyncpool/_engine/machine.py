@@ -21,7 +21,7 @@ from functools import lru_cache
 from itertools import chain
 from pathlib import Path
 from types import ModuleType
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from asyncpool._core import checks, log_messages as say
 from asyncpool._core.options import MAX_WORKERS, WorkerLimits
@@ -40,6 +40,8 @@ _REFUSED = frozenset({errno.EPERM, errno.EACCES, errno.ENOSYS})
 
 _told: set[str] = set()
 
+T = TypeVar("T")
+
 
 def tell_refusal(call: str, error: OSError, instead: str) -> None:
     """Log that *call* is refused, and what the pool does instead; once for each call.
@@ -52,6 +54,14 @@ def tell_refusal(call: str, error: OSError, instead: str) -> None:
     if call not in _told:
         _told.add(call)
         say.CALL_REFUSED.log(LOGGER, {"call": call}, why=error, instead=instead)
+
+
+def answer(ask: Callable[..., T], *about: object) -> T | None:
+    """Return what the system answers; ``None`` if it, or a sandbox, refuses to."""
+    try:
+        return ask(*about)
+    except OSError:
+        return None
 
 
 # What arguments there may be.
@@ -107,10 +117,8 @@ _SPARE_DESCRIPTORS = 64
 
 def is_scarce(fd: int) -> bool:
     """Return whether descriptors are scarce here, given that *fd* is the newest."""
-    try:
-        limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    except OSError:  # a sandbox refuses to tell the limit
-        return False
+    unknown = resource.RLIM_INFINITY, 0
+    limit, _ = answer(resource.getrlimit, resource.RLIMIT_NOFILE) or unknown
     # A new descriptor gets the lowest free number, so its number shows how many are open.
     return limit != resource.RLIM_INFINITY and fd >= limit - _SPARE_DESCRIPTORS
 
@@ -172,19 +180,13 @@ def working_folder() -> str:
     shown = os.environ.get("PWD", "")
     if shown.startswith("/") and folder_at(shown) == folder_at("."):
         return shown
-    try:
-        return os.getcwd()  # noqa: PTH109 - a string is what sys.path holds
-    except OSError:
-        return ""
+    return answer(os.getcwd) or ""
 
 
 def folder_at(path: str) -> tuple[int, int] | None:
     """Return which folder a path leads to now; ``None`` for none."""
-    try:
-        found = os.stat(path)  # noqa: PTH116 - asked at each start of a worker
-    except OSError:
-        return None
-    return found.st_dev, found.st_ino
+    found = answer(os.stat, path)
+    return None if found is None else (found.st_dev, found.st_ino)
 
 
 def inherited() -> tuple[object, ...]:
@@ -199,18 +201,10 @@ def inherited() -> tuple[object, ...]:
         tuple(os.environ.items()),
         (os.getuid(), os.geteuid(), os.getgid(), os.getegid(), *os.getgroups()),
         tuple(line for line in status if line.startswith(("Umask:", "SigIgn:"))),
-        _unless_refused(os.getpriority, os.PRIO_PROCESS, 0),
+        answer(os.getpriority, os.PRIO_PROCESS, 0),
         frozenset(usable_cores()),
-        *(_unless_refused(resource.getrlimit, getattr(resource, it)) for it in limits),
+        *(answer(resource.getrlimit, getattr(resource, it)) for it in limits),
     )
-
-
-def _unless_refused(ask: Callable[..., object], *about: int) -> object:
-    """Return an answer, or nothing if a sandbox refuses it; then all pools have the same."""
-    try:
-        return ask(*about)
-    except OSError:
-        return None
 
 
 def is_stopped(pid: int) -> bool:
@@ -255,10 +249,8 @@ def usable_cpus() -> int:
 
 def usable_cores() -> set[int]:
     """Return the numbers of the CPUs that this process may use; an empty set if unknown."""
-    try:
-        return os.sched_getaffinity(0)
-    except (AttributeError, OSError):
-        return set()
+    has = hasattr(os, "sched_getaffinity")
+    return (answer(os.sched_getaffinity, 0) if has else None) or set()
 
 
 def _cgroup_files(controller: str, second: str, first: str) -> Iterator[Path]:
@@ -271,18 +263,15 @@ def _cgroup_files(controller: str, second: str, first: str) -> Iterator[Path]:
     """
     for line in _read(Path("/proc/self/cgroup")).splitlines():
         _, controllers, path = line.split(":", 2)
-        if not controllers:
-            base, name = _CGROUPS, second
-        elif controller in controllers.split(","):
-            base, name = _CGROUPS / controller, first
-        else:
+        if controllers and controller not in controllers.split(","):
             continue
+        base, name = (
+            (_CGROUPS / controller, first) if controllers else (_CGROUPS, second)
+        )
         # In a container the path is often that of the host, and not visible here.
         place = base / path.lstrip("/")
-        for folder in (place, *place.parents):
-            if not folder.is_relative_to(base):
-                break
-            yield folder / name
+        folders = (it for it in (place, *place.parents) if it.is_relative_to(base))
+        yield from (folder / name for folder in folders)
 
 
 class OomKills:

@@ -444,7 +444,7 @@ class WorkerHandle:
 
     async def _watch_exit(self) -> None:
         assert self.process is not None
-        self.status = await self.process.wait()
+        self.status = await asyncio.shield(self.process.ended)
         # What it sent before it died counts: an outcome, or the reason of its death.
         for channel in (self.job_channel, self.control_channel):
             if channel is not None:

@@ -111,9 +111,7 @@ class LauncherProcess:
     """The loop of the launcher's process."""
 
     def __init__(self, channel: socket.socket, file: int, reaper: Reaper) -> None:
-        self._channel = channel
-        self._file = file
-        self._reaper = reaper
+        self._channel, self._file, self._reaper = channel, file, reaper
         self._decoder = FrameDecoder(max_payload=_MAX_REQUEST)
         packed = os.pread(file, os.fstat(file).st_size, 0)
         self._config: LauncherConfig = pickle.loads(packed)
@@ -199,9 +197,8 @@ class LauncherProcess:
         with contextlib.suppress(RuntimeError, OSError):  # there may be no stderr
             faulthandler.enable()
         faulthandler.unregister(posix.STACKS)
-        signal.signal(
-            posix.STACKS, signal.SIG_IGN
-        )  # in a worker too, until it has a handler
+        # In a worker too, until it has a handler.
+        signal.signal(posix.STACKS, signal.SIG_IGN)
         os.close(self._file)
         shared = ""
         plain = config.fork and config.namespaces is None
@@ -243,7 +240,7 @@ class LauncherProcess:
                 with forking():
                     pid = self._reaper.fork()
                     if pid == 0:
-                        raise _Forked(*self._become_worker(variables, *fds))
+                        raise _Forked(*self._become_worker(variables, fds))
             finally:
                 signal.pthread_sigmask(signal.SIG_SETMASK, before)
             # Open the pidfd here: this process is the parent, so the pid cannot be reused yet.
@@ -258,9 +255,7 @@ class LauncherProcess:
         for fd in fds:
             os.close(fd)
 
-    def _become_worker(
-        self, variables: Mapping[str, str], *fds: int
-    ) -> tuple[int, ...]:
+    def _become_worker(self, variables: Mapping[str, str], fds: list[int]) -> list[int]:
         """Leave the launcher's life behind; return what a worker works with."""
         try:
             os.setsid()
@@ -286,13 +281,13 @@ class LauncherProcess:
                 line = posix.command_line(command, "worker", tuple(channels))
                 os.execvpe(command[0], line, {**os.environ, **variables, **starts})  # noqa: S606 - no shell is wanted
             sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
-            numpy_random = sys.modules.get("numpy.random")
-            if numpy_random is not None:
-                numpy_random.seed()  # random does so itself; see docs/inside-a-job.md for others
+            if "numpy.random" in sys.modules:
+                # random does so itself; see docs/inside-a-job.md for others.
+                sys.modules["numpy.random"].seed()
         except BaseException:
             traceback.print_exc()
             os._exit(1)
-        return (*channels,)
+        return channels
 
     def _report(self, ended: Iterable[tuple[int, int, int]]) -> None:
         for end in ended:
@@ -302,11 +297,9 @@ class LauncherProcess:
         self, kind: FrameKind, payload: bytes = b"", fds: Sequence[int] = ()
     ) -> None:
         data = header(kind, len(payload)) + payload
-        if fds:
-            # Alone with its first byte in a read of the other side's.
-            sent = socket.send_fds(self._channel, [data], fds)
-            data = data[sent:]
-        self._channel.sendall(data)
+        # They are alone with its first byte in a read of the other side's.
+        sent = socket.send_fds(self._channel, [data], fds) if fds else 0
+        self._channel.sendall(data[sent:])
 
 
 class Reaper:
