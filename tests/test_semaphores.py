@@ -63,15 +63,15 @@ def test_who_waits_for_it_gets_it(waiting: int, other: Callable[[Any], Any]) -> 
     for thread in threads:
         thread.start()
     handle = lock._semlock.handle
-    while _semaphores._waiters(handle).value < waiting:
+    while _semaphores._counts(handle)[1] < waiting:
         pass
     double = other(lock)
-    assert _semaphores._waiters(handle).value == waiting
+    assert _semaphores._counts(handle)[1] == waiting
     double.release()
     for thread in threads:
         thread.join(PATIENCE)
         assert passed.acquire(blocking=False)
-    assert _semaphores._waiters(handle).value == 0
+    assert _semaphores._counts(handle)[1] == 0
     assert double.acquire(block=False)
 
 

@@ -30,7 +30,7 @@ import signal
 import socket
 import subprocess
 from collections import deque
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable
 from functools import lru_cache
 from io import FileIO
 from pathlib import Path
@@ -117,16 +117,11 @@ class LaunchError(Exception):
         final: Whether another try would fail in the same way.
     """
 
-    def __init__(
-        self,
-        text: str,
-        *,
-        trace: str = "",
-        status: int | None = None,
-        final: bool = False,
-    ) -> None:
+    status: int | None = None
+
+    def __init__(self, text: str, *, trace: str = "", final: bool = False) -> None:
         super().__init__(printable_text(text))
-        self.trace, self.status, self.final = printable_block(trace), status, final
+        self.trace, self.final = printable_block(trace), final
 
 
 class Launcher:
@@ -419,18 +414,18 @@ class LauncherHandle:
         with contextlib.suppress(LaunchError, TimeoutError):
             async with asyncio.timeout(_END_GRACE):
                 while not self.lost and self.usable.done():
-                    await shielded(self._ask(FrameKind.SWEEP))
+                    await shielded(self._ask(FrameKind.SWEEP, b"", []))
                     if not any(it.unwanted for it in self._processes.values()):
                         break
 
     def _ask(
-        self, kind: FrameKind, payload: bytes = b"", fds: Collection[int] = ()
+        self, kind: FrameKind, payload: bytes, fds: list[int]
     ) -> asyncio.Future[Any]:
         """Send a request; return what becomes of it."""
         data = header(kind, len(payload)) + payload
         try:
             # The rest cannot wait: other requests may follow.
-            if socket.send_fds(self._socket, [data], [*fds]) < len(data):
+            if socket.send_fds(self._socket, [data], fds) < len(data):
                 raise OSError("its socket is full")  # noqa: TRY301 - as if it did not listen
         except OSError as error:
             failure = LaunchError(f"the launcher does not listen: {error}")
@@ -565,15 +560,14 @@ class LauncherHandle:
                 if (gone := self._processes.pop(pid, None)) is not None:
                     gone.note_end(status, cpu=cpu / 1e6)
             case FrameKind.FAILED:
-                failure = messages.Failure.unpack(frame.payload)
-                if failure.stage == "script" and not self.usable.done():
+                stage, text, trace, final = messages.Failure.unpack(frame.payload)
+                error = LaunchError(text, trace=trace, final=final)
+                if stage == "script" and not self.usable.done():
                     self._leave_to_workers([SCRIPT])  # and they say why it fails
-                    return
-                text, trace = failure.summary, failure.text
-                error = LaunchError(text, trace=trace, final=failure.final)
-                if failure.stage != "fork" or not self._asked:
+                elif stage == "fork" and self._asked:
+                    fail_quietly(self._asked.popleft(), error)
+                else:
                     raise error
-                fail_quietly(self._asked.popleft(), error)
             case _:
                 raise ProtocolError(f"the launcher sent {frame.kind.name}")
 
@@ -630,10 +624,8 @@ class LauncherHandle:
         told = sandboxed, modules, names
         if told not in _told and (modules or not sandboxed):
             _told.add(told)
-            extra = {
-                "modules": printable(", ".join(origins)),
-                "threads": printable(", ".join(thread.name for thread in lost)),
-            }
+            threads = printable(", ".join(thread.name for thread in lost))
+            extra = {"modules": printable(", ".join(origins)), "threads": threads}
             say.NOT_SHARED.log(LOGGER, extra, text=text)
         if not sandboxed:
             self._leave_to_workers(origins)
@@ -656,12 +648,11 @@ class LauncherHandle:
         # It is 0 also if another library has reaped the process, or the kernel.
         status = self._popen.poll() or None
         again = status is not None and (status > 0 or -status in _FAULTS)
-        return LaunchError(
-            f"the launcher died{step}: {ended}",
-            trace=f"{fatal}{heading}\n{messages.tidy(stacks)}" if fatal else "",
-            status=status,
-            final=bool(module) and again,
-        )
+        trace = f"{fatal}{heading}\n{messages.tidy(stacks)}" if fatal else ""
+        text, final = f"the launcher died{step}: {ended}", bool(module) and again
+        error = LaunchError(text, trace=trace, final=final)
+        error.status = status
+        return error
 
     def _written(self) -> tuple[str, bytes]:
         """Return which module it imports, if any, and what it has written beside such notes."""
@@ -695,8 +686,7 @@ class LauncherHandle:
         elif not self._ends:
             # Nobody knows the status that another library has taken; it looks like 0.
             reason = (self._popen.poll() and ended) or "its process has ended"
-            extra = {"pid": self._popen.pid, "reason": reason}
-            say.LAUNCHER_LOST.log(LOGGER, extra)
+            say.LAUNCHER_LOST.log(LOGGER, {"pid": self._popen.pid, "reason": reason})
         self._fail(LaunchError("the launcher's process ended"))
         for process in self._processes.values():
             process.launcher_gone()

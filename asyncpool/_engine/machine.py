@@ -417,7 +417,8 @@ def _script_of(main: ModuleType) -> Script | None:
     grows = hasattr(sys, "ps1") or sys.flags.interactive or hasattr(sys, "frozen")
     if isinstance(file, str) and not grows:
         path = Path(file).absolute()
-        with contextlib.suppress(OSError):  # it is inside an archive, for example
+        # It may be inside an archive, or have a test that is deeper than the stack.
+        with contextlib.suppress(OSError, RecursionError):
             if path.is_file():
                 name = getattr(getattr(main, "__spec__", None), "name", "")
                 known = main.__name__ == THERE
@@ -469,7 +470,7 @@ def recognise(
         return None  # there is no guard
     try:
         tree = ast.parse(source)
-    except (SyntaxError, ValueError, RecursionError):  # it is not Python code
+    except (SyntaxError, ValueError):  # it is not Python code
         return None
     guarded = imported
     # The names that an import defines; and those that are defined in a part which only runs in

@@ -282,10 +282,10 @@ def private_memory(pid: int) -> int:
     rollup = read(f"/proc/{pid}/smaps_rollup")
     if not rollup:  # an older kernel, or gVisor
         return anonymous
-    sizes = {name: kib for name, kib, *_ in map(bytes.split, rollup.splitlines())}
-    kinds = [name for name in sizes if name.startswith(b"Private_")]
-    private = sum(int(sizes[name]) << 10 for name in kinds)
-    files = int(sizes.get(b"Pss_File:", 0)) << 10
+    rows = map(bytes.split, rollup.splitlines()[1:])
+    sizes = {name: int(kib) << 10 for name, kib, *_ in rows}
+    private = sum(size for name, size in sizes.items() if name.startswith(b"Private_"))
+    files = sizes.get(b"Pss_File:", 0)
     # Shared memory that nobody else has mapped, such as mmap(-1, ...), is private here; but so is
     # a file.  Pss_File also has a part of the libraries, hence the larger of the two figures.
     return min(anonymous + shared, max(min(anonymous, private), private - files))

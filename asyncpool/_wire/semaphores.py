@@ -34,9 +34,10 @@ _SIZE = mmap.PAGESIZE
 # Flags of mremap() and mmap() in Linux.
 _MAYMOVE, _FIXED = 1, 0x10
 
-# A semaphore begins with its value.  Behind that are how many threads wait for it, and its kind:
+# A semaphore begins with its value, and how many threads wait for it.  Its kind is behind them:
 # whether processes share it.
-_WAITERS = 4
+_Counts = ctypes.c_uint32 * 2
+_COUNTS = ctypes.sizeof(_Counts)
 
 # How often other threads may take the semaphore while it is moved, if its value is high.
 _SLACK = 1000
@@ -100,7 +101,7 @@ def _own(lock: SemLock, fd: int) -> None:
 
 def _move(handle: int, mappings: dict[int, str]) -> int:
     """Move the semaphore at *handle* into new memory; return the descriptor of that."""
-    known = sys.platform == "linux" and ctypes.sizeof(_address) == 2 * _WAITERS
+    known = sys.platform == "linux" and ctypes.sizeof(_address) == _COUNTS
     known = known and sys.byteorder == "little" and hasattr(os, "memfd_create")
     file = _file_at(handle) if known else None
     if file is None:
@@ -127,17 +128,17 @@ def _replace(handle: int, fd: int) -> None:
     """Replace the semaphore at *handle* by one in the memory of *fd*."""
     # One system call makes all threads use the new semaphore.  Its value is lower at first:
     # no thread may get what another one has taken from the old one.  Then it gets the rest.
-    least = max(0, _value(handle) - _SLACK)
-    kind = ctypes.string_at(handle + 2 * _WAITERS, 2 * _WAITERS)
-    os.pwrite(fd, least.to_bytes(_WAITERS, "little") + bytes(_WAITERS) + kind, 0)
+    least = max(0, _counts(handle)[0] - _SLACK)
+    kind = ctypes.string_at(handle + _COUNTS, _COUNTS)
+    os.pwrite(fd, bytes(_Counts(least, 0)) + kind, 0)
     size = _size(_SIZE)
     old = _call("mremap", _address, handle, _size(0), size, _int(_MAYMOVE))
     _map(fd, handle)  # until now the old one was there twice
     # Threads that wait at the old semaphore are woken up, and then wait at the new one.
-    waiting = _waiters(old).value
+    value, waiting = _counts(old)
     if waiting:
-        _waiters(handle).value += waiting
-    for _ in range(_value(old) - least):
+        _counts(handle)[1] += waiting
+    for _ in range(value - least):
         _call("sem_post", _int, handle)
     for _ in range(waiting):
         _call("sem_post", _int, old)
@@ -188,12 +189,8 @@ def _map(fd: int, place: int = 0) -> int:
     return _call("mmap", _address, place, _size(_SIZE), protection, flags, _int(fd), 0)
 
 
-def _value(address: int) -> int:
-    return ctypes.c_uint32.from_address(address).value
-
-
-def _waiters(address: int) -> ctypes.c_uint32:
-    return ctypes.c_uint32.from_address(address + _WAITERS)
+def _counts(address: int) -> ctypes.Array[ctypes.c_uint32]:
+    return _Counts.from_address(address)
 
 
 def _call(name: str, result: type, address: int, *args: object) -> int:

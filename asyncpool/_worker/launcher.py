@@ -452,11 +452,9 @@ def adopt_orphans() -> None:
 def children() -> set[int]:
     """Return the pids of this process's children, zombies included; none if unknown."""
     own = os.getpid()
-    with (
-        contextlib.suppress(OSError),  # as in gVisor, and without CONFIG_PROC_CHILDREN
-        open(f"{_PROC}/{own}/task/{own}/children") as listing,  # noqa: PTH123
-    ):
-        return {int(child) for child in listing.read().split()}
+    listing = f"{_PROC}/{own}/task/{own}/children"
+    if os.path.exists(listing):  # noqa: PTH110 - not in gVisor, and without CONFIG_PROC_CHILDREN
+        return {int(child) for child in posix.read(listing).split()}
     found: set[int] = set()
     with contextlib.suppress(OSError):
         for pid in filter(str.isdigit, os.listdir(_PROC)):  # noqa: PTH208
