@@ -515,26 +515,25 @@ def recognise(
 
 
 # What a comparison of the module's name with others is made of.
-_PLAIN = (
+_PLAIN = {
     *(ast.Compare, ast.Eq, ast.NotEq, ast.In, ast.NotIn, ast.Load),
     *(ast.Constant, ast.Tuple, ast.List, ast.Set, ast.Name),
-)
+}
 
 
 def _truth(test: ast.expr, name: str) -> tuple[bool, bool]:
     """Return whether *test* must, and whether it may be true in a module with this name."""
-    match test:
-        case ast.UnaryOp(op=ast.Not(), operand=operand):
-            must, may = _truth(operand, name)
-            return not may, not must
-        case ast.BoolOp(op=op, values=values):
-            parts = zip(*(_truth(value, name) for value in values), strict=True)
-            must, may = map(any if isinstance(op, ast.Or) else all, parts)
-            return must, may
-        case ast.Compare() if all(isinstance(it, _PLAIN) for it in ast.walk(test)):
-            code = compile(ast.Expression(test), "<guard>", "eval")
-            # There are other names in it, or it looks for one in a number, for example.
-            with contextlib.suppress(NameError, TypeError):
-                value = bool(eval(code, {"__builtins__": {}, "__name__": name}))  # noqa: S307
-                return value, value
+    if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
+        must, may = _truth(test.operand, name)
+        return not may, not must
+    if isinstance(test, ast.BoolOp):
+        parts = zip(*(_truth(value, name) for value in test.values), strict=True)
+        must, may = map(any if isinstance(test.op, ast.Or) else all, parts)
+        return must, may
+    if isinstance(test, ast.Compare) and {type(it) for it in ast.walk(test)} <= _PLAIN:
+        code = compile(ast.Expression(test), "<guard>", "eval")
+        # There are other names in it, or it looks for one in a number, for example.
+        with contextlib.suppress(NameError, TypeError):
+            value = bool(eval(code, {"__builtins__": {}, "__name__": name}))  # noqa: S307
+            return value, value
     return False, True
