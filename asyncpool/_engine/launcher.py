@@ -400,7 +400,8 @@ class LauncherHandle:
         """Start a worker on *fds*, once it is ready; see :meth:`Launcher.launch`."""
         async with self._room:
             payload = json.dumps(variables).encode()
-            answer: asyncio.Future[Process] = self._ask(FrameKind.LAUNCH, payload, fds)
+            request = header(FrameKind.LAUNCH, len(payload)) + payload
+            answer: asyncio.Future[Process] = self._ask(request, fds)
             self._asked_at = min(self._asked_at, self._loop.time())
             try:
                 return await shielded(answer)
@@ -414,18 +415,15 @@ class LauncherHandle:
         with contextlib.suppress(LaunchError, TimeoutError):
             async with asyncio.timeout(_END_GRACE):
                 while not self.lost and self.usable.done():
-                    await shielded(self._ask(FrameKind.SWEEP, b"", []))
+                    await shielded(self._ask(header(FrameKind.SWEEP, 0), []))
                     if not any(it.unwanted for it in self._processes.values()):
                         break
 
-    def _ask(
-        self, kind: FrameKind, payload: bytes, fds: list[int]
-    ) -> asyncio.Future[Any]:
+    def _ask(self, request: bytes, fds: list[int]) -> asyncio.Future[Any]:
         """Send a request; return what becomes of it."""
-        data = header(kind, len(payload)) + payload
         try:
             # The rest cannot wait: other requests may follow.
-            if socket.send_fds(self._socket, [data], fds) < len(data):
+            if socket.send_fds(self._socket, [request], fds) < len(request):
                 raise OSError("its socket is full")  # noqa: TRY301 - as if it did not listen
         except OSError as error:
             failure = LaunchError(f"the launcher does not listen: {error}")
@@ -481,9 +479,8 @@ class LauncherHandle:
         self._ends = True
         if not self.usable.done():
             self.abort()  # it still imports, and has no workers to look after
-        if not self.lost:
-            with contextlib.suppress(OSError):
-                self._socket.shutdown(socket.SHUT_WR)
+        with contextlib.suppress(OSError):  # it may be closed
+            self._socket.shutdown(socket.SHUT_WR)
         try:
             await asyncio.wait((self.gone,), timeout=_END_GRACE)
         finally:

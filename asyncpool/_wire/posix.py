@@ -37,7 +37,6 @@ _MOST_BESIDE = 65_536
 
 # What a file may be used for.
 _MODES = {os.O_RDONLY: "rb", os.O_WRONLY: "wb"}
-_BOTH = "rb+"
 
 # The descriptors that came with what this process unpickles; None where one was lost.
 HANDED: list[int | None] = []
@@ -100,7 +99,7 @@ def received(fd: int) -> ReceivedSocket | ReceivedFile:
         if stat.S_ISSOCK(os.fstat(fd).st_mode):
             return ReceivedSocket(fileno=fd)
         access = fcntl.fcntl(fd, fcntl.F_GETFL) & os.O_ACCMODE
-        return ReceivedFile(fd, _MODES.get(access, _BOTH))
+        return ReceivedFile(fd, _MODES.get(access, "rb+"))
     except OSError:
         os.close(fd)
         raise

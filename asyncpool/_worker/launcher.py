@@ -220,7 +220,7 @@ class LauncherProcess:
         for frame in self._decoder.feed(data):
             if frame.kind is FrameKind.SWEEP:
                 self._report(self._reaper.sweep())
-                self._send(FrameKind.SWEPT)
+                self._send(FrameKind.SWEPT, b"")
             else:
                 # The kernel ends a read after bytes that came with descriptors, so
                 # these descriptors belong to this request.
@@ -293,9 +293,7 @@ class LauncherProcess:
         for end in ended:
             self._send(FrameKind.EXITED, json.dumps(end).encode())
 
-    def _send(
-        self, kind: FrameKind, payload: bytes = b"", fds: Sequence[int] = ()
-    ) -> None:
+    def _send(self, kind: FrameKind, payload: bytes, fds: Sequence[int] = ()) -> None:
         data = header(kind, len(payload)) + payload
         # They are alone with its first byte in a read of the other side's.
         sent = socket.send_fds(self._channel, [data], fds) if fds else 0
@@ -308,8 +306,7 @@ class Reaper:
     def __init__(self) -> None:
         self._workers: dict[int, int] = {}  # the mark of each
         self._adopted: dict[int, int] = {}
-        self._first = int.from_bytes(os.urandom(4), "big") * _MOST_MARKS
-        self._last = self._first
+        self._first = self._last = int.from_bytes(os.urandom(4), "big") * _MOST_MARKS
         self._marks = _can_mark(self._first)
 
     def fork(self) -> int:
@@ -384,9 +381,8 @@ class Reaper:
         adopted = children() - self._workers.keys()
         if not self._marks:
             return adopted
-        before, self._adopted = self._adopted, {}
-        for pid in adopted:
-            self._adopted[pid] = before.get(pid) or _mark_of(pid)
+        known = self._adopted
+        self._adopted = {pid: known.get(pid) or _mark_of(pid) for pid in adopted}
         living = {*self._workers.values()}
         return {
             pid
