@@ -486,7 +486,7 @@ class LauncherHandle:
         finally:
             if not self.gone.done():
                 self.abort()
-        await shielded(self.gone)
+        await asyncio.shield(self.gone)
 
     def _read_some(self) -> None:
         fds: list[int] = []
