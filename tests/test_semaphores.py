@@ -13,7 +13,7 @@ import pytest
 
 from asyncpool._wire import semaphores as _semaphores
 from asyncpool._wire.posix import HANDED, Handed
-from asyncpool._wire.semaphores import Mappings, descriptor_of, semaphore_at
+from asyncpool._wire.semaphores import descriptor_of, semaphore_at
 from tests.helpers.executors import FORKS
 from tests.helpers.patience import PATIENCE
 
@@ -27,7 +27,7 @@ def other() -> Iterator[Callable[[Any], Any]]:
     """Return a lock's double, as a worker has it."""
 
     def make(lock: Any) -> Any:
-        HANDED.append(os.dup(descriptor_of(lock, Mappings())))
+        HANDED.append(os.dup(descriptor_of(lock, {})))
         semaphore = lock._semlock
         what = type(lock), semaphore.kind, semaphore.maxvalue, Handed(len(HANDED) - 1)
         return semaphore_at(*what)
@@ -63,15 +63,15 @@ def test_who_waits_for_it_gets_it(waiting: int, other: Callable[[Any], Any]) -> 
     for thread in threads:
         thread.start()
     handle = lock._semlock.handle
-    while _semaphores._waiters(handle).value < waiting:
+    while _semaphores._counts(handle)[1] < waiting:
         pass
     double = other(lock)
-    assert _semaphores._waiters(handle).value == waiting
+    assert _semaphores._counts(handle)[1] == waiting
     double.release()
     for thread in threads:
         thread.join(PATIENCE)
         assert passed.acquire(blocking=False)
-    assert _semaphores._waiters(handle).value == 0
+    assert _semaphores._counts(handle)[1] == 0
     assert double.acquire(block=False)
 
 
@@ -104,7 +104,7 @@ def _move_while_used() -> None:
         thread.start()
     while not all(counts):
         pass
-    descriptor_of(lock, Mappings())
+    descriptor_of(lock, {})
     before = counts[:]
     while any(count <= old for count, old in zip(counts, before, strict=True)):
         pass
@@ -118,7 +118,7 @@ def _move_while_used() -> None:
 
 def test_a_process_that_is_forked_later_shares_it() -> None:
     lock = CONTEXT.Lock()
-    descriptor_of(lock, Mappings())
+    descriptor_of(lock, {})
     child = os.fork()
     if child == 0:
         os._exit(3 if lock.acquire(block=False) else 4)
@@ -136,7 +136,7 @@ def test_what_is_unknown_is_left_alone_and_refused(
     else:
         monkeypatch.setattr(_semaphores, "_PLACE", place)
     with pytest.raises(RuntimeError) as caught:
-        descriptor_of(lock, Mappings())
+        descriptor_of(lock, {})
     assert str(caught.value) == (
         "a lock or semaphore of the context 'fork' cannot be sent from here: make the "
         "object that has it with multiprocessing.get_context('forkserver')"

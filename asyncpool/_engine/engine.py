@@ -33,10 +33,9 @@ from asyncpool._engine.admission import Admission, Draining
 from asyncpool._engine.channel import READ_SIZE
 from asyncpool._engine.deaths import Deaths
 from asyncpool._engine.hub import PoolHub
-from asyncpool._engine.interpreter import LaunchError, check_not_imported
 from asyncpool._engine.job import PoolJob, unreadable
 from asyncpool._engine.large import LargeObjects, load_item
-from asyncpool._engine.launcher import Launcher
+from asyncpool._engine.launcher import Launcher, LaunchError
 from asyncpool._engine.life_log import LifeLog
 from asyncpool._engine.loop import (
     Alarm,
@@ -47,6 +46,7 @@ from asyncpool._engine.loop import (
     outlast,
     shielded,
 )
+from asyncpool._engine.machine import check_not_imported
 from asyncpool._engine.options import SupervisorConfig
 from asyncpool._engine.output import WorkerLogs, explicit_levels
 from asyncpool._engine.registry import (
@@ -290,14 +290,7 @@ class Engine:
         # timers and readers, where there is none.
         self.tasks = asyncio.TaskGroup()
         self.segments = Segments(loop, config.max_shared_memory, self.threads)
-        self.launcher = Launcher(
-            loop,
-            fork=config.fork,
-            preload=config.preload if config.launcher_imports else (),
-            confinement=config.confinement,
-            variables=config.worker_env.common,
-            imports=config.launcher_imports,
-        )
+        self.launcher = Launcher(loop, config)
         self.worker_logs = WorkerLogs(loop, config.name)
         self.buffer = memoryview(bytearray(READ_SIZE))
         self._deaths = Deaths(self)

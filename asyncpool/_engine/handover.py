@@ -24,7 +24,6 @@ from asyncpool._wire.text import function_name
 
 if TYPE_CHECKING:
     from asyncpool._wire.pickling import Reducers
-    from asyncpool._wire.semaphores import Mappings
 
 
 class Handover:
@@ -44,38 +43,70 @@ class Handover:
         OSError: If this process may open no more descriptors.
     """
 
+    # While the arguments are pickled, it stands for a process that is being started: the standard
+    # library takes it for the ``Popen`` of that process, and asks it how an object gets there.
+    DupFd = Handed
+
     def __init__(
         self, initializer: Callable[..., object], initargs: tuple[Any, ...]
     ) -> None:
         # Kept alive, since a named semaphore loses its name when its object goes.
         self._objects: object = initargs
-        spawning, before = _Spawning(), get_spawning_popen()
-        set_spawning_popen(cast(Any, spawning))
+        self._mappings: dict[int, str] = {}
+        self.fds: list[int] = []
+        before = get_spawning_popen()
+        set_spawning_popen(cast(Any, self))
         try:
-            self.payload = dumps_call((initializer, initargs), spawning.reducers)
+            self.payload = dumps_call((initializer, initargs), self._reducers)
         except Exception as error:  # noqa: BLE001 - an object's own methods
             parts = [("initializer", initializer)]
             parts += [(f"initargs[{i}]", value) for i, value in enumerate(initargs)]
-            attempt = partial(dumps_call, others=spawning.reducers)
+            attempt = partial(dumps_call, others=self._reducers)
             whole = "the initializer with its arguments"
             refuse(error, parts, attempt, whole)
         finally:
             set_spawning_popen(before)
+            self._mappings.clear()
         if len(self.payload) > MAX_INITIALIZER:
             raise ValueError(
                 f"initializer and initargs have {len(self.payload)} bytes when pickled, and "
                 f"{MAX_INITIALIZER} is the most, since every new worker gets them: have "
                 "the initializer load large objects itself, for example from a file"
             )
-        self.fds: list[int] = []
+        theirs, self.fds = self.fds, []
         self._close = weakref.finalize(self, _close_all, self.fds)
-        for fd in spawning.fds:  # those belong to its objects
+        for fd in theirs:
             self.fds.append(os.dup(fd))
 
     def close(self) -> None:
         """Close the descriptors and drop the objects: no more workers will start."""
         self._close()
         self._objects = None
+
+    def duplicate_for_child(self, fd: int) -> int:
+        """Keep a copy of a descriptor for the worker; return the number that it has there."""
+        self.fds.append(fd)
+        return len(self.fds) - 1
+
+    def _reducers(self) -> Reducers:
+        """Return how to reduce objects; this drops the descriptors of an earlier call."""
+        self.fds.clear()
+        table: Reducers = dict(ForkingPickler._extra_reducers)  # type: ignore[attr-defined] # noqa: SLF001
+        synchronize = sys.modules.get("multiprocessing.synchronize")
+        if synchronize is not None:
+            for name in ("Lock", "RLock", "Semaphore", "BoundedSemaphore"):
+                table[getattr(synchronize, name)] = self._reduce_semaphore
+        return table
+
+    def _reduce_semaphore(self, lock: Any) -> Any:
+        semaphore = lock._semlock  # noqa: SLF001
+        if semaphore.name is not None:
+            return lock.__reduce_ex__(2)
+        # Imported here, since it needs ctypes, which few pools do.
+        from asyncpool._wire.semaphores import descriptor_of, semaphore_at  # noqa: PLC0415
+
+        handed = Handed(self.duplicate_for_child(descriptor_of(lock, self._mappings)))
+        return semaphore_at, (type(lock), semaphore.kind, semaphore.maxvalue, handed)
 
 
 def packed_hook(around: Callable[..., object] | str) -> tuple[str, bytes]:
@@ -97,48 +128,6 @@ def packed_hook(around: Callable[..., object] | str) -> tuple[str, bytes]:
             "name a function of a module"
         )
     return function_name(around), payload
-
-
-class _Spawning:
-    """Stands for a process that is being started, while its arguments are pickled.
-
-    The standard library takes it for the ``Popen`` of that process, and asks it how an object
-    gets there.
-    """
-
-    DupFd = Handed
-
-    def __init__(self) -> None:
-        self.fds: list[int] = []
-        self._mappings: Mappings | None = None
-
-    def duplicate_for_child(self, fd: int) -> int:
-        """Keep a copy of a descriptor for the worker; return the number that it has there."""
-        self.fds.append(fd)
-        return len(self.fds) - 1
-
-    def reducers(self) -> Reducers:
-        """Return how to reduce objects; this drops the descriptors of an earlier call."""
-        self.fds.clear()
-        table: Reducers = dict(ForkingPickler._extra_reducers)  # type: ignore[attr-defined] # noqa: SLF001
-        synchronize = sys.modules.get("multiprocessing.synchronize")
-        if synchronize is not None:
-            for name in ("Lock", "RLock", "Semaphore", "BoundedSemaphore"):
-                table[getattr(synchronize, name)] = self._reduce_semaphore
-        return table
-
-    def _reduce_semaphore(self, lock: Any) -> Any:
-        semaphore = lock._semlock  # noqa: SLF001
-        if semaphore.name is not None:
-            return lock.__reduce_ex__(2)
-        # Imported here, since it needs ctypes, which few pools do.
-        from asyncpool._wire import semaphores as _semaphores  # noqa: PLC0415
-
-        self._mappings = self._mappings or _semaphores.Mappings()
-        fd = _semaphores.descriptor_of(lock, self._mappings)
-        handed = Handed(self.duplicate_for_child(fd))
-        what = type(lock), semaphore.kind, semaphore.maxvalue, handed
-        return _semaphores.semaphore_at, what
 
 
 def _close_all(fds: Iterable[int]) -> None:

@@ -19,49 +19,36 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import json
 import math
 import os
 import pickle
 import re
+import shlex
 import signal
 import socket
+import subprocess
 from collections import deque
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable
 from functools import lru_cache
 from io import FileIO
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from weakref import WeakValueDictionary
 
 from asyncpool._core import log_messages as say
 from asyncpool._engine import machine
-from asyncpool._engine.interpreter import (
-    LaunchError,
-    NewLauncher,
-    main_script,
-    worker_command,
-)
 from asyncpool._engine.life_log import LOGGER
-from asyncpool._engine.loop import Alarm, fail_quietly, shielded
-from asyncpool._wire import scripts
+from asyncpool._engine.loop import Alarm, call_in, fail_quietly, shielded
+from asyncpool._wire import messages, posix, scripts
 from asyncpool._wire.frames import Frame, FrameDecoder, FrameKind, header
-from asyncpool._wire.messages import (
-    BEFORE_IMPORTS,
-    SCRIPT,
-    Failure,
-    LauncherConfig,
-    Thread,
-    Variables,
-    are_whole,
-    threads_outside,
-    tidy,
-)
-from asyncpool._wire.posix import STACKS, receive_fds, signal_name, socket_pair
-from asyncpool._wire.text import printable, printable_block
+from asyncpool._wire.messages import SCRIPT, LauncherConfig, Thread, Variables
+from asyncpool._wire.text import printable, printable_block, printable_text
 from asyncpool.errors import ProtocolError
 
-if TYPE_CHECKING:  # few pools have a sandbox
-    from asyncpool._sandbox.confinement import Confinement
+if TYPE_CHECKING:
+    from asyncpool._engine.options import SupervisorConfig
 
 _MAX_REPORT = 1 << 20
 
@@ -86,6 +73,22 @@ _FAULTS = {signal.SIGSEGV, signal.SIGABRT, signal.SIGILL, signal.SIGBUS, signal.
 _MOST_REQUESTS = 16
 
 
+# Seconds in which an executable that may be anything has to show that it is a Python.
+_PATIENCE = 10
+
+_LONGEST = 1000
+
+# What the kernel says of a file that is no program.
+_UNUSABLE = {errno.ENOENT, errno.ENOTDIR, errno.EACCES, errno.ENOEXEC, errno.ELOOP}
+
+# A launcher first says which Python it is: another one may not even understand what follows.
+_GREET = (
+    "import os, sys; k = [sys.implementation.cache_tag + 't' * ('t' in sys.abiflags), "
+    "ascii(os.path.realpath(os.path.dirname(os.__file__)))]; "
+    "s = k[0] + ' ' + sys.version.split()[0] + ' in ' + k[1] + '\\n'; "
+    "os.write(int(sys.argv[-1]), s.encode()); k == %r or sys.exit(1); "
+)
+
 # What workers do not share is said once.
 _told: set[tuple[bool, str, str]] = set()
 _CURE = (
@@ -93,9 +96,7 @@ _CURE = (
 )
 
 # The references are weak: if a loop is dropped with its pools, their launchers go with it.
-_launchers: WeakValueDictionary[tuple[object, ...], LauncherHandle] = (
-    WeakValueDictionary()
-)
+_launchers = WeakValueDictionary[tuple[object, ...], "LauncherHandle"]()
 
 # Seconds in which a script may be over, so that the pool need not prepare for later workers.
 _SHORT_LIFE = 1.0
@@ -107,42 +108,45 @@ _NEXT_TRY = 10.0
 _SILENCE = 5.0
 
 
+class LaunchError(Exception):
+    """No worker could be started; the text says why.
+
+    Attributes:
+        trace: The traceback of the exception in the launcher, or its stacks when a signal ended it.
+        status: The exit status of the launcher, if it has died of that and it is known.
+        final: Whether another try would fail in the same way.
+    """
+
+    status: int | None = None
+
+    def __init__(self, text: str, *, trace: str = "", final: bool = False) -> None:
+        super().__init__(printable_text(text))
+        self.trace, self.final = printable_block(trace), final
+
+
 class Launcher:
     """Starts the workers of one pool.
 
     Args:
         loop: The pool's loop.
-        fork: Whether workers are forked, or are fresh interpreters.
-        preload: Modules that the launcher imports before it forks.
-        confinement: The sandbox of the workers, if they have one.
-        variables: Environment variables that the launcher and all workers have, beside those of
-            this process.
-        imports: Whether the launcher may import the script for its workers.
+        pool: The options of the pool.
     """
 
-    def __init__(
-        self,
-        loop: asyncio.AbstractEventLoop,
-        *,
-        fork: bool,
-        preload: tuple[str, ...],
-        confinement: Confinement | None = None,
-        variables: Variables = (),
-        imports: bool = True,
-    ) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, pool: SupervisorConfig) -> None:
         self._loop = loop
+        confinement, imports = pool.confinement, pool.launcher_imports
         # If the pool has not sent anything of the script yet, it may never do so.
-        imports = imports and fork
-        script = main_script() if imports and scripts.is_in_use() else None
+        script = machine.main_script() if imports and scripts.is_in_use() else None
         namespaces, env = None, None
         if confinement is not None:
             first = imports and confinement.script_first
             script = confinement.script if first else None
             namespaces, env = confinement.plan.namespaces, confinement.plan.env
-        elif variables:
-            env = tuple({**os.environ, **dict(variables)}.items())
-        path, command = machine.working_folder(), worker_command()
-        modules, folder = machine.module_path(), (path, machine.folder_at(path))
+        elif common := pool.worker_env.common:
+            env = tuple({**os.environ, **dict(common)}.items())
+        preload, path = pool.preload if imports else (), machine.working_folder()
+        command, folder = machine.worker_command(), (path, machine.folder_at(path))
+        modules, fork = machine.module_path(), pool.fork
         self._config = LauncherConfig(
             modules, fork, preload, command, script, namespaces, env, folder
         )
@@ -205,10 +209,8 @@ class Launcher:
         while self._used:
             launcher = self._used.pop()
             launcher.users.remove(self)
-            if launcher.users and not launcher.lost:
-                await launcher.sweep()
-            else:
-                await launcher.close()
+            is_shared = launcher.users and not launcher.lost
+            await (launcher.sweep() if is_shared else launcher.close())
 
     def _present(self) -> LauncherHandle:
         if self._launcher is None or self._launcher.lost:
@@ -225,7 +227,7 @@ class Launcher:
             preload=tuple(name for name in config.preload if name not in known),
             script=None if SCRIPT in known else config.script,
         )
-        if BEFORE_IMPORTS in known:
+        if messages.BEFORE_IMPORTS in known:
             config = config._replace(fork=False, preload=(), script=None)
         key = (id(self._loop), config, inheritance)
         launcher = _launchers.get(key)
@@ -237,13 +239,12 @@ class Launcher:
 
     def _on_use(self) -> None:
         """Prepare for workers that need the script.  Any thread may call this."""
-        with contextlib.suppress(RuntimeError):  # the loop is closed
-            self._loop.call_soon_threadsafe(self._prepare_soon)
+        call_in(self._loop, self._prepare_soon)
 
     def _prepare_soon(self) -> None:
         if self._launcher is None:
             # No launcher has started yet: the first one imports the script before it forks.
-            self._config = self._config._replace(script=main_script())
+            self._config = self._config._replace(script=machine.main_script())
         elif self._later is None:
             self._later = self._loop.call_later(_SHORT_LIFE, self._prepare)
 
@@ -256,7 +257,7 @@ class Launcher:
         if not self._config.fork:  # what would be imported first has threads
             return
         try:
-            coming = self._find(self._config._replace(script=main_script()))
+            coming = self._find(self._config._replace(script=machine.main_script()))
         except (LaunchError, OSError):
             # Descriptors or processes may be scarce just now.  Until then each worker imports it.
             self._later = self._loop.call_later(_NEXT_TRY, self._prepare)
@@ -304,47 +305,104 @@ class LauncherHandle:
     def __init__(
         self, loop: asyncio.AbstractEventLoop, config: LauncherConfig, known: set[str]
     ) -> None:
-        self._loop = loop
-        self.config = config
-        self._known = known
+        self._loop, self.config, self._known = loop, config, known
         self.users, self.shared = set[Launcher](), ""
         self.usable: asyncio.Future[bool] = loop.create_future()
         self.gone: asyncio.Future[None] = loop.create_future()
-        self.lost = self._ends = False
-        # When the pool asked it for something that it has not answered.
-        self._asked_at: float | None = loop.time()
+        # Whether it has shown that it is a launcher; and whether it is this process that ends it.
+        self.lost = self._greeted = self._ends = False
+        # Since when it owes an answer.
+        self._asked_at = loop.time()
         self._room = asyncio.Semaphore(_MOST_REQUESTS)
         # What it was asked for and has not answered.  It answers one request after the other.
         self._asked: deque[asyncio.Future[Any]] = deque()
         self._processes: dict[int, Process] = {}
-        self._decoder = FrameDecoder(max_payload=_MAX_REPORT)
+        self._heard, self._decoder = b"", FrameDecoder(max_payload=_MAX_REPORT)
         packed = pickle.dumps(config)
         self._report_start = len(packed)
-        self._socket, theirs = socket_pair()
+        self._socket, theirs = posix.socket_pair()
         with contextlib.ExitStack() as undo, theirs:
             undo.callback(self._socket.close)
             # Behind its configuration it writes what it imports, and its stacks.
             self._report = undo.enter_context(_memory_file(packed))
-            self._new = NewLauncher(self._report.fileno(), theirs.fileno(), config)
+            self._popen = self._start(self._report.fileno(), theirs.fileno())
             undo.pop_all()
         self.usable.add_done_callback(lambda _: self._report.close())
-        self._popen, patience = self._new.popen, self._new.patience
-        silent = f"it has said nothing for {patience} s"
-        self._impatience = Alarm(
-            loop, lambda _: self.abort(self._new.fault(self._end() or silent))
-        )
-        if patience is not None:
-            self._impatience.set_in(patience)
+        if self._may_be_any and not self._frozen:
+            loop.call_later(_PATIENCE, self._on_silence)
         self._socket.setblocking(False)
         loop.add_reader(self._socket.fileno(), self._read_some)
+
+    def _start(self, file: int, channel: int) -> subprocess.Popen[bytes]:
+        """Start the process on the file with its configuration and on its end of the channel."""
+        fds, (folder, _) = [file, channel], self.config.folder
+        variables = dict(os.environ if self.config.env is None else self.config.env)
+        variables[posix.STARTS] = str(channel)
+        shown = greets = self.config.command
+        self._frozen = shown[-1] == posix.FROZEN
+        if not self._frozen:
+            shown, (code, root) = shown[:-2], shown[-2:]
+            greets = *shown, _GREET % _kind(posix.greeting()) + code, root
+        self._shown = f"{shlex.join(shown)} ..."
+        # If stderr was closed, anything that the service has opened since may have its number.
+        passes_on = machine.answer(os.get_inheritable, 2)
+        is_python = re.match("python|pypy", Path(shown[0]).name)
+        self._may_be_any = self._frozen or not is_python
+        try:
+            command = posix.command_line(greets, "launcher", (file, channel))
+            if self._frozen:
+                fds.append(int(command[-1].partition("=")[2]))
+                # By these it knows that the files of the program are unpacked already.
+                own = os.environ.items()
+                variables |= {k: v for k, v in own if k.startswith("_PYI_")}
+            return subprocess.Popen(  # noqa: S603 - our own interpreter
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=None if passes_on else subprocess.DEVNULL,
+                pass_fds=fds,
+                env=variables,
+                cwd=folder if Path(folder).is_dir() else None,
+                start_new_session=True,
+            )
+        except OSError as error:
+            text = f"cannot be started: {error}"
+            if error.errno in _UNUSABLE and error.filename != folder:
+                raise self._fault(f"it {text}", final=True) from error
+            final = messages.cannot_succeed(error, fixed=True)
+            raise LaunchError(f"the launcher {text}", final=final) from error
+        finally:
+            for pipe in fds[2:]:
+                os.close(pipe)
+
+    def _fault(self, what: str, *, final: bool | None = None) -> LaunchError:
+        """Return *what* is wrong with a process that does not become a launcher, and the way out.
+
+        Args:
+            what: It.
+            final: Whether another try would come out the same; ``None`` for as far as one can know.
+        """
+        if final is None:
+            # A Python may have had no time, on a busy machine; and SIGKILL may have come for lack
+            # of memory.
+            status = self._popen.poll()
+            final = self._may_be_any if status is None else status != -signal.SIGKILL
+        way_out = (
+            "call multiprocessing.freeze_support() as the first thing under "
+            "`if __name__ == '__main__':`"
+            if self._frozen
+            else "name a Python of this version by multiprocessing.set_executable()"
+        )
+        text = f"{self._shown} does not become the launcher of workers: {what}"
+        return LaunchError(f"{text}; {way_out}", final=final)
 
     async def launch(self, fds: list[int], variables: Variables = ()) -> Process:
         """Start a worker on *fds*, once it is ready; see :meth:`Launcher.launch`."""
         async with self._room:
             payload = json.dumps(variables).encode()
-            answer: asyncio.Future[Process] = self._ask(FrameKind.LAUNCH, payload, fds)
-            if self._asked_at is None:
-                self._asked_at = self._loop.time()
+            request = header(FrameKind.LAUNCH, len(payload)) + payload
+            answer: asyncio.Future[Process] = self._ask(request, fds)
+            self._asked_at = min(self._asked_at, self._loop.time())
             try:
                 return await shielded(answer)
             except asyncio.CancelledError:
@@ -357,18 +415,15 @@ class LauncherHandle:
         with contextlib.suppress(LaunchError, TimeoutError):
             async with asyncio.timeout(_END_GRACE):
                 while not self.lost and self.usable.done():
-                    await shielded(self._ask(FrameKind.SWEEP))
+                    await shielded(self._ask(header(FrameKind.SWEEP, 0), []))
                     if not any(it.unwanted for it in self._processes.values()):
                         break
 
-    def _ask(
-        self, kind: FrameKind, payload: bytes = b"", fds: Collection[int] = ()
-    ) -> asyncio.Future[Any]:
+    def _ask(self, request: bytes, fds: list[int]) -> asyncio.Future[Any]:
         """Send a request; return what becomes of it."""
-        data = header(kind, len(payload)) + payload
         try:
             # The rest cannot wait: other requests may follow.
-            if socket.send_fds(self._socket, [data], [*fds]) < len(data):
+            if socket.send_fds(self._socket, [request], fds) < len(request):
                 raise OSError("its socket is full")  # noqa: TRY301 - as if it did not listen
         except OSError as error:
             failure = LaunchError(f"the launcher does not listen: {error}")
@@ -396,26 +451,25 @@ class LauncherHandle:
         Cancellation:
             Kills it.
         """
-        silent_since = self._asked_at or math.inf
-        if len(self.users) > 1 and self._loop.time() - silent_since < _SILENCE:
+        if len(self.users) > 1 and self._loop.time() - self._asked_at < _SILENCE:
             return error
         try:
-            if not self._new.greeted:
-                return self._new.fault("it does not answer within start_timeout")
+            if not self._greeted:
+                return self._fault("it does not answer within start_timeout")
             if self.usable.done() or self.lost:
                 return error
             stacks = b""
-            self._popen.send_signal(STACKS)
+            self._popen.send_signal(posix.STACKS)
             for _ in range(_STACK_POLLS):
                 await asyncio.sleep(_NEXT_POLL)
                 if self.usable.done():
                     break
                 before, stacks = stacks, self._written()[1]
-                if are_whole(stacks, before):
+                if messages.are_whole(stacks, before):
                     break
             return LaunchError(
                 "the launcher did not import within start_timeout what workers share",
-                trace=tidy(printable_block(stacks)),
+                trace=messages.tidy(printable_block(stacks)),
             )
         finally:
             self.abort()
@@ -425,35 +479,29 @@ class LauncherHandle:
         self._ends = True
         if not self.usable.done():
             self.abort()  # it still imports, and has no workers to look after
-        if not self.lost:
-            with contextlib.suppress(OSError):
-                self._socket.shutdown(socket.SHUT_WR)
+        with contextlib.suppress(OSError):  # it may be closed
+            self._socket.shutdown(socket.SHUT_WR)
         try:
-            async with asyncio.timeout(_END_GRACE):
-                await asyncio.shield(self.gone)
-        except TimeoutError:
-            self.abort()
-            await self.gone
-        except asyncio.CancelledError:
-            self.abort()
-            raise
+            await asyncio.wait((self.gone,), timeout=_END_GRACE)
+        finally:
+            if not self.gone.done():
+                self.abort()
+        await asyncio.shield(self.gone)
 
     def _read_some(self) -> None:
+        fds: list[int] = []
         try:
-            data, fds, _ = receive_fds(self._socket, 65536, 1)
-        except (BlockingIOError, InterruptedError):
-            return
-        except OSError:
-            data, fds = b"", []
-        if not data:
-            self._lose()
-            return
-        try:
-            data = self._new.hear(data)
-            if self._new.greeted:
-                self._impatience.cancel()
+            data, fds, _ = posix.receive_fds(self._socket, 65536, 1)
+            if not data:
+                self._lose()
+            elif not self._greeted:
+                data = self._after_greeting(data)
             for frame in self._decoder.feed(data):
                 self._hear(frame, fds)
+        except BlockingIOError:
+            pass
+        except OSError:
+            self._lose()
         except LaunchError as error:
             self.abort(error)
         except (ProtocolError, ValueError, TypeError) as error:
@@ -461,8 +509,34 @@ class LauncherHandle:
         for fd in fds:  # that no frame has taken
             os.close(fd)
 
+    def _after_greeting(self, data: bytes) -> bytes:
+        """Return what of *data* comes after the first line of what it says.
+
+        Raises:
+            LaunchError: If it is no launcher; the text says what it is.
+        """
+        self._heard += data
+        line, end, rest = self._heard.partition(b"\n")
+        if not end and len(line) < _LONGEST:
+            return b""
+        said, due = _kind(line), _kind(posix.greeting())
+        # Some frozen programs unpack their library anew for each process.
+        if said == due or (self._frozen and said[0] == due[0]):
+            self._greeted = True
+            return rest
+        what = "it runs the program again, which has started a pool in turn"
+        if line != posix.REFUSAL.strip():
+            own = printable(posix.greeting().strip())
+            what = f"it is {printable(line, 500)}, and this process is {own}"
+        raise self._fault(what, final=True)
+
+    def _on_silence(self) -> None:
+        if not (self._greeted or self.lost):
+            silent = f"it has said nothing for {_PATIENCE} s"
+            self.abort(self._fault(self._end() or silent))
+
     def _hear(self, frame: Frame, fds: list[int]) -> None:
-        self._asked_at = None
+        self._asked_at = math.inf
         match frame.kind:
             case FrameKind.HELLO if not self.usable.done():
                 threads, shared = json.loads(frame.payload)
@@ -483,15 +557,14 @@ class LauncherHandle:
                 if (gone := self._processes.pop(pid, None)) is not None:
                     gone.note_end(status, cpu=cpu / 1e6)
             case FrameKind.FAILED:
-                failure = Failure.unpack(frame.payload)
-                if failure.stage == "script" and not self.usable.done():
+                stage, text, trace, final = messages.Failure.unpack(frame.payload)
+                error = LaunchError(text, trace=trace, final=final)
+                if stage == "script" and not self.usable.done():
                     self._leave_to_workers([SCRIPT])  # and they say why it fails
-                    return
-                text, trace = failure.summary, failure.text
-                error = LaunchError(text, trace=trace, final=failure.final)
-                if failure.stage != "fork" or not self._asked:
+                elif stage == "fork" and self._asked:
+                    fail_quietly(self._asked.popleft(), error)
+                else:
                     raise error
-                fail_quietly(self._asked.popleft(), error)
             case _:
                 raise ProtocolError(f"the launcher sent {frame.kind.name}")
 
@@ -525,15 +598,15 @@ class LauncherHandle:
         modules = ", ".join(
             "the script" if it == SCRIPT else printable(it) for it in origins if it
         )
-        needed = [it for it in lost if it.origin != BEFORE_IMPORTS and not it.native]
+        needed = [it for it in lost if it.origin and not it.native]
         if sandboxed and needed:
-            raise LaunchError(threads_outside(needed), final=True)
+            raise LaunchError(messages.threads_outside(needed), final=True)
         if sandboxed:
             text = (
                 f"workers in the sandbox have {modules} without its threads ({names}): a job that "
                 "needs those waits for ever, so give jobs a timeout"
             )
-        elif BEFORE_IMPORTS in origins:
+        elif messages.BEFORE_IMPORTS in origins:
             text = (
                 "each worker is an interpreter of its own and shares no import, since threads that "
                 f"are older than any import ({names}) would be missing in a fork: they come from a "
@@ -548,10 +621,8 @@ class LauncherHandle:
         told = sandboxed, modules, names
         if told not in _told and (modules or not sandboxed):
             _told.add(told)
-            extra = {
-                "modules": printable(", ".join(origins)),
-                "threads": printable(", ".join(thread.name for thread in lost)),
-            }
+            threads = printable(", ".join(thread.name for thread in lost))
+            extra = {"modules": printable(", ".join(origins)), "threads": threads}
             say.NOT_SHARED.log(LOGGER, extra, text=text)
         if not sandboxed:
             self._leave_to_workers(origins)
@@ -574,12 +645,11 @@ class LauncherHandle:
         # It is 0 also if another library has reaped the process, or the kernel.
         status = self._popen.poll() or None
         again = status is not None and (status > 0 or -status in _FAULTS)
-        return LaunchError(
-            f"the launcher died{step}: {ended}",
-            trace=f"{fatal}{heading}\n{tidy(stacks)}" if fatal else "",
-            status=status,
-            final=bool(module) and again,
-        )
+        trace = f"{fatal}{heading}\n{messages.tidy(stacks)}" if fatal else ""
+        text, final = f"the launcher died{step}: {ended}", bool(module) and again
+        error = LaunchError(text, trace=trace, final=final)
+        error.status = status
+        return error
 
     def _written(self) -> tuple[str, bytes]:
         """Return which module it imports, if any, and what it has written beside such notes."""
@@ -591,7 +661,6 @@ class LauncherHandle:
         """Ask the process for nothing more."""
         if not self.lost:
             self.lost = True
-            self._impatience.cancel()
             self._loop.remove_reader(self._socket.fileno())
             self._socket.close()
             self._bury()
@@ -610,13 +679,11 @@ class LauncherHandle:
         ended = self._end()
         if not self.usable.done():
             ended = ended or "it has closed its channel"
-            early = self._death if self._new.greeted else self._new.fault
-            self._fail(early(ended))
+            self._fail(self._death(ended) if self._greeted else self._fault(ended))
         elif not self._ends:
             # Nobody knows the status that another library has taken; it looks like 0.
             reason = (self._popen.poll() and ended) or "its process has ended"
-            extra = {"pid": self._popen.pid, "reason": reason}
-            say.LAUNCHER_LOST.log(LOGGER, extra)
+            say.LAUNCHER_LOST.log(LOGGER, {"pid": self._popen.pid, "reason": reason})
         self._fail(LaunchError("the launcher's process ended"))
         for process in self._processes.values():
             process.launcher_gone()
@@ -633,7 +700,8 @@ class LauncherHandle:
         if status is None:
             return ""
         if status < 0:
-            return f"signal {signal_name(-status).removeprefix('signal ')} ended it"
+            name = posix.signal_name(-status).removeprefix("signal ")
+            return f"signal {name} ended it"
         return f"it ended with exit status {status}"
 
 
@@ -644,6 +712,11 @@ def _disown(answer: asyncio.Future[Process]) -> None:
         process.unwanted = True
         process.signal(signal.SIGKILL)
         process.close()
+
+
+def _kind(line: bytes) -> list[str]:
+    """Return what has to be the same: the version, and the folder of the standard library."""
+    return printable(line.rstrip()).split(" ", 3)[::3]
 
 
 class Process:
@@ -657,39 +730,27 @@ class Process:
     Attributes:
         pid: As above.
         cpu: Seconds of CPU time that it has used, once it has ended and if it is known.
+        ended: Done when it has ended.  The result is its exit status, which is negative if a
+            signal with that number has ended it, and ``None`` if it is not known.
         unwanted: Whether nobody waits for it, since its caller has left.
     """
 
     def __init__(
         self, loop: asyncio.AbstractEventLoop, pid: int, pidfd: int | None
     ) -> None:
-        self._loop = loop
-        self.pid = pid
-        self.cpu = 0.0
-        self.unwanted = False
-        self._has_launcher = True
-        self._pidfd = pidfd
-        self._end: asyncio.Future[int | None] = loop.create_future()
+        self._loop, self.pid, self._pidfd = loop, pid, pidfd
+        self.cpu, self.unwanted, self._has_launcher = 0.0, False, True
+        self.ended: asyncio.Future[int | None] = loop.create_future()
         self._alarm = Alarm(loop, lambda _: self._ended_unreported())
         if pidfd is not None:
-            loop.add_reader(pidfd, self._on_pidfd)
-
-    async def wait(self) -> int | None:
-        """Wait until the process has ended; return its exit status, or ``None`` if unknown.
-
-        A negative status means that a signal with that number has ended the process.
-
-        Cancellation:
-            Safe: the process goes on.
-        """
-        return await asyncio.shield(self._end)
+            loop.add_reader(pidfd, self._on_pidfd, pidfd)
 
     def note_end(self, status: int | None, *, cpu: float = 0.0) -> None:
         """Note the exit status and the CPU time of the process, which has ended."""
         self._alarm.cancel()
-        if not self._end.done():
+        if not self.ended.done():
             self.cpu = cpu
-            self._end.set_result(status)
+            self.ended.set_result(status)
 
     def launcher_gone(self) -> None:
         """Watch the process without the launcher, which is gone.
@@ -705,7 +766,7 @@ class Process:
 
     def signal(self, number: int) -> None:
         """Send the process a signal, if it is still there."""
-        if self._end.done():
+        if self.ended.done():
             return
         try:
             self._send(number)
@@ -726,22 +787,17 @@ class Process:
     def _send(self, number: int) -> None:
         if self._pidfd is not None:
             try:
-                signal.pidfd_send_signal(self._pidfd, number)
+                return signal.pidfd_send_signal(self._pidfd, number)
             except OSError as error:
-                if not machine.is_refusal(error):
-                    raise
                 # The number is still that of this process: the launcher has not reaped it.
                 instead = "workers are signalled by number"
-                machine.tell_once("pidfd_send_signal", error, instead)
-            else:
-                return
-        os.kill(self.pid, number)
+                machine.tell_refusal("pidfd_send_signal", error, instead)
+        return os.kill(self.pid, number)
 
-    def _on_pidfd(self) -> None:
+    def _on_pidfd(self, pidfd: int) -> None:
         # The launcher reports the exit status and more, but it may be stopped, or dead.
-        assert self._pidfd is not None
-        self._loop.remove_reader(self._pidfd)
-        if not self._end.done():
+        self._loop.remove_reader(pidfd)
+        if not self.ended.done():
             self._alarm.set_in(_REPORT_GRACE if self._has_launcher else 0.0)
 
     def _ended_unreported(self) -> None:

@@ -26,11 +26,11 @@ from asyncpool._core.options import (
     changed,
 )
 from asyncpool._dataclass import dataclass
-from asyncpool._engine.interpreter import main_script
 from asyncpool._engine.machine import (
     check_limits,
     check_loop_kind,
     least_and_most,
+    main_script,
     module_path,
     usable_cpus,
 )

@@ -13,7 +13,7 @@ from typing import Any, TypeAlias, TypeVar, cast
 
 from asyncpool._core import log_messages as say
 from asyncpool._engine.life_log import LOGGER
-from asyncpool._engine.machine import is_refusal, tell_once
+from asyncpool._engine.machine import tell_refusal
 from asyncpool._wire.frames import Frame, FrameKind
 from asyncpool._wire.messages import tidy
 from asyncpool._wire.page import (
@@ -93,11 +93,9 @@ def _sealed_file(size: int) -> int | None:
     except OSError as error:
         if fd >= 0:
             os.close(fd)
-        if not is_refusal(error):
-            raise
         instead = "workers share plain files with their pool"
         instead += ", and large objects go through sockets"
-        tell_once("memfd_create", error, instead)
+        tell_refusal("memfd_create", error, instead)
         return None
     return fd
 

@@ -32,8 +32,7 @@ from time import monotonic
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from asyncpool._engine.channel import SMALL, Channel, DescriptorSocket
-from asyncpool._engine.interpreter import LaunchError
-from asyncpool._engine.launcher import Process
+from asyncpool._engine.launcher import LaunchError, Process
 from asyncpool._engine.loop import Alarm
 from asyncpool._engine.output import Output
 from asyncpool._engine.page import WorkerPage
@@ -408,7 +407,7 @@ class WorkerHandle:
         """
         try:
             process = await self._start()
-            self.status = await process.wait()
+            self.status = await asyncio.shield(process.ended)
             # What it sent before it died counts: an outcome, or the reason of its death.
             for channel in self._channels:
                 channel.read_rest()

@@ -27,9 +27,8 @@ from typing import NamedTuple
 
 from asyncpool._core.options import WorkerLimits
 from asyncpool._dataclass import replace
-from asyncpool._engine.interpreter import main_script
 from asyncpool._engine.loop import Threads
-from asyncpool._engine.machine import oom_kills
+from asyncpool._engine.machine import main_script, oom_kills
 from asyncpool._sandbox import plan as rules
 from asyncpool.errors import UnsupportedPlatformError
 from asyncpool.sandbox import Sandbox, is_within

@@ -37,7 +37,6 @@ _MOST_BESIDE = 65_536
 
 # What a file may be used for.
 _MODES = {os.O_RDONLY: "rb", os.O_WRONLY: "wb"}
-_BOTH = "rb+"
 
 # The descriptors that came with what this process unpickles; None where one was lost.
 HANDED: list[int | None] = []
@@ -100,7 +99,7 @@ def received(fd: int) -> ReceivedSocket | ReceivedFile:
         if stat.S_ISSOCK(os.fstat(fd).st_mode):
             return ReceivedSocket(fileno=fd)
         access = fcntl.fcntl(fd, fcntl.F_GETFL) & os.O_ACCMODE
-        return ReceivedFile(fd, _MODES.get(access, _BOTH))
+        return ReceivedFile(fd, _MODES.get(access, "rb+"))
     except OSError:
         os.close(fd)
         raise
@@ -164,19 +163,15 @@ def receive_fds(
     job starts would inherit the descriptors.  If this process may open no more files,
     the kernel drops descriptors, but the data still arrives.
     """
-    room = array.array("i", [0] * most)
-    data, ancillary, flags, _ = sock.recvmsg(
-        size, socket.CMSG_SPACE(room.itemsize * most), _CLOEXEC
-    )
-    fds: list[int] = []
+    fds = array.array("i")
+    room = socket.CMSG_SPACE(fds.itemsize * most)
+    data, ancillary, flags, _ = sock.recvmsg(size, room, _CLOEXEC)
     for level, kind, payload in ancillary:
         if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
-            found = array.array("i")
-            found.frombytes(payload[: len(payload) - len(payload) % found.itemsize])
-            fds += found
+            fds.frombytes(payload[: len(payload) - len(payload) % fds.itemsize])
     for fd in fds:
         os.set_inheritable(fd, False)
-    return data, fds, bool(flags & socket.MSG_CTRUNC)
+    return data, fds.tolist(), bool(flags & socket.MSG_CTRUNC)
 
 
 # These sockets block, whatever default timeout the program has set: socket.setdefaulttimeout() makes
@@ -205,7 +200,8 @@ STARTS = "ASYNCPOOL_STARTS"
 # What such a process answers on its channel instead of a greeting.
 REFUSAL = b"refused\n"
 
-_FROZEN = "--multiprocessing-fork"
+# How the command line of a frozen program begins, behind the program.
+FROZEN = "--multiprocessing-fork"
 
 _FIRST = getattr(signal, "SIGRTMIN", None)
 
@@ -224,11 +220,6 @@ def greeting() -> bytes:
     return f"{tag}{threaded} {version} in {folder!a}\n".encode()
 
 
-def frozen(executable: str) -> tuple[str, ...]:
-    """Return the beginning of the command line of a frozen program."""
-    return executable, _FROZEN
-
-
 def command_line(
     program: tuple[str, ...], role: str, fds: tuple[int, ...]
 ) -> list[str]:
@@ -241,7 +232,7 @@ def command_line(
         role: ``"launcher"`` or ``"worker"``.
         fds: The descriptors.
     """
-    if program[-1] != _FROZEN:
+    if program[-1] != FROZEN:
         return [*program, role, *map(str, fds)]
     reading, writing = os.pipe()
     os.set_inheritable(reading, True)
@@ -262,6 +253,15 @@ def signal_name(number: int) -> str:
         return f"signal {number}"
 
 
+def read(path: str) -> bytes:
+    """Return what is in a file of Linux; nothing if its process is gone, or if this is no Linux."""
+    try:
+        with open(path, "rb") as file:  # noqa: PTH123 - workers import this
+            return file.read()
+    except OSError:
+        return b""
+
+
 def memory_at_most(pid: int) -> int:
     """Return an upper bound, in 8 us; 0 if the process is gone.
 
@@ -278,16 +278,13 @@ def private_memory(pid: int) -> int:
     MiB that is resident.
     """
     anonymous, shared = _resident(pid)
-    private = files = 0
-    try:
-        with open(f"/proc/{pid}/smaps_rollup", "rb") as file:  # noqa: PTH123
-            for line in file:
-                if line.startswith(b"Private_"):
-                    private += int(line.split()[1]) << 10
-                elif line.startswith(b"Pss_File:"):
-                    files = int(line.split()[1]) << 10
-    except OSError:  # an older kernel, or gVisor
+    rollup = read(f"/proc/{pid}/smaps_rollup")
+    if not rollup:  # an older kernel, or gVisor
         return anonymous
+    rows = map(bytes.split, rollup.splitlines()[1:])
+    sizes = {name: int(kib) << 10 for name, kib, *_ in rows}
+    private = sum(size for name, size in sizes.items() if name.startswith(b"Private_"))
+    files = sizes.get(b"Pss_File:", 0)
     # Shared memory that nobody else has mapped, such as mmap(-1, ...), is private here; but so is
     # a file.  Pss_File also has a part of the libraries, hence the larger of the two figures.
     return min(anonymous + shared, max(min(anonymous, private), private - files))
@@ -295,15 +292,11 @@ def private_memory(pid: int) -> int:
 
 def _resident(pid: int) -> tuple[int, int]:
     """Return how much anonymous memory, and how much shared memory that is no file, is resident."""
-    try:
-        with open(f"/proc/{pid}/status", "rb") as file:  # noqa: PTH123 - workers import this
-            status = file.read()
-        found = [status.partition(name)[2] for name in (b"\nRssAnon:", b"\nRssShmem:")]
-        if all(found):
-            anonymous, shared = (int(rest.split(None, 1)[0]) << 10 for rest in found)
-            return anonymous, shared
-        with open(f"/proc/{pid}/statm", "rb") as file:  # noqa: PTH123 - gVisor has only this
-            _, resident, shared_too, *_ = map(int, file.read().split())
-    except (OSError, ValueError):
-        return 0, 0
-    return (resident - shared_too) * mmap.PAGESIZE, 0
+    status = read(f"/proc/{pid}/status")
+    found = [status.partition(name)[2] for name in (b"\nRssAnon:", b"\nRssShmem:")]
+    if all(found):
+        anonymous, shared = (int(rest.split(None, 1)[0]) << 10 for rest in found)
+        return anonymous, shared
+    # gVisor has only this.
+    _, resident, shared, *_ = *map(int, read(f"/proc/{pid}/statm").split()), 0, 0, 0
+    return (resident - shared) * mmap.PAGESIZE, 0

@@ -31,11 +31,13 @@ _CURE = "make the object that has it with multiprocessing.get_context('forkserve
 
 _PLACE = "/dev/shm/sem."  # noqa: S108 - glibc's
 _SIZE = mmap.PAGESIZE
-_MAYMOVE, _FIXED = 1, 2
-_SHARED_BY_PROCESSES = 1
+# Flags of mremap() and mmap() in Linux.
+_MAYMOVE, _FIXED = 1, 0x10
 
-# The first half of a semaphore is its value; the second one is how many threads wait for it.
-_WAITERS = 4
+# A semaphore begins with its value, and how many threads wait for it.  Its kind is behind them:
+# whether processes share it.
+_Counts = ctypes.c_uint32 * 2
+_COUNTS = ctypes.sizeof(_Counts)
 
 # How often other threads may take the semaphore while it is moved, if its value is high.
 _SLACK = 1000
@@ -52,35 +54,15 @@ _lock = threading.Lock()
 _descriptors: weakref.WeakKeyDictionary[SemLock, int] = weakref.WeakKeyDictionary()
 
 
-class Mappings:
-    """Which other processes have mapped which semaphores.
-
-    Only those that run the same program may share a semaphore by a fork.  To look takes
-    milliseconds, so one look serves for all semaphores that are moved together.
-    """
-
-    def __init__(self) -> None:
-        self._there: dict[int, str] | None = None
-
-    def sharing(self, file: str) -> int | None:
-        """Return another process that has mapped *file*, if there is one."""
-        found = self._look(file)
-        if found is not None:
-            time.sleep(_EXEC)
-            self._there = None
-            found = self._look(file)
-        return found
-
-    def _look(self, file: str) -> int | None:
-        if self._there is None:
-            self._there = dict(_mappings_elsewhere())
-        return next((pid for pid, text in self._there.items() if file in text), None)
-
-
-def descriptor_of(lock: SemLock, mappings: Mappings) -> int:
+def descriptor_of(lock: SemLock, mappings: dict[int, str]) -> int:
     """Return a descriptor of the memory that the semaphore of *lock* is in.
 
     It belongs to *lock*.  The semaphore may be in use meanwhile, in any thread.
+
+    Args:
+        lock: What has the semaphore.
+        mappings: What processes have mapped, if somebody has looked; else this does.  To look
+            takes milliseconds, so one look serves for all semaphores that are moved together.
 
     Raises:
         RuntimeError: If the semaphore cannot be moved.  The text says why, and what to do.
@@ -117,16 +99,16 @@ def _own(lock: SemLock, fd: int) -> None:
     weakref.finalize(lock, os.close, fd)
 
 
-def _move(handle: int, mappings: Mappings) -> int:
+def _move(handle: int, mappings: dict[int, str]) -> int:
     """Move the semaphore at *handle* into new memory; return the descriptor of that."""
-    known = sys.platform == "linux" and ctypes.sizeof(_address) == 2 * _WAITERS
+    known = sys.platform == "linux" and ctypes.sizeof(_address) == _COUNTS
     known = known and sys.byteorder == "little" and hasattr(os, "memfd_create")
     file = _file_at(handle) if known else None
     if file is None:
         raise RuntimeError(
             f"a lock or semaphore of the context 'fork' cannot be sent from here: {_CURE}"
         )
-    process = mappings.sharing(file)
+    process = _sharing(file, mappings)
     if process is not None:
         raise RuntimeError(
             f"a lock or semaphore of the context 'fork' is shared with process {process} "
@@ -135,30 +117,32 @@ def _move(handle: int, mappings: Mappings) -> int:
     fd = os.memfd_create("semaphore")
     try:
         os.ftruncate(fd, _SIZE)
-        _replace(handle, _map(fd))
+        _replace(handle, fd)
     except BaseException:
         os.close(fd)
         raise
     return fd
 
 
-def _replace(handle: int, new: int) -> None:
-    """Replace the semaphore at *handle* by the one in the memory at *new*."""
+def _replace(handle: int, fd: int) -> None:
+    """Replace the semaphore at *handle* by one in the memory of *fd*."""
     # One system call makes all threads use the new semaphore.  Its value is lower at first:
     # no thread may get what another one has taken from the old one.  Then it gets the rest.
-    least = max(0, _value(handle) - _SLACK)
-    _call("sem_init", _int, new, _int(_SHARED_BY_PROCESSES), ctypes.c_uint(least))
-    old = _remap(handle, 0, _MAYMOVE)  # it is there twice now
-    _remap(new, _SIZE, _MAYMOVE | _FIXED, handle)
+    least = max(0, _counts(handle)[0] - _SLACK)
+    kind = ctypes.string_at(handle + _COUNTS, _COUNTS)
+    os.pwrite(fd, bytes(_Counts(least, 0)) + kind, 0)
+    size = _size(_SIZE)
+    old = _call("mremap", _address, handle, _size(0), size, _int(_MAYMOVE))
+    _map(fd, handle)  # until now the old one was there twice
     # Threads that wait at the old semaphore are woken up, and then wait at the new one.
-    waiting = _waiters(old).value
+    value, waiting = _counts(old)
     if waiting:
-        _waiters(handle).value += waiting
-    for _ in range(_value(old) - least):
+        _counts(handle)[1] += waiting
+    for _ in range(value - least):
         _call("sem_post", _int, handle)
     for _ in range(waiting):
         _call("sem_post", _int, old)
-    _call("munmap", _int, old, _size(_SIZE))
+    _call("munmap", _int, old, size)
 
 
 def _mappings(process: str) -> list[str]:
@@ -176,32 +160,37 @@ def _file_at(handle: int) -> str | None:
     return None
 
 
-def _mappings_elsewhere() -> Iterator[tuple[int, str]]:
+def _sharing(file: str, mappings: dict[int, str]) -> int | None:
+    """Return another process that has mapped *file*, if there is one."""
+    others: list[int] = []
+    for _ in range(2):
+        mappings.update({} if mappings else _mappings_of_program())
+        found = [pid for pid, text in mappings.items() if file in text]
+        if not (others := [pid for pid in found if pid != os.getpid()]):
+            return None
+        mappings.clear()
+        time.sleep(_EXEC)
+    return others[0]
+
+
+def _mappings_of_program() -> Iterator[tuple[int, str]]:
+    """Yield who runs the same program, and so may share a semaphore by a fork."""
     program = os.readlink("/proc/self/exe")  # noqa: PTH115
-    for name in os.listdir("/proc"):  # noqa: PTH208
-        if name.isdecimal() and int(name) != os.getpid():
-            with contextlib.suppress(OSError):  # it is gone, or another user's
-                if os.readlink(f"/proc/{name}/exe") == program:  # noqa: PTH115
-                    yield int(name), "".join(_mappings(name))
+    for name in filter(str.isdecimal, os.listdir("/proc")):  # noqa: PTH208
+        with contextlib.suppress(OSError):  # it is gone, or another user's
+            if os.readlink(f"/proc/{name}/exe") == program:  # noqa: PTH115
+                yield int(name), "".join(_mappings(name))
 
 
-def _map(fd: int) -> int:
+def _map(fd: int, place: int = 0) -> int:
+    """Map the memory of *fd*, at *place* if there is one; return its address."""
     protection = _int(mmap.PROT_READ | mmap.PROT_WRITE)
-    flags = _int(mmap.MAP_SHARED)
-    return _call("mmap", _address, 0, _size(_SIZE), protection, flags, _int(fd), 0)
+    flags = _int(mmap.MAP_SHARED | (_FIXED if place else 0))
+    return _call("mmap", _address, place, _size(_SIZE), protection, flags, _int(fd), 0)
 
 
-def _remap(address: int, size: int, flags: int, to: int = 0) -> int:
-    sizes = _size(size), _size(_SIZE)
-    return _call("mremap", _address, address, *sizes, _int(flags), _address(to))
-
-
-def _value(address: int) -> int:
-    return ctypes.c_uint32.from_address(address).value
-
-
-def _waiters(address: int) -> ctypes.c_uint32:
-    return ctypes.c_uint32.from_address(address + _WAITERS)
+def _counts(address: int) -> ctypes.Array[ctypes.c_uint32]:
+    return _Counts.from_address(address)
 
 
 def _call(name: str, result: type, address: int, *args: object) -> int:

@@ -41,9 +41,9 @@ import sys
 import time
 import traceback
 
-from asyncpool._wire.frames import Frame, FrameDecoder, FrameKind, header
+from asyncpool._wire import posix
+from asyncpool._wire.frames import FrameDecoder, FrameKind, header
 from asyncpool._wire.messages import SCRIPT, Failure, LauncherConfig, cannot_succeed
-from asyncpool._wire.posix import STACKS, STARTS, command_line, receive_fds, socket_of
 from asyncpool._worker.identity import install_script, load_script
 from asyncpool._worker.process import Preloading, forking, load_title, prctl, show, work
 
@@ -51,7 +51,7 @@ TYPE_CHECKING = False  # see _wire/records.py
 if TYPE_CHECKING:
     import signal as _signal
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-    from typing import Any, NoReturn
+    from typing import NoReturn
 else:
     import _signal  # the C part of signal, see _worker/__init__.py
 
@@ -83,9 +83,9 @@ def main(file: int, channel_fd: int) -> NoReturn:
         channel_fd: The channel.
     """
     reaper, status = Reaper(), 0
-    worker: tuple[Any, ...] | None = None
+    worker: tuple[int, ...] = ()
     # Keep the socket to the end: collecting an open one would cause a warning.
-    channel = socket_of(channel_fd)
+    channel = posix.socket_of(channel_fd)
     try:
         LauncherProcess(channel, file, reaper).run()
     except _Forked as forked:
@@ -95,24 +95,22 @@ def main(file: int, channel_fd: int) -> NoReturn:
     except BaseException:
         traceback.print_exc()
         status = 1
-    if worker is None:
+    if not worker:
         reaper.end_all()
         os._exit(status)
     # After everything of the launcher is freed, which takes up to 0.9 ms.
-    work(*_become_worker(*worker))
+    work(*worker)
 
 
 class _Forked(BaseException):
-    """Raised in a forked process, to leave the launcher's loop and its objects."""
+    """Raised in a forked process with what it works with, to leave the launcher's loop and objects."""
 
 
 class LauncherProcess:
     """The loop of the launcher's process."""
 
     def __init__(self, channel: socket.socket, file: int, reaper: Reaper) -> None:
-        self._channel = channel
-        self._file = file
-        self._reaper = reaper
+        self._channel, self._file, self._reaper = channel, file, reaper
         self._decoder = FrameDecoder(max_payload=_MAX_REQUEST)
         packed = os.pread(file, os.fstat(file).st_size, 0)
         self._config: LauncherConfig = pickle.loads(packed)
@@ -167,7 +165,7 @@ class LauncherProcess:
         show("pool-launcher", "launcher")
         faulthandler.enable(self._file)
         # The pool asks where this is, if it takes too long.
-        faulthandler.register(STACKS, self._file)
+        faulthandler.register(posix.STACKS, self._file)
         preloading = Preloading()
         for name in config.preload:
             try:
@@ -176,9 +174,8 @@ class LauncherProcess:
                     importlib.import_module(name)
             except BaseException as error:
                 summary = f"{name!r} cannot be preloaded: {error!r}"
-                final = cannot_succeed(error, fixed=True)
-                failure = Failure("preload", summary, traceback.format_exc(), final)
-                return FrameKind.FAILED, failure.pack()
+                text, final = traceback.format_exc(), cannot_succeed(error, fixed=True)
+                return FrameKind.FAILED, Failure("preload", summary, text, final).pack()
         if config.namespaces is not None:
             from asyncpool._sandbox.entering import warm_up  # noqa: PLC0415 - few need it
 
@@ -198,17 +195,16 @@ class LauncherProcess:
         self._note("")
         with contextlib.suppress(RuntimeError, OSError):  # there may be no stderr
             faulthandler.enable()
-        faulthandler.unregister(STACKS)
-        signal.signal(STACKS, signal.SIG_IGN)  # in a worker too, until it has a handler
+        faulthandler.unregister(posix.STACKS)
+        # In a worker too, until it has a handler.
+        signal.signal(posix.STACKS, signal.SIG_IGN)
         os.close(self._file)
         shared = ""
-        if config.fork and config.namespaces is None:
-            # It is missing where this is no Linux.
-            with contextlib.suppress(OSError), open("/proc/self/maps", "rb") as maps:  # noqa: PTH123
-                if b"w-s " in maps.read():
-                    from asyncpool._sandbox.leftovers import shared_memory  # noqa: PLC0415 - few need it
+        plain = config.fork and config.namespaces is None
+        if plain and b"w-s " in posix.read("/proc/self/maps"):
+            from asyncpool._sandbox.leftovers import shared_memory  # noqa: PLC0415 - few need it
 
-                    shared = shared_memory()
+            shared = shared_memory()
         gc.collect()
         gc.freeze()  # else the first collection of each worker copies every page
         lost = preloading.left(whole=True) if config.fork else []
@@ -219,23 +215,33 @@ class LauncherProcess:
         os.write(self._file, f"\0{name}\n".encode())
 
     def _answer(self) -> bool:
-        data, fds, _ = receive_fds(self._channel, 65536, FDS_PER_WORKER)
+        data, fds, _ = posix.receive_fds(self._channel, 65536, FDS_PER_WORKER)
         for frame in self._decoder.feed(data):
             if frame.kind is FrameKind.SWEEP:
                 self._report(self._reaper.sweep())
-                self._send(FrameKind.SWEPT)
+                self._send(FrameKind.SWEPT, b"")
             else:
                 # The kernel ends a read after bytes that came with descriptors, so
                 # these descriptors belong to this request.
-                self._launch(frame, fds)
+                self._launch(dict(json.loads(frame.payload)), fds)
                 fds = []
         return bool(data)
 
-    def _launch(self, frame: Frame, fds: list[int]) -> None:
+    def _launch(self, variables: Mapping[str, str], fds: list[int]) -> None:
+        """Fork a worker that gets *fds*; *variables* are for a fresh interpreter."""
         try:
             if len(fds) != FDS_PER_WORKER:  # the kernel drops those that find no room
                 raise OSError("the launcher may open no more descriptors")  # noqa: TRY301 - as if it may not fork
-            pid = self._fork(fds, dict(json.loads(frame.payload)))
+            # A SIGTERM meant for the new worker must not run the launcher's handler in it;
+            # it waits until the worker has let go of that.
+            before = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGTERM,))
+            try:
+                with forking():
+                    pid = self._reaper.fork()
+                    if pid == 0:
+                        raise _Forked(*self._become_worker(variables, fds))
+            finally:
+                signal.pthread_sigmask(signal.SIG_SETMASK, before)
             # Open the pidfd here: this process is the parent, so the pid cannot be reused yet.
             handles: list[int] = []
             with contextlib.suppress(AttributeError, OSError):
@@ -248,26 +254,8 @@ class LauncherProcess:
         for fd in fds:
             os.close(fd)
 
-    def _fork(self, fds: list[int], variables: Mapping[str, str]) -> int:
-        """Fork a worker that gets *fds*.
-
-        With *variables* in its environment, if it becomes a fresh interpreter.
-        """
-        # A SIGTERM meant for the new worker must not run the launcher's handler in it;
-        # it waits until the worker has let go of that.
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGTERM,))
-        try:
-            with forking():
-                pid = self._reaper.fork()
-                if pid == 0:
-                    self._let_go()
-                    raise _Forked(self._config, fds, variables)
-        finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, before)
-        return pid
-
-    def _let_go(self) -> None:
-        """Leave the launcher's life behind; this is the forked process."""
+    def _become_worker(self, variables: Mapping[str, str], fds: list[int]) -> list[int]:
+        """Leave the launcher's life behind; return what a worker works with."""
         try:
             os.setsid()
             # As in a fresh interpreter.
@@ -279,52 +267,36 @@ class LauncherProcess:
             self._channel.close()
             os.close(self._wake_out)
             os.close(self._wake_in)
+            *channels, out, err = fds
+            null = os.open(os.devnull, os.O_RDONLY)
+            for standard, fd in enumerate((null, out, err)):
+                os.dup2(fd, standard)
+            for fd in {null, out, err} - {0, 1, 2}:
+                os.close(fd)
+            if not self._config.fork:
+                for fd in channels:
+                    os.set_inheritable(fd, True)
+                command, starts = self._config.command, {posix.STARTS: str(channels[0])}
+                line = posix.command_line(command, "worker", tuple(channels))
+                os.execvpe(command[0], line, {**os.environ, **variables, **starts})  # noqa: S606 - no shell is wanted
+            sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
+            if "numpy.random" in sys.modules:
+                # random does so itself; see docs/inside-a-job.md for others.
+                sys.modules["numpy.random"].seed()
         except BaseException:
             traceback.print_exc()
             os._exit(1)
+        return channels
 
     def _report(self, ended: Iterable[tuple[int, int, int]]) -> None:
         for end in ended:
             self._send(FrameKind.EXITED, json.dumps(end).encode())
 
-    def _send(
-        self, kind: FrameKind, payload: bytes = b"", fds: Sequence[int] = ()
-    ) -> None:
+    def _send(self, kind: FrameKind, payload: bytes, fds: Sequence[int] = ()) -> None:
         data = header(kind, len(payload)) + payload
-        if fds:
-            # Alone with its first byte in a read of the other side's.
-            sent = socket.send_fds(self._channel, [data], fds)
-            data = data[sent:]
-        self._channel.sendall(data)
-
-
-def _become_worker(
-    config: LauncherConfig, fds: list[int], variables: Mapping[str, str]
-) -> list[int]:
-    """Return the descriptors that a worker works with."""
-    try:
-        *channels, out, err = fds
-        null = os.open(os.devnull, os.O_RDONLY)
-        for number, fd in enumerate((null, out, err)):
-            os.dup2(fd, number)
-        for fd in {null, out, err} - {0, 1, 2}:
-            os.close(fd)
-        if not config.fork:
-            for fd in channels:
-                os.set_inheritable(fd, True)
-            os.execvpe(  # noqa: S606 - no shell is wanted
-                config.command[0],
-                command_line(config.command, "worker", tuple(channels)),
-                {**os.environ, **variables, STARTS: str(channels[0])},
-            )
-        sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
-        numpy_random = sys.modules.get("numpy.random")
-        if numpy_random is not None:
-            numpy_random.seed()  # random does so itself; see docs/inside-a-job.md for others
-    except BaseException:
-        traceback.print_exc()
-        os._exit(1)
-    return channels
+        # They are alone with its first byte in a read of the other side's.
+        sent = socket.send_fds(self._channel, [data], fds) if fds else 0
+        self._channel.sendall(data[sent:])
 
 
 class Reaper:
@@ -333,8 +305,7 @@ class Reaper:
     def __init__(self) -> None:
         self._workers: dict[int, int] = {}  # the mark of each
         self._adopted: dict[int, int] = {}
-        self._first = int.from_bytes(os.urandom(4), "big") * _MOST_MARKS
-        self._last = self._first
+        self._first = self._last = int.from_bytes(os.urandom(4), "big") * _MOST_MARKS
         self._marks = _can_mark(self._first)
 
     def fork(self) -> int:
@@ -357,19 +328,18 @@ class Reaper:
     def reap(self) -> Iterator[tuple[int, int, int]]:
         """Yield pid, exit status and microseconds of CPU of every worker that has ended."""
         ended = False
-        can_look = hasattr(os, "waitid")  # not in macOS before Python 3.13
         try:
-            while pid := _next_zombie() if can_look else -1:
-                if pid in self._workers:
-                    _kill((pid,), os.killpg)
-                pid, status, usage = os.wait4(pid, os.WNOHANG)
+            while found := _next_zombie():
+                if found in self._workers:
+                    _kill((found,), os.killpg)
+                pid, status, usage = os.wait4(found, os.WNOHANG)
                 if not pid:
                     break
                 if not self._workers.pop(pid, 0):
                     self._adopted.pop(pid, 0)
                     continue
                 ended = True
-                if not can_look:
+                if found != pid:  # it was not known before
                     _kill((pid,), os.killpg)
                 cpu = int((usage.ru_utime + usage.ru_stime) * 1e6)
                 yield pid, os.waitstatus_to_exitcode(status), cpu
@@ -410,9 +380,8 @@ class Reaper:
         adopted = children() - self._workers.keys()
         if not self._marks:
             return adopted
-        before, self._adopted = self._adopted, {}
-        for pid in adopted:
-            self._adopted[pid] = before.get(pid) or _mark_of(pid)
+        known = self._adopted
+        self._adopted = {pid: known.get(pid) or _mark_of(pid) for pid in adopted}
         living = {*self._workers.values()}
         return {
             pid
@@ -424,9 +393,13 @@ class Reaper:
 def _next_zombie() -> int:
     """Return the pid of a child that has ended, and is not collected yet; 0 if none has.
 
+    -1, which is any child to the system, where one cannot look: in macOS before Python 3.13.
+
     Raises:
         ChildProcessError: If there are no children.
     """
+    if not hasattr(os, "waitid"):
+        return -1
     found = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
     return 0 if found is None else found.si_pid
 
@@ -438,12 +411,10 @@ def _mark_self(mark: int) -> None:
 
 def _mark_of(pid: int) -> int:
     """Return the mark of a process; 0 if it has none, or is gone."""
-    with contextlib.suppress(OSError, ValueError):
-        # Not prlimit(), which tells nothing of other users' processes.
-        with open(f"/proc/{pid}/limits", "rb") as limits:  # noqa: PTH123 - no pathlib here
-            _, _, locks = limits.read().partition(b"Max file locks")
-        return int(locks.split(None, 1)[0])
-    return 0
+    # Not prlimit(), which tells nothing of other users' processes.
+    _, _, locks = posix.read(f"/proc/{pid}/limits").partition(b"Max file locks")
+    soft, *_ = *locks.split(), b""
+    return int(soft) if soft.isdigit() else 0
 
 
 def _can_mark(mark: int) -> bool:
@@ -476,21 +447,14 @@ def adopt_orphans() -> None:
 def children() -> set[int]:
     """Return the pids of this process's children, zombies included; none if unknown."""
     own = os.getpid()
-    with (
-        contextlib.suppress(OSError),  # as in gVisor, and without CONFIG_PROC_CHILDREN
-        open(f"{_PROC}/{own}/task/{own}/children") as listing,  # noqa: PTH123
-    ):
-        return {int(child) for child in listing.read().split()}
+    listing = f"{_PROC}/{own}/task/{own}/children"
+    if os.path.exists(listing):  # noqa: PTH110 - not in gVisor, and without CONFIG_PROC_CHILDREN
+        return {int(child) for child in posix.read(listing).split()}
     found: set[int] = set()
     with contextlib.suppress(OSError):
         for pid in filter(str.isdigit, os.listdir(_PROC)):  # noqa: PTH208
             # After the process's name, which may contain anything, come its state and its parent.
-            with (
-                contextlib.suppress(
-                    OSError, IndexError, ValueError
-                ),  # it is gone by now
-                open(f"{_PROC}/{pid}/stat", "rb") as stat,  # noqa: PTH123
-            ):
-                if int(stat.read().rpartition(b") ")[2].split()[1]) == own:
-                    found.add(int(pid))
+            _, _, stat = posix.read(f"{_PROC}/{pid}/stat").rpartition(b") ")
+            if stat.split()[1:2] == [b"%d" % own]:
+                found.add(int(pid))
     return found

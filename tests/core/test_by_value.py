@@ -10,22 +10,16 @@ from typing import Any
 
 import pytest
 
-from asyncpool._engine.interpreter import recognise
+from asyncpool._engine.machine import recognise
 from asyncpool._wire import by_value, scripts, scripts as arrivals
 from asyncpool._wire.buffers import HEAVY, OverLimitError, ReceivedPickle
 from asyncpool._wire.by_value import make_without_hooks
 from asyncpool._wire.pickling import dump, dumps_call, loads
 from asyncpool._wire.scripts import Script
 
-GUARDED = """
-def work(): pass
-if __name__ == "__main__":
-    work()
-"""
 
-
-def look(source: str, *, path: str = "/a/script.py", **about: Any) -> Script | None:
-    return recognise(path, textwrap.dedent(source).encode(), **about)
+def look(source: str) -> Script | None:
+    return recognise("/a/script.py", textwrap.dedent(source).encode())
 
 
 def names(source: str) -> Script:
@@ -75,12 +69,6 @@ def test_a_guard(test: str) -> None:
 )
 def test_no_guard(source: str) -> None:
     assert look(source) is None
-
-
-def test_only_a_file_that_nobody_adds_to_can_be_imported() -> None:
-    assert look(GUARDED)
-    assert look(GUARDED, path="") is None
-    assert look(GUARDED, interactive=True) is None
 
 
 def test_the_globals_that_an_import_defines() -> None:

@@ -17,13 +17,14 @@ from typing import Any, NoReturn, Self
 
 import pytest
 
-from asyncpool._engine import interpreter, launcher, machine as refusals
-from asyncpool._engine.interpreter import LaunchError
-from asyncpool._engine.launcher import Launcher, Process
+from asyncpool import Pool
+from asyncpool._engine import launcher, machine
+from asyncpool._engine.launcher import Launcher, LaunchError, Process
 from asyncpool._wire.frames import FrameDecoder, FrameKind, header
 from asyncpool._wire.messages import Identity, WorkerConfig
 from asyncpool._wire.page import PAGE_SIZE
 from tests.helpers.guards import marked_processes
+from tests.helpers.inside import config_of
 from tests.helpers.loops import BOTH_LOOPS
 from tests.helpers.patience import PATIENCE, patience
 
@@ -83,11 +84,14 @@ class Ends:
                 os.close(fd)
 
 
+def make(*, fork: bool) -> Launcher:
+    pool = Pool(1, launcher="forkserver" if fork else "spawn")
+    return Launcher(asyncio.get_running_loop(), config_of(pool))
+
+
 @asynccontextmanager
-async def launched(*, fork: bool, **options: Any) -> AsyncIterator[Launcher]:
-    found = Launcher(
-        asyncio.get_running_loop(), fork=fork, **{"preload": (), **options}
-    )
+async def launched(*, fork: bool) -> AsyncIterator[Launcher]:
+    found = make(fork=fork)
     try:
         async with patience():
             yield found
@@ -114,7 +118,7 @@ async def test_a_launcher_that_breaks_the_protocol_is_killed(
     monkeypatch: pytest.MonkeyPatch, *, fork: bool
 ) -> None:
     """It may not end by itself, though its channel has ended."""
-    monkeypatch.setattr(interpreter, "_BOOTSTRAP", BABBLER)
+    monkeypatch.setattr(machine, "_BOOTSTRAP", BABBLER)
     before = marked_processes()
     async with launched(fork=fork) as found:
         with Ends() as worker, pytest.raises(LaunchError, match="version 63"):
@@ -126,12 +130,12 @@ async def test_a_launcher_that_breaks_the_protocol_is_killed(
 # When it cannot be started.
 
 
-def refuse(*_: object) -> NoReturn:
+def refuse(*_: object, **__: object) -> NoReturn:
     raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
 
 
 @pytest.mark.parametrize(
-    ("module", "name"), [(socket, "socketpair"), (launcher, "NewLauncher")]
+    ("module", "name"), [(socket, "socketpair"), (subprocess, "Popen")]
 )
 async def test_it_is_tried_again(
     module: Any, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -141,10 +145,10 @@ async def test_it_is_tried_again(
     loop = asyncio.get_running_loop()
     trouble: list[dict[str, Any]] = []
     loop.set_exception_handler(lambda _, context: trouble.append(context))
-    found, works = Launcher(loop, fork=True, preload=()), getattr(module, name)
+    found, works = make(fork=True), getattr(module, name)
     refusals = 0
 
-    def refuse_twice(*_: object) -> NoReturn:
+    def refuse_twice(*_: object, **__: object) -> NoReturn:
         nonlocal refusals
         refusals += 1
         if refusals == 2:
@@ -155,7 +159,7 @@ async def test_it_is_tried_again(
         with Ends() as own:
             process = await start(found, own)
             before = found._launcher
-            monkeypatch.setattr(launcher, "main_script", lambda: ("", str(path), ()))
+            monkeypatch.setattr(machine, "main_script", lambda: ("", str(path), ()))
             monkeypatch.setattr(launcher, "_SHORT_LIFE", 0.0)
             monkeypatch.setattr(launcher, "_NEXT_TRY", 0.0)
             monkeypatch.setattr(module, name, refuse_twice)
@@ -172,8 +176,8 @@ async def test_what_comes_into_use_before_the_first_start_is_imported_once(
 ) -> None:
     path, begun = tmp_path / "script.py", tmp_path / "begun"
     path.write_text(f"import os; open({str(begun)!r}, 'a').write(f'{{os.getpid()}} ')")
-    found = Launcher(asyncio.get_running_loop(), fork=True, preload=())
-    monkeypatch.setattr(launcher, "main_script", lambda: ("", str(path), ()))
+    found = make(fork=True)
+    monkeypatch.setattr(machine, "main_script", lambda: ("", str(path), ()))
     found._on_use()
     await asyncio.sleep(0)
     async with patience():
@@ -203,7 +207,7 @@ async def test_a_signal_is_sent_by_number_only_if_it_must_and_until_the_end_is_k
 
     monkeypatch.setattr(os, "kill", lambda *call: sent.append(call))
     monkeypatch.setattr(signal, "pidfd_send_signal", lambda *call: sent.append(call))
-    monkeypatch.setattr(refusals, "_told", set[str]())
+    monkeypatch.setattr(machine, "_told", set[str]())
     fd, other = os.pipe()
     process = Process(asyncio.get_running_loop(), 4711, fd)
     process.signal(15)

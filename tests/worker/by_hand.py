@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from asyncpool._engine.interpreter import worker_command
+from asyncpool._engine.machine import worker_command
 from asyncpool._engine.page import WorkerPage
 from asyncpool._wire.buffers import OutOfBandPickle
 from asyncpool._wire.frames import Frame, FrameDecoder, FrameKind, header

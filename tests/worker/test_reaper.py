@@ -85,15 +85,9 @@ def program():
 
 # As in gVisor, and in kernels that were built without CONFIG_PROC_CHILDREN.
 NO_LIST = """
-import builtins
-from asyncpool._worker import launcher
-
-def open_others(path, *args):
-    if path.endswith("/children"):
-        raise FileNotFoundError(path)
-    return builtins.open(path, *args)
-
-launcher.open = open_others
+import os
+exists = os.path.exists
+os.path.exists = lambda path: not path.endswith("/children") and exists(path)
 """
 
 # As in gVisor, which shows no such limit.
