@@ -12,7 +12,7 @@ the worker packs the exception so that it is rebuilt without its ``__init__``. A
 cannot be sent at all is replaced by an error that names it and carries its text.
 
 A pool chooses its serializer once, and each function of the pool has the choice at hand.  The
-classes here are for pickle; ``_core/data_only.py`` and ``_worker/data.py`` derive those of data-
+classes here are for pickle; ``_core/data_only.py`` and ``_wire/schemas.py`` derive those of data-
 only pools.  Their attributes are plain functions: for the path of a job that costs as much as a
 global function.
 """
