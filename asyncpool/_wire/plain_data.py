@@ -84,9 +84,8 @@ _FEW = 16
 
 # The instructions: what each makes of so many values on the stack, or with TUPLES of each of so many lists
 # there; or, from BYTES on, of so many bytes, which follow each other, and large ones beside the message.
-PUSH, LIST, DICT, TEXT, FLOAT, TUPLES, SET, FROZENSET, ARRAY, BYTES, BYTEARRAY = range(
-    11
-)
+PUSH, LIST, DICT, TEXT, FLOAT, TUPLES, SET, FROZENSET, ARRAY = range(9)
+BYTES, BYTEARRAY = 9, 10
 
 # What those weigh that make one value without others in it; tuples have weighed as lists.
 _WEIGHTS = {TEXT: _ALONE, FLOAT: _ALONE, BYTES: _ALONE, TUPLES: 0}
@@ -178,13 +177,13 @@ def check_size(values: Iterable[Any], limit: int, *, beside: bool) -> None:
         parts: Sequence[Collection[Any]] = ()
         if cls is str:
             size += len(value)
-        elif cls in (bytes, bytearray) or _is_array(cls):
-            length = value.nbytes if _is_array(cls) else len(value)
-            size += 0 if beside and length >= LARGE else length
         elif cls is dict:
             parts = value, value.values()
         elif cls in (list, tuple, set, frozenset):
             parts = (value,)
+        elif cls in (bytes, bytearray) or _is_array(cls):
+            length = value.nbytes if _is_array(cls) else len(value)
+            size += 0 if beside and length >= LARGE else length
         elif (names := getattr(cls, "__struct_fields__", None)) is not None:
             parts = ([getattr(value, name) for name in names],)
         elif type(attributes := getattr(value, "__dict__", None)) is dict:
