@@ -3,27 +3,28 @@
 from __future__ import annotations
 
 import json
-import pickle
-from binascii import b2a_base64
 from contextlib import suppress
-from functools import lru_cache, partial
+from functools import partial
 from typing import TYPE_CHECKING
 
 from asyncpool._core.functions import FunctionTable
-from asyncpool._wire.buffers import HEAVY, SURELY_QUICK, OutOfBandPickle, ReceivedPickle
-from asyncpool._wire.formats import JSON, Format, Kind
-from asyncpool._wire.frames import MAX_NUMBER
+from asyncpool._wire.buffers import HEAVY, SURELY_QUICK, OverLimitError, ReceivedPickle
+from asyncpool._wire.formats import JSON, Format, Kind, unsendable
 from asyncpool._wire.pickling import Serializer
-from asyncpool._wire.plain_data import in_one_piece
+from asyncpool._wire.plain_data import check_size, in_one_piece, short, write
 from asyncpool._wire.schemas import FunctionNames, Signature, load_failure, registered
 from asyncpool._wire.scripts import CACHED
-from asyncpool.errors import JobNotPicklableError, ProtocolError
+from asyncpool.errors import JobNotPicklableError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
     from typing import Any
 
     from asyncpool._core.figures import FunctionTotals
+    from asyncpool._wire.plain_data import Packed
+    from asyncpool._wire.schemas import AnyFunction
+
+    Call = tuple[AnyFunction, tuple[Any, ...], Mapping[str, Any]]
 
 _DETAILS = Kind(JSON, what="the details of a heartbeat", direction="details")
 
@@ -55,90 +56,92 @@ class DataOnly:
         self.how: Format = how
         self.names: FunctionNames = FunctionNames(functions)
         self.errors: dict[str, type[BaseException]] = registered(errors)
-        # There may be a view with a new codec for each job.
-        self._spec = lru_cache(16)(_spec)
 
     @property
     def config(self) -> bytes:
         """What a worker is told of it."""
         return json.dumps({"functions": self.names.allowed}).encode()
 
-    def describe(self, function: Callable[..., Any], how: Format) -> bytes:
+    def describe(self, function: AnyFunction, how: Format) -> bytes:
         """Return what tells a worker of *function*, and in which format its calls are.
 
         Raises:
             JobNotPicklableError: If it has no name, or may not be called.
         """
         name = self.names.name_of(function)
-        return json.dumps({"function": name, "codec": self._spec(how)}).encode()
+        return json.dumps({"function": name, "codec": how.spec}).encode()
 
-    def serializer_of(
-        self, function: Callable[..., Any], how: Format
-    ) -> DataSerializer:
+    def serializer_of(self, function: AnyFunction, how: Format) -> DataSerializer:
         """Return how the calls and outcomes of *function* travel."""
-        return DataSerializer(self, Signature(function, how))
+        return DataSerializer(self, function, how)
 
-    def pack_alone(
-        self,
-        function: Callable[..., Any],
-        args: tuple[Any, ...],
-        kwargs: Mapping[str, Any],
-        how: Format,
-    ) -> bytes:
+    def pack_alone(self, call: Call, how: Format) -> bytes:
         """Return a call in one piece, for a worker that may not know the function.
 
         Raises:
             JobNotPicklableError: If it cannot be sent.
         """
-        head = self.describe(function, how)
-        call = Signature(function, how).pack(args, kwargs, in_band=True)
-        return len(head).to_bytes(4) + head + in_one_piece(call)
+        head, serializer = self.describe(call[0], how), self.serializer_of(call[0], how)
+        packed = in_one_piece(serializer.pack_job(*call, number=1, in_band=True))
+        return len(head).to_bytes(4) + head + packed
 
 
-class DataSerializer(Serializer):
+class DataSerializer(Signature, Serializer):
     """How the calls and outcomes of one function travel in a data-only pool."""
 
-    __slots__ = ("_names", "_signature", "load_error", "load_item", "load_value")
+    load_details = staticmethod(_DETAILS.load)
 
-    def __init__(self, data: DataOnly, signature: Signature) -> None:
+    def __init__(self, data: DataOnly, function: AnyFunction, how: Format) -> None:
+        super().__init__(function, how)
         self._names = data.names
-        self._signature = signature
-        self.load_value: Callable[..., Any] = signature.result.load
-        self.load_item: Callable[..., Any] = signature.item.load
-        self.load_error: Callable[..., BaseException] = partial(
-            load_failure, data.errors
-        )
+        self.load_value = self.result.load
+        self.load_item = self.item.load
+        self.load_error = partial(load_failure, data.errors)
 
     def pack_job(
         self,
-        function: Callable[..., Any],
+        function: AnyFunction,
         args: tuple[Any, ...],
         kwargs: Mapping[str, Any],
         *,
         number: int = 0,
         limit: int | None = None,
         pause: Callable[[], None] | None = None,
-    ) -> bytes | OutOfBandPickle:
-        """Pack a call."""
+        in_band: bool = False,
+    ) -> Packed:
+        """Pack a call; if *in_band*, with large buffers in the message.
+
+        Raises:
+            OverLimitError: If it becomes larger than *limit*, roughly.
+            JobNotPicklableError: If an argument is no plain data, and not of the annotated type; or if
+                the function has no *number*.
+        """
         if not number:
-            self._names.name_of(function)  # which says why it has none
-            why = LookupError(f"this pool has called {MAX_NUMBER} functions")
-            raise self._names.unnamed(why)
+            self._names.name_of(function, numbered=False)  # which says why it has none
         if pause is not None:
             pause()  # a message is written in one step, so there is no other place for a break
-        return self._signature.pack(args, kwargs, limit=limit)
-
-    @staticmethod
-    def load_details(payload: bytes) -> Any:
-        """Load the details of a heartbeat."""
+        how, values = self.how, [*args, *kwargs.values()]
+        call = [values, [*kwargs]]
         try:
-            return _DETAILS.load(payload)
-        except ProtocolError as error:
-            raise JobNotPicklableError(
-                f"the details of a heartbeat cannot be read: {error}",
-                direction="details",
-                name="",
-            ) from error
+            # The worker makes types of short plain data, too.
+            if how.codec is None and (message := short(self.call, call)) is not None:
+                return message
+            if limit is not None:
+                check_size(values, limit, beside=how.codec is None)
+            if self.typed:
+                for at, (_, kind) in enumerate(self.kinds(len(args), kwargs)):
+                    values[at] = kind.plain(values[at])
+            return write(self.call, call, in_band=in_band)
+        except OverLimitError:
+            raise
+        except Exception as error:  # noqa: BLE001 - an argument may raise anything
+            name, where, why = "the call", "$", error
+            kinds, values = self.kinds(len(args), kwargs), [*args, *kwargs.values()]
+            for (one, kind), value in zip(kinds, values, strict=True):
+                if (found := kind.culprit([(f"$.{one}", value)])) is not None:
+                    name, (where, why) = one, found
+                    break
+            raise unsendable(how, name, "arguments", name, where, why) from why
 
     @staticmethod
     def is_heavy(payload: bytes | memoryview | ReceivedPickle) -> bool:
@@ -170,20 +173,13 @@ class DataFunctionTable(FunctionTable):
         numbers: FunctionTable | None = None,
     ) -> None:
         super().__init__(totals)
-        self._data = data
-        self._how = how
+        self._data, self._how = data, how
         if numbers is not None:
             self._numbers = numbers._numbers
 
-    def _describe(self, function: Callable[..., Any]) -> tuple[bytes, Serializer]:
+    def _describe(self, function: AnyFunction) -> tuple[bytes, Serializer]:
         serializer = self._data.serializer_of(function, self._how)
         if type(function) in self._plain:
             with suppress(JobNotPicklableError):  # each call of it is refused
                 return self._data.describe(function, self._how), serializer
         return b"", serializer
-
-
-def _spec(how: Format) -> str:
-    if how.codec is None:
-        return how.name
-    return b2a_base64(pickle.dumps(how.codec)).decode()

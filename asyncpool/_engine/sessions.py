@@ -165,7 +165,7 @@ class Broadcasts(ABC):
                     packed = dump(call, limit=MAX_BROADCASTS, pause=pause, in_band=True)
                     return b"".join(packed.pieces)
             pause()
-            payload = data.pack_alone(*call, options.codec or data.how)
+            payload = data.pack_alone(call, options.codec or data.how)
             if len(payload) > MAX_BROADCASTS:
                 raise OverLimitError
             return payload

@@ -7,37 +7,31 @@ from __future__ import annotations
 
 import datetime as dt
 import json
+import pickle
 import re
 import sys
+from binascii import b2a_base64
 from collections import Counter
-from functools import cache
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import cache, cached_property
 from itertools import chain
 from typing import Any, Protocol, get_args, get_origin, runtime_checkable
 
+from asyncpool._wire import plain_data
 from asyncpool._wire.pickling import describe, too_large
-from asyncpool._wire.plain_data import (
-    HEAD,
-    PIECE,
-    MalformedError,
-    MissingPackageError,
-    NotDataError,
-    hash_long,
-    packed,
-    read,
-    size_of,
-    write,
-)
+from asyncpool._wire.plain_data import HEAD, PIECE, MalformedError, NotDataError
 from asyncpool._wire.text import printable_text
 from asyncpool.errors import JobNotPicklableError, ProtocolError
 
 TYPE_CHECKING = False  # see _wire/records.py
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterator, Sequence
-    from typing import Literal, NoReturn, TypeAlias
+    from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+    from typing import Literal, NoReturn
 
     from asyncpool._wire.plain_data import Packed, Pause, Payload
 
-    Convert: TypeAlias = Callable[[Any, Any], Any]
+    Convert = Callable[[Any, Any], Any]
     Direction = Literal["arguments", "result", "exception", "details"]
     Level = tuple[Sequence[Any], list[dict[Any, Any]], list[Any]]
 
@@ -89,8 +83,9 @@ class MismatchError(TypeError):
 # What errors call most values.
 RESULT = "the job's result"
 
-# How deep the part of a value is looked for that cannot be sent.
+# How deep the part of a value is looked for that cannot be sent, and what is told of deeper ones.
 _DEEPEST_CULPRIT = 30
+_DEEP = "it is nested too deeply, or holds itself"
 
 # What JSON writes for a character beyond U+FFFF begins with it, and for half a surrogate pair.
 _SURROGATES = "\\ud"
@@ -113,9 +108,8 @@ _decode = json.JSONDecoder(parse_constant=_refuse).decode
 def _text(value: Any) -> bytes:
     text = _encode(value)
     if _SURROGATES in text and _decode(text) != value:
-        raise NotDataError(
-            "a text with both halves of a surrogate pair is no plain data: JSON joins them"
-        )
+        what = "a text with both halves of a surrogate pair"
+        raise NotDataError(f"{what} is no plain data: JSON joins them")
     return text.encode("ascii")
 
 
@@ -127,78 +121,102 @@ def _parse(data: bytes) -> Any:
     return _decode(text)
 
 
+@dataclass(eq=False)
 class Format:
-    """JSON, by the standard library.
+    """JSON by the standard library, by msgspec, or values by a codec of the user's.
+
+    Two of one codec are the same, so that a view that is made for each job costs nothing.
 
     Attributes:
-        head: What a message in it begins with: its number, and a byte for one that is not in parts.
+        number: What a message in it begins with.
         name: Its name in errors.
-        wide: Whether it also sends tuples, sets, bytes, arrays, and dicts with other keys than texts, and
-            annotations count.
-        codec: What turns each value into bytes, if a user has written it.
+        kind: What is made of an annotation; raises any exception if that says too little.  ``None`` if
+            annotations do not count.
         text: Returns what JSON knows as bytes; raises any exception if it does not know it.
         parse: Returns the value of such bytes; raises any exception if they are none.
+        codec: What turns each value into bytes, if a user has written it.
+        head: What a message begins with that is not in parts: the number, and another byte.
+        wide: Whether it also sends tuples, sets, bytes, arrays, and dicts with other keys than texts, and
+            annotations count.
     """
 
-    head = b"\1\0"
-    name = "json"
-    wide = False
+    number: int
+    name: str
+    kind: Callable[[Format, Any, str, Direction], Kind] | None = None
+    text: Callable[[Any], bytes] = _text
+    parse: Callable[[bytes], Any] = _parse
     codec: Any = None
-    text: Callable[[Any], bytes] = staticmethod(_text)
-    parse: Callable[[bytes], Any] = staticmethod(_parse)
 
-    def kind_of(self, hint: Any, what: str = RESULT) -> Kind:
-        """Return what is known of values that are annotated *hint*; errors call one *what*."""
-        return Kind(self, hint, what)
+    def __post_init__(self) -> None:
+        self.head: bytes = bytes((self.number, 0))
+        self.wide: bool = self.kind is not None
+        self._key = self.name, id(self.codec)
+
+    def kind_of(
+        self, hint: Any, what: str = RESULT, direction: Direction = "result"
+    ) -> Kind:
+        """Return what is known of values that are annotated *hint*; see :class:`Kind`."""
+        if self.kind is not None:
+            with suppress(Exception):
+                return self.kind(self, hint, what, direction)
+        return Kind(self, Any, what, direction)
+
+    @cached_property
+    def spec(self) -> str:
+        """What a worker makes such a format of: its name, or a pickled codec."""
+        if self.codec is None:
+            return self.name
+        return b2a_base64(pickle.dumps(self.codec)).decode()
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Format) and self._key == other._key
+
+    def __hash__(self) -> int:
+        return hash(self._key)
 
 
+@dataclass(eq=False)
 class Kind:
     """What an annotation says of values, and how they are sent and read.
 
-    This class itself is for values of which it says nothing: they are plain data.
+    This class itself is for values of which it says nothing, or that they are of one class of plain
+    data, which may be large and travel beside the message.
 
     Args:
         how: Their format.
-        hint: The annotation.
+        hint: The annotation; ``Any`` if it says nothing.
         what: What errors call such a value.
-        direction: What errors say of its way.
-        trusted: Whether a worker reads them.  For that one they may hold any number of values.  Whoever
-            sends them does not write into them later on, and may make it import what they need.
+        direction: What errors say of its way.  A worker trusts the pool with the arguments of its jobs:
+            they may hold any number of values, and make it import what they need; and the pool does not
+            write into them later on.
 
     Attributes:
         how: The format.
         hint: The annotation.
-        trusted: As above.
-        typed: Whether it says anything of them.
+        trusted: Whether these are arguments.
+        typed: Whether the annotation says anything of them.
         whole: Whether no part of such a value can be sent by itself.
-        read: Returns the value of a text; ``None`` if there is more to do.
+        parse: Returns the value of a text; raises what :meth:`made` raises.
         piece: How long a text may be that is read in one step.
         copies: How often each value is there: as it comes, and in what is made of it.
         tracked: Whether the garbage collector looks at objects made of texts.
     """
 
-    typed = False
     whole = False
     piece = PIECE
     copies = 1
     tracked = False
 
-    def __init__(
-        self,
-        how: Format,
-        hint: Any = Any,
-        what: str = RESULT,
-        direction: Direction = "result",
-        *,
-        trusted: bool = False,
-    ) -> None:
-        self.how: Format = how
-        self.hint: Any = hint
-        self.trusted: bool = trusted
-        self.read: Callable[[bytes], Any] | None = None if self.typed else how.parse
-        self._head = how.head
-        self._what = what
-        self._direction: Direction = direction
+    how: Format
+    hint: Any = Any
+    what: str = RESULT
+    direction: Direction = "result"
+
+    def __post_init__(self) -> None:
+        self.trusted: bool = self.direction == "arguments"
+        self.typed: bool = self.whole or self.hint is not Any
+        own = self._made_of_text if self.typed else self.how.parse
+        self.parse: Callable[[bytes], Any] = own
 
     def plain(self, value: Any) -> Any:
         """Return the plain data of a value.
@@ -209,31 +227,28 @@ class Kind:
         return value
 
     def made(self, data: Any) -> Any:
-        """Return the value for plain data.
-
-        Raises:
-            MismatchError: If it is for another type.
-            Exception: If there is none.
-        """
-        return data
-
-    def made_in_steps(self, data: Any) -> Any:
-        """Return the value for plain data that may be anything, where no single step takes long.
+        """Return the value for plain data; if that may be anything, no single step takes long.
 
         Raises:
             NotDataError: If one step would take long.
             MismatchError: If it is for another type.
             Exception: If there is none.
         """
-        return self.made(data)
+        if self.typed and type(data) is not self.hint:
+            wanted, found = self.hint.__qualname__, type(data).__qualname__
+            raise MismatchError(f"Expected `{wanted}`, got `{found}`")
+        return data
+
+    def _made_of_text(self, text: bytes) -> Any:
+        return self.made(self.how.parse(text))
 
     def message(self, value: Any) -> Packed:
-        """Return the message for a value, which :meth:`made_in_steps` is to read.
+        """Return the message for a value, which :meth:`load` is to read.
 
         Raises:
             Exception: If there is none.
         """
-        return write(self, value)
+        return plain_data.write(self, value)
 
     def pack(self, value: Any, limit: int | None = None) -> Packed:
         """Return the message for a value.
@@ -242,19 +257,16 @@ class Kind:
             JobNotPicklableError: If it is no plain data, and not of the annotated type, or has more than
                 *limit* bytes.
         """
-        name, codec = type(value).__qualname__, self.how.name
         try:
             data = self.message(value)
         except Exception as error:
-            where, why = self.culprit(value, "$", error)
-            raise JobNotPicklableError(
-                f"{self._what}, of type {name}, cannot be sent as {codec}: {reason_of(why)} - at "
-                f"`{where}`",
-                direction="result",
-                name=name,
-            ) from why
+            where, why = self.culprit([("$", value)]) or ("$", error)
+            name = type(value).__qualname__
+            what = f"{self.what}, of type {name},"
+            raise unsendable(self.how, what, "result", name, where, why) from why
         if limit is not None and len(data) > limit:
-            raise too_large(len(data), limit, self._what, "result", "", f"as {codec}")
+            how = f"as {self.how.name}"
+            raise too_large(len(data), limit, self.what, "result", "", how)
         return data
 
     def load(self, payload: Payload, pause: Pause | None = None) -> Any:
@@ -264,124 +276,81 @@ class Kind:
             JobNotPicklableError: If it is not of the annotated type, or cannot be had here.
             ProtocolError: If it is no message of this format.
         """
-        if (
-            type(payload) is bytes
-            and self.read is not None
-            and payload[:HEAD] == self._head
-            and len(payload) <= self.piece
-        ):
-            try:
-                return self.read(payload[HEAD:])
-            except Exception:  # noqa: S110 - what comes next says what is wrong
-                pass
-        foreign = False
         try:
-            data = read(self, payload, pause)
-            foreign = self.how.codec is not None
-            return self.made_in_steps(data)
+            return plain_data.read(self, payload, pause)
         except Exception as error:
+            # What a codec of the user's raises is no fault of the worker's.
+            own = self.how.codec is not None and not isinstance(error, MalformedError)
             if isinstance(error, MismatchError):
                 told = f"is not what the function's annotation says: {reason_of(error)}"
-            elif foreign or isinstance(error, MissingPackageError):
+            elif own or isinstance(error, plain_data.MissingPackageError):
                 told = f"cannot be read here: {reason_of(error)}"
             else:
-                raise ProtocolError(
-                    f"it sent {self._what} that is no {self.how.name}: {reason_of(error)}"
-                ) from error
+                told = f"it sent {self.what} that is no {self.how.name}: {reason_of(error)}"
+                if self.direction != "details":  # whose worker may be gone
+                    raise ProtocolError(told) from error
+                told = f"cannot be read: {told}"
+            told = f"{self.what} {told}"
             raise JobNotPicklableError(
-                f"{self._what} {told}", direction=self._direction, name=""
+                told, direction=self.direction, name=""
             ) from error
 
     def culprit(
-        self, value: Any, path: str, error: Exception, depth: int = _DEEPEST_CULPRIT
-    ) -> tuple[str, Exception]:
-        """Return the path of the part of *value* that cannot be sent, and why."""
-        if not depth:
-            return path, NotDataError("it is nested too deeply, or holds itself")
-        for where, part in _parts_of(self, value, path):
-            if (own := self.refusal(part)) is not None:
-                return self.culprit(part, where, own, depth - 1)
-        return path, error
+        self, parts: Iterable[tuple[str, Any]], levels: int = _DEEPEST_CULPRIT
+    ) -> tuple[str, Exception] | None:
+        """Return the path of what cannot be sent of these *parts*, and why; ``None`` if each can be.
 
-    def refusal(self, value: Any) -> Exception | None:
-        """Return why *value* cannot be sent; ``None`` if it can."""
-        try:
-            self.message(value)
-        except Exception as error:
-            return error
+        Each part has its path.
+        """
+        for path, part in parts:
+            try:
+                self.message(part)
+            except Exception as error:
+                if not levels:
+                    return path, NotDataError(_DEEP)
+                inner = self.culprit(self._parts_of(part, path), levels - 1)
+                return inner or (path, error)
         return None
 
+    def _parts_of(self, value: Any, path: str) -> Iterator[tuple[str, Any]]:
+        """Yield the parts of *value* that could be sent by themselves, with their paths."""
+        cls = type(value)
+        if self.whole:
+            return
+        if cls is dict:
+            for key, one in value.items():
+                named = type(key) is str and key.isidentifier()
+                yield (f"{path}.{key}" if named else f"{path}[{key!r}]"), one
+                yield f"{path}[{key!r}]", key
+        elif cls is list or (self.how.wide and cls in (tuple, set, frozenset)):
+            for index, one in enumerate(value):
+                yield f"{path}[{'...' if cls in (set, frozenset) else index}]", one
 
-def _parts_of(kind: Kind, value: Any, path: str) -> Iterator[tuple[str, Any]]:
-    """Yield the parts of *value* that could be sent by themselves, with their paths."""
-    if kind.whole:
-        return
-    if type(value) is dict:
-        for key, one in value.items():
-            named = type(key) is str and key.isidentifier()
-            yield (f"{path}.{key}" if named else f"{path}[{key!r}]"), one
-            yield f"{path}[{key!r}]", key
-    elif type(value) is list or (type(value) is tuple and kind.how.wide):
-        for index, one in enumerate(value):
-            yield f"{path}[{index}]", one
-    elif type(value) in (set, frozenset) and kind.how.wide:
-        for one in value:
-            yield f"{path}[...]", one
+
+def unsendable(
+    how: Format, what: str, direction: Direction, name: str, where: str, why: Exception
+) -> JobNotPicklableError:
+    """Return the error for a call, or for *what* else, whose part at the path *where* cannot be sent."""
+    text = f"{what} cannot be sent as {how.name}: {reason_of(why)} - at `{where}`"
+    return JobNotPicklableError(text, direction=direction, name=name)
 
 
 def reason_of(why: Exception, path: str = "$") -> str:
     """Return the text of an error that says why the value at *path* cannot be sent or read."""
     if isinstance(why, RecursionError):
-        return "it is nested too deeply, or holds itself"
+        return _DEEP
     if isinstance(why, MismatchError):
         return printable_text(_path_from(str(why), path))
-    own = isinstance(why, NotDataError | MalformedError | MissingPackageError)
+    own = isinstance(why, NotDataError | MalformedError)
     return printable_text(str(why) if own else describe(why))
 
 
-class _Exactly(Kind):
-    """Plain data of one class, which may be large and travel beside the message."""
-
-    typed = True
-
-    def made(self, data: Any) -> Any:
-        if type(data) is not self.hint:
-            wanted, found = self.hint.__qualname__, type(data).__qualname__
-            raise MismatchError(f"Expected `{wanted}`, got `{found}`")
-        return data
-
-
-class MsgspecFormat(Format):
-    """JSON, by msgspec, which knows the types that annotations name."""
-
-    head = b"\2\0"
-    name = "msgspec"
-    wide = True
-
-    def __init__(self) -> None:
-        import msgspec  # noqa: PLC0415 - an extra
-
-        self.msgspec: Any = msgspec
-        self.text = msgspec.json.Encoder().encode
-        self.parse = msgspec.json.Decoder().decode
-        self._kinds: dict[tuple[Any, str], Kind] = {}
-
-    def kind_of(self, hint: Any, what: str = RESULT) -> Kind:
-        """Return what is known of values that are annotated *hint*.
-
-        That is nothing if it does not say of each value in it what it is, or if it hashes others than
-        texts: the hash of a number is known to whoever sends it.
-        """
-        key = hint, what
-        try:
-            if hint is Any:
-                return Kind(self, hint, what)
-            if key not in self._kinds:
-                cls = _Exactly if hint in _KEPT else _Annotated
-                self._kinds[key] = cls(self, hint, what)
-            return self._kinds[key]
-        except Exception:
-            return Kind(self, hint, what)
+def _path_from(text: str, root: str) -> str:
+    """Return the text of a mismatch with the path of the value from *root* on."""
+    before, mark, path = text.rpartition("`$")
+    if not mark:
+        return f"{text} - at `{root}`"
+    return f"{before}`{root}{path}"
 
 
 # Types, as msgspec's inspection calls them: those of any value; those whose values take long to make; the
@@ -430,22 +399,16 @@ class _Annotated(Kind):
         Exception: If the annotation is no such type, or says too little.
     """
 
-    typed = True
     whole = True
 
-    def __init__(self, how: MsgspecFormat, hint: Any, what: str) -> None:
-        super().__init__(how, hint, what)
-        self._msgspec = how.msgspec
-        parts = [*self._parts(self._msgspec.inspect.type_info(hint))]
+    def __init__(self, how: Format, hint: Any, what: str, direction: Direction) -> None:
+        import msgspec  # noqa: PLC0415 - an extra
+
+        super().__init__(how, hint, what, direction)
+        self._msgspec: Any = msgspec
+        parts = [*self._parts(msgspec.inspect.type_info(hint))]
         kinds = {type(part).__name__ for part, _ in parts}
-        hashed = {
-            type(getattr(part, "key_type", getattr(part, "item_type", None))).__name__
-            for part, _ in parts
-            if type(part).__name__ in _HASHING
-        }
-        if kinds & _OPEN or hashed - _HASHED:
-            raise NotDataError("there may be anything in it")
-        self.read = self._msgspec.json.Decoder(hint).decode
+        self._decode = msgspec.json.Decoder(hint).decode
         self._sets = bool(kinds & _SETS)
         self.copies = _IN_BOTH + self._sets
         self.tracked = "UUIDType" in kinds
@@ -457,16 +420,23 @@ class _Annotated(Kind):
         self._defaults, self._shortest, effort = Counter[str](), 0, 1
         # The names of the fields in which each character of a text is looked at, as for a decimal, or quoted
         # by an error, as if it is no member of an enum; and None, if that is so outside of named fields.
-        self._looking = {name for part, name in parts if _looks_at(part)}
-        for part, _ in parts:
+        self._looking = set[str | None]()
+        for part, name in parts:
+            kind = type(part).__name__
+            hashed = getattr(part, "key_type", getattr(part, "item_type", None))
+            others = kind in _HASHING and type(hashed).__name__ not in _HASHED
+            if kind in _OPEN or others:
+                raise NotDataError("there may be anything in it")
             fields = getattr(part, "fields", ())
-            made = Counter({f.encode_name: self._made_for(f, 0) for f in fields})
+            made = Counter({it.encode_name: self._made_for(it) for it in fields})
             effort = max(effort, 1 + made.total() + len(fields) // _FIELDS)
             if getattr(part, "array_like", False):
                 self._shortest = max(self._shortest, made.total())
             self._defaults |= made  # the greater number for each name
             if (tag := getattr(part, "tag_field", None)) is not None:
-                self._looking.add(tag)
+                self._looking |= {tag, name} if _is_list(part) else {tag}
+            if kind in _LOOKED or getattr(part, "pattern", None):
+                self._looking.add(name)
         self.piece = PIECE // effort
         self._step = max(_STEP // effort, 1)
 
@@ -485,7 +455,7 @@ class _Annotated(Kind):
                     own = name if _is_list(part) else getattr(one, "encode_name", name)
                     parts.append((one, own))
 
-    def _made_for(self, field: Any, depth: int) -> int:
+    def _made_for(self, field: Any, depth: int = 0) -> int:
         """Return how many objects the default of a field makes, or takes as long as."""
         factory = field.default_factory
         if factory is self._msgspec.NODEFAULT:
@@ -503,25 +473,26 @@ class _Annotated(Kind):
             return value
         write = self._msgspec.to_builtins
         if self._times:
-            value = write(value, builtin_types=(*_KEPT, dt.datetime, dt.time))
-            _check_folds(value)
+            _check_folds(write(value, builtin_types=(*_KEPT, dt.datetime, dt.time)))
         return write(value, builtin_types=_KEPT)
 
     def message(self, value: Any) -> Packed:
-        if not self._times:
-            text = self.how.text(value)
-            # It writes NaN as null.
-            if len(text) <= self.piece and b"null" not in text:
-                return packed([self.how.head, text])
+        text = b"" if self._times else self.how.text(value)
+        fits = 0 < len(text) <= self.piece - HEAD
+        if fits and (value is None or b"null" not in text):  # which it writes for NaN
+            return self.how.head + text
         data = self.plain(value)
         self._checked(data, lambda part, _: part)
-        return write(self, data)
+        return plain_data.write(self, data)
 
     def made(self, data: Any) -> Any:
-        return self._convert(data, self.hint)
-
-    def made_in_steps(self, data: Any) -> Any:
         return self._checked(data, self._convert)
+
+    def _made_of_text(self, text: bytes) -> Any:
+        try:
+            return self._decode(text)
+        except Exception:  # what comes next says what is wrong
+            return super()._made_of_text(text)
 
     def _convert(self, data: Any, hint: Any) -> Any:
         try:
@@ -533,12 +504,14 @@ class _Annotated(Kind):
             raise MismatchError(text) from error
 
     def _checked(self, data: Any, convert: Convert) -> Any:
-        """Return *data* as *convert* makes it in steps, unless its defaults make too much."""
+        """Return *data* as *convert* makes it: in steps, unless it is trusted or its defaults make too much."""
+        if self.trusted:
+            return convert(data, self.hint)
         objects, defaults = 0, self._defaults
         more = defaults or self._shortest
         for level, dicts, lists in _levels([data] if more or self._sets else []):
             if self._sets:
-                hash_long(level)
+                plain_data.hash_long(level)
             objects += len(lists) * (1 + self._shortest)
             objects += len(dicts) * (1 + defaults.total())
             # Other keys do not stand for what is not there.
@@ -555,7 +528,7 @@ class _Annotated(Kind):
         if self._is_short([data]):
             return convert(data, hint)
         origin, args, cls = get_origin(hint), get_args(hint), type(data)
-        if (cls is list or cls is tuple) and (
+        if cls in (list, tuple) and (
             origin is list or (origin is tuple and args[1:] == (...,))
         ):
             made = self._elements(data, args[0], convert, "$[{}]")
@@ -581,56 +554,39 @@ class _Annotated(Kind):
     ) -> list[Any]:
         """Return *values*, each as the type *hint*; *path* is where errors say that one is."""
         made: list[Any] = []
-        count = self._step
-        while run := values[len(made) : len(made) + count]:
-            count = len(run) // 2  # of the next run, if this one is not made
-            try:
-                if not count:
-                    made.append(self._in_steps(run[0], hint, convert))
-                elif self._is_short(run):
+        for run, short in plain_data.runs(values, self._step, self._is_short):
+            with suppress(MismatchError):  # the next one says in which value it is
+                if short:
                     made += convert(run, list[hint])
-                else:
                     continue
-            except MismatchError as error:
-                if count:
-                    continue  # to say where it is in this run
-                found = _path_from(str(error), path.format(len(made)))
-                raise MismatchError(found) from error
-            count = min(len(run) + len(run) // 8 + 1, self._step)
+            for one in run:
+                try:
+                    made.append(self._in_steps(one, hint, convert))
+                except MismatchError as error:
+                    found = _path_from(str(error), path.format(len(made)))
+                    raise MismatchError(found) from error
         return made
 
-    def _is_short(self, level: Sequence[Any]) -> bool:
-        """Tell whether all in *level* and below is made in one short step."""
+    def _is_short(self, level: Sequence[Any]) -> bool | None:
+        """Return true if all in *level* and below is made in one short step, or else ``None``."""
         few = _holds(level, self._step)
-        return few and self._looked_at(level) <= _MOST_LOOKED // 2
+        return (few and self._looked_at(level) <= _MOST_LOOKED // 2) or None
 
     def _looked_at(self, level: Sequence[Any]) -> int:
         """Return how many bytes of texts, and bits of long ints, are looked at in *level* and below."""
-        if not self._looking:
+        names, looked = self._looking, 0
+        if not names:
             return 0
-        if None not in self._looking:
-            level = [
-                part
-                for _, dicts, _ in _levels(level, self._looking)
-                for one in dicts
-                for key, part in one.items()
-                if key in self._looking
-            ]
-        looked = 0
+        if None not in names:
+            tables = chain.from_iterable(dicts for _, dicts, _ in _levels(level, names))
+            level = [it[name] for it in tables for name in names & it.keys()]
         for values, dicts, _ in _levels(level):
             for one in chain(values, *dicts):
                 if type(one) is str:
-                    looked += size_of(one)
+                    looked += plain_data.size_of(one)
                 elif type(one) is int and (bits := one.bit_length()) > _LONG_BITS:
                     looked += bits
         return looked
-
-
-def _looks_at(part: Any) -> bool:
-    """Tell whether texts are looked at for a value of this type, beside what is in it."""
-    tagged = _is_list(part) and getattr(part, "tag_field", None) is not None
-    pattern = getattr(part, "pattern", None)
-    return tagged or bool(pattern) or type(part).__name__ in _LOOKED
 
 
 def _is_list(part: Any) -> bool:
@@ -657,59 +613,25 @@ def _levels(level: Sequence[Any], but: Collection[str | None] = ()) -> Iterator[
 
 def _holds(values: Sequence[Any], most: int) -> bool:
     """Tell whether there are at most so many *values*, with those in them."""
-    for level, dicts, lists in _levels(values):
+    for level, _, _ in _levels(values):
         most -= len(level)
-        if sum(map(len, chain(dicts, lists))) > most:
+        if most < 0:
             return False
-    return most >= 0
+    return True
 
 
 def _check_folds(value: Any) -> None:
     """Refuse the second of two local times that read the same: no text says which one it is."""
-    for level, _, _ in _levels([value]):
-        for one in level:
-            local = isinstance(one, dt.datetime | dt.time) and one.tzinfo is None
-            if local and one.fold:
-                raise NotDataError(
-                    f"{one!r} would come back with fold=0, another instant: send an aware one"
-                )
-
-
-def _path_from(text: str, root: str) -> str:
-    """Return the text of a mismatch with the path of the value from *root* on."""
-    before, mark, path = text.rpartition("`$")
-    if not mark:
-        return f"{text} - at `{root}`"
-    return f"{before}`{root}{path}"
-
-
-class PluggedFormat(Format):
-    """A codec of the user's, which is asked for each argument."""
-
-    head = b"\3\0"
-    wide = True
-
-    def __init__(self, codec: Codec) -> None:
-        self.codec = codec
-        self.name = codec.name
-
-    def kind_of(self, hint: Any, what: str = RESULT) -> Kind:
-        """Return what calls the codec with *hint*."""
-        return _Plugged(self, hint, what)
-
-    # Two of one codec are the same, so that a view that is made for each job costs nothing.
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, PluggedFormat) and self.codec is other.codec
-
-    def __hash__(self) -> int:
-        return hash(id(self.codec))
+    for one in chain.from_iterable(level for level, _, _ in _levels([value])):
+        local = isinstance(one, dt.datetime | dt.time) and one.tzinfo is None
+        if local and one.fold:
+            why = "would come back with fold=0, another instant: send an aware one"
+            raise NotDataError(f"{one!r} {why}")
 
 
 class _Plugged(Kind):
     """Values that a codec of the user's is asked for."""
 
-    typed = True
     whole = True
 
     def plain(self, value: Any) -> bytes:
@@ -721,12 +643,33 @@ class _Plugged(Kind):
     def made(self, data: Any) -> Any:
         return self.how.codec.decode(data, self.hint)
 
+    def _made_of_text(self, text: bytes) -> Any:
+        return self.made(text)
+
     def message(self, value: Any) -> Packed:
-        return packed([self.how.head, self.plain(value)])
+        return plain_data.packed([self.how.head, self.plain(value)])
 
 
-JSON = Format()
-_msgspec_format = cache(MsgspecFormat)
+JSON = Format(1, "json")
+NAMES = ("json", "msgspec")
+
+
+@cache
+def _msgspec_format() -> Format:
+    import msgspec  # noqa: PLC0415 - an extra
+
+    encode, decode = msgspec.json.Encoder().encode, msgspec.json.Decoder().decode
+    return Format(2, "msgspec", _by_msgspec, encode, decode)
+
+
+def _by_msgspec(how: Format, hint: Any, what: str, direction: Direction) -> Kind:
+    """Return what is known of values that are annotated *hint*.
+
+    It raises an exception if the annotation does not say of each value in it what it is, or if it hashes
+    others than texts: the hash of a number is known to whoever sends it.
+    """
+    own = hint is Any or hint in _KEPT
+    return (Kind if own else _Annotated)(how, hint, what, direction)
 
 
 def format_of(codec: object) -> Format:
@@ -743,9 +686,10 @@ def format_of(codec: object) -> Format:
         try:
             return _msgspec_format()
         except ImportError as error:
-            raise ImportError(
+            text = (
                 "codec='msgspec' needs msgspec: install asyncpool-supervised[msgspec]"
-            ) from error
+            )
+            raise ImportError(text) from error
     if isinstance(codec, str):
         raise ValueError(  # noqa: TRY004 - it is a name, and not a known one
             f"codec must be 'json', 'msgspec' or a Codec, not {codec!r}; without it, a pool "
@@ -756,4 +700,4 @@ def format_of(codec: object) -> Format:
             "codec must be 'json', 'msgspec' or an object with name, encode() and decode(), "
             f"not {codec!r}"
         )
-    return PluggedFormat(codec)
+    return Format(3, codec.name, _Plugged, codec=codec)

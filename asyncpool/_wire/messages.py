@@ -282,7 +282,7 @@ class WorkerConfig(Record):
         around: The hook around each job, if there is one: its name, and the pickled hook,
             or nothing if the worker imports it by that name.
         codec: Which codec its calls and outcomes have, and which functions it may call, as
-            ``_wire/formats.py`` describes that; empty for pickle.
+            ``_wire/schemas.py`` describes that; empty for pickle.
         sandbox: How it shuts itself in, if it does.
         options: The names of the options of jobs, which a caller may take for arguments of
             the function.

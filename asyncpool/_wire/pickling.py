@@ -15,7 +15,7 @@ A stream is written and read in pieces of about 64 KB, as pickle frames it.  Bet
 thread that does this can let others run.
 
 A pool chooses its serializer once, and each function of the pool has the choice at hand.  The
-classes here are for pickle; ``_core/data_only.py`` and ``_worker/data.py`` derive those of data-
+classes here are for pickle; ``_core/data_only.py`` and ``_wire/schemas.py`` derive those of data-
 only pools.  Their attributes are plain functions: for the path of a job that costs as much as a
 global function.
 """

@@ -2,7 +2,8 @@
 
 A short value that JSON knows is one JSON text.  Any other value is written in *parts*: the values
 that JSON knows, in texts of at most :data:`PIECE` bytes, and a *program* for a stack that makes the
-rest of them.  ``(1, [2, 3])`` is the text ``[1,[2,3]]`` and the program "push 2, tuple of 2".
+rest of them.  ``{1, 2}`` is the text ``[1,2]`` and the program "push 2, set of 2".  ``[(1, 2)] * 9`` is the
+text of a list in which each tuple is a list too, and the program "push 9, tuples of the last 9, list of 9".
 
 A message begins with the number of its format, which is only compared, and with whether its value
 is written in parts.
@@ -32,11 +33,12 @@ from asyncpool._wire.buffers import (
 
 TYPE_CHECKING = False  # see _wire/records.py
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterator, Sequence
-    from typing import Any
+    from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+    from typing import Any, TypeVar
 
     from asyncpool._wire.formats import Kind
 
+    T = TypeVar("T")
     Packed = bytes | OutOfBandPickle
     Pause = Callable[[], None]
     Payload = bytes | memoryview | ReceivedPickle
@@ -80,15 +82,16 @@ _COPIED, _COLLECTED = 262_144, 4096
 # How many other keys are collected before the next look at the clock.
 _FEW = 16
 
-# The instructions: what each makes of so many values on the stack; or, from BYTES on, of so many
-# bytes, or of the buffer of that number.
-PUSH, LIST, DICT, TEXT, FLOAT, TUPLE, SET, FROZENSET, ARRAY = range(9)
-BYTES, BYTEARRAY, BUFFER, LARGE_BYTEARRAY = range(9, 13)
+# The instructions: what each makes of so many values on the stack, or with TUPLES of each of so many lists
+# there; or, from BYTES on, of so many bytes, which follow each other, and large ones beside the message.
+PUSH, LIST, DICT, TEXT, FLOAT, TUPLES, SET, FROZENSET, ARRAY = range(9)
+BYTES, BYTEARRAY = 9, 10
 
-# Those that make one value without others in it.
-_SMALL = frozenset((TEXT, FLOAT, BYTES, BUFFER))
+# What those weigh that make one value without others in it; tuples have weighed as lists.
+_WEIGHTS = {TEXT: _ALONE, FLOAT: _ALONE, BYTES: _ALONE, TUPLES: 0}
 
-_KEYS: frozenset[type] = frozenset((str, int, float, bool, type(None), bytes))
+_SCALARS: frozenset[type] = frozenset((int, float, bool, type(None)))
+_KEYS = _SCALARS | {str, bytes}
 
 # Why JSON does not have some.
 _NO_JSON: dict[type, str] = {
@@ -115,7 +118,7 @@ class MalformedError(Exception):
     """Bytes are no message of a format, or say of a value what cannot be."""
 
 
-class MissingPackageError(Exception):
+class MissingPackageError(NotDataError):
     """A value needs a package that this process has not imported."""
 
 
@@ -155,31 +158,88 @@ def weigh(values: Sequence[Any], most: int) -> int | None:
     return None
 
 
-def write(
-    kind: Kind, value: Any, *, limit: int | None = None, in_band: bool = False
-) -> Packed:
+def check_size(values: Iterable[Any], limit: int, *, beside: bool) -> None:
+    """Check roughly that *values*, of whatever types they are, would be written in *limit* bytes.
+
+    Args:
+        values: The values.
+        limit: How many bytes.
+        beside: Whether large buffers do not count, since they travel beside a message.
+
+    Raises:
+        OverLimitError: If they would not.
+    """
+    found, size = [*values], 0
+    for value in found:  # the list grows during the loop
+        cls = type(value)
+        if cls in _SCALARS:
+            continue
+        parts: Sequence[Collection[Any]] = ()
+        if cls is str:
+            size += len(value)
+        elif cls is dict:
+            parts = value, value.values()
+        elif cls in (list, tuple, set, frozenset):
+            parts = (value,)
+        elif cls in (bytes, bytearray) or _is_array(cls):
+            length = value.nbytes if _is_array(cls) else len(value)
+            size += 0 if beside and length >= LARGE else length
+        elif (names := getattr(cls, "__struct_fields__", None)) is not None:
+            parts = ([getattr(value, name) for name in names],)
+        elif type(attributes := getattr(value, "__dict__", None)) is dict:
+            parts = (attributes.values(),)
+        if size + _EACH * (len(found) + sum(map(len, parts))) > limit:
+            raise OverLimitError
+        found += chain.from_iterable(parts)
+
+
+def runs(
+    values: Sequence[Any], most: int, find: Callable[[Sequence[Any]], T | None]
+) -> Iterator[tuple[Sequence[Any], T | None]]:
+    """Yield *values* in runs of at most so many, each with what *find* says of it.
+
+    It says ``None`` of a run that is to be shorter, or of a single value.
+    """
+    at, count = 0, most
+    while run := values[at : at + count]:
+        found = find(run)
+        if found is None and len(run) > 1:
+            count = len(run) // 2
+        else:
+            yield run, found
+            at += len(run)
+            # The next ones are often like these.
+            more = 0 if found is None else len(run) // 8 + 1
+            count = min(len(run) + more, most)
+
+
+def short(kind: Kind, value: Any) -> bytes | None:
+    """Return the message for a short value that JSON knows; ``None`` if it is none.
+
+    Raises:
+        Exception: Whatever the format raises.
+    """
+    if weigh(value if type(value) is list else [value], kind.piece) is not None:
+        text = kind.how.text(value)
+        if len(text) + HEAD <= kind.piece:
+            return kind.how.head + text
+    return None
+
+
+def write(kind: Kind, value: Any, *, in_band: bool = False) -> Packed:
     """Return the message for plain data.
 
     Args:
         kind: What whoever reads it knows of it.
         value: The plain data.
-        limit: How large the message may become, roughly.
         in_band: Whether large buffers are part of it.
 
     Raises:
         NotDataError: If it is no plain data.
-        OverLimitError: If *limit* is too low.
         RecursionError: If it holds itself, or is nested too deeply.
         Exception: Whatever else the format raises.
     """
-    how, piece = kind.how, kind.piece
-    if weigh([value], piece) is not None:
-        text = how.text(value)
-        if len(text) <= piece:
-            return packed([how.head, text])
-    buffers: list[memoryview] = []
-    body = _Writer(kind, None if in_band else buffers, limit).body(value)
-    return packed([how.head[:1], b"\1", *body], buffers)
+    return short(kind, value) or _Writer(kind, in_band=in_band).message(value)
 
 
 def packed(pieces: list[bytes], buffers: Sequence[memoryview] = ()) -> Packed:
@@ -195,7 +255,7 @@ def in_one_piece(message: Packed) -> bytes:
 
 
 def read(kind: Kind, payload: Payload, pause: Pause | None = None) -> Any:
-    """Return the plain data of a message, or the bytes that a codec of the user's has written.
+    """Return the value of a message.
 
     Args:
         kind: What is known of its value.
@@ -203,56 +263,55 @@ def read(kind: Kind, payload: Payload, pause: Pause | None = None) -> Any:
         pause: Called now and then.
 
     Raises:
+        MalformedError: If it is no message of that format.
         MissingPackageError: If it is an array, and this process has not imported NumPy.
-        Exception: If there is none.
+        Exception: If there is no such value, or none of that kind.
     """
-    received = payload if isinstance(payload, ReceivedPickle) else None
-    stream: Any = payload if received is None else received.stream
-    how, pause = kind.how, pause or _go_on
-    own = how.codec is not None and not kind.trusted
+    head = kind.how.head
+    if type(payload) is bytes and payload[:HEAD] == head and len(payload) <= kind.piece:
+        return kind.parse(payload[HEAD:])  # as most are
+    buffers: list[memoryview] = []
+    stream: Any = payload
+    if isinstance(payload, ReceivedPickle):
+        stream, buffers = payload.stream, payload.buffers
+    how, pause = kind.how, pause or (lambda: None)
+    own = (
+        how.codec is not None and not kind.trusted
+    )  # the codec's own bytes, of any length
     if len(stream) > MOST_BYTES + PIECE and not (own or kind.trusted):
         raise MalformedError("it is too long")
     if type(stream) is not bytes:
         # The worker may write to it while it is read.
         stream = _private(memoryview(stream).cast("B"), pause)
-    if len(stream) < HEAD or stream[0] != how.head[0] or stream[1] > 1:
+    if stream[:HEAD] == head:
+        if len(stream) > kind.piece + HEAD and not own:
+            raise MalformedError("it is too long for one part")
+        return kind.parse(stream[HEAD:])
+    if own or stream[:HEAD] != head[:1] + b"\1":
         raise MalformedError(f"it is no message of {how.name}")
-    if stream[1]:
-        buffers = [] if received is None else received.buffers
-        return _Reader(kind, memoryview(stream)[HEAD:], buffers, pause).value()
-    text = stream[HEAD:]
-    if own:
-        return text
-    if len(text) > kind.piece:
-        raise MalformedError("it is too long for one part")
-    return how.parse(text)
+    return kind.made(_Reader(kind, memoryview(stream)[HEAD:], buffers, pause).value())
 
 
 class _Scales:
     """Weighs what a message holds, where it is written and where it is read."""
 
     def __init__(self, kind: Kind) -> None:
-        self._kind = kind
-        self._trusted = kind.trusted
-        self._most: float = math.inf if kind.trusted else _MOST // kind.copies
+        self._how, self._trusted, self._tracked = kind.how, kind.trusted, kind.tracked
+        self._most = _MOST // kind.copies
         self._weight = 0
 
     def _count(self, weight: int) -> None:
         self._weight += weight
-        if self._weight > self._most:
-            others = "UUID" if self._kind.tracked else "other"
+        if self._weight > self._most and not self._trusted:
             raise NotDataError(
-                f"it holds more than {self._most:,} values, of which each list, dict or {others} counts "
-                f"{_CONTAINER} more, which would hold up the service: send an array or bytes, or yield it "
-                "in parts"
+                f"it holds more than {self._most:,} values, of which each list, dict or "
+                f"{'UUID' if self._tracked else 'other'} counts {_CONTAINER} more, which would hold up "
+                "the service: send an array or bytes, or yield it in parts"
             )
 
     def _count_instruction(self, instruction: int, count: int) -> None:
-        if self._trusted:
-            return
         members = count if instruction in (SET, FROZENSET) else 0
-        alone = _ALONE if instruction in _SMALL else _CONTAINER
-        self._count(alone + (_MEMBER - 1) * members)
+        self._count(_WEIGHTS.get(instruction, _CONTAINER) + (_MEMBER - 1) * members)
 
     def _has_texts(self, table: str, keys: Collection[Any]) -> bool:
         """Tell whether all *keys* of a *table* are texts.
@@ -262,10 +321,9 @@ class _Scales:
         """
         if {str}.issuperset(map(type, keys)):
             return True
-        if not self._kind.how.wide or not all(map(_is_key, keys)):
-            raise NotDataError(
-                f"the keys of a {table} must be texts, numbers, bytes, None, or tuples of up to 8 of these"
-            )
+        if not self._how.wide or not all(map(_is_key, keys)):
+            these = "texts, numbers, bytes, None, or tuples of up to 8 of these"
+            raise NotDataError(f"the keys of a {table} must be {these}")
         if len(keys) > _MOST_KEYS and not self._trusted:
             raise NotDataError(
                 f"a {table} of more than {_MOST_KEYS:,} such keys would hold up the service: send a list, "
@@ -277,7 +335,7 @@ class _Scales:
         """Count the values of the list in a text, with those of its lists and dicts."""
         if self._trusted:
             return
-        long = len(_LONG_TEXT.findall(text)) if self._kind.tracked else 0
+        long = len(_LONG_TEXT.findall(text)) if self._tracked else 0
         # Without escapes it takes less time.
         outside = _STRINGS.split(text) if b"\\" in text else text.split(b'"')[::2]
         text = b"".join(outside)
@@ -288,125 +346,90 @@ class _Scales:
 
 
 class _Writer(_Scales):
-    """Writes a value in parts, once; large buffers go to *buffers*, if there are any."""
+    """Writes a value in parts, once."""
 
-    def __init__(
-        self, kind: Kind, buffers: list[memoryview] | None, limit: int | None
-    ) -> None:
+    def __init__(self, kind: Kind, *, in_band: bool) -> None:
         super().__init__(kind)
-        self._buffers = buffers
-        self._room: float = math.inf if limit is None else limit
+        self._in_band = in_band
         self._program: list[int] = []
         # The values that come next, and what their text weighs.
         self._values: list[Any] = []
         self._pending = 0
         self._texts: list[bytes] = []
-        self._bytes: list[bytes | bytearray | memoryview] = []
+        self._bytes: list[bytes | memoryview] = []
+        self._buffers: list[bytes | memoryview] = []
 
-    def body(self, value: Any) -> list[bytes]:
-        """Return the body of the message for *value*, in pieces."""
+    def message(self, value: Any) -> Packed:
+        """Return the message for *value*."""
         self._put([value])
         self._flush()
         size = sum(map(len, self._bytes))
         if size + sum(map(len, self._texts)) > MOST_BYTES and not self._trusted:
-            raise NotDataError(
-                f"its texts and short bytes have more than {MOST_BYTES >> 20} MiB: yield it in parts"
-            )
+            what = f"its texts and short bytes have more than {MOST_BYTES >> 20} MiB"
+            raise NotDataError(f"{what}: yield it in parts")
+        starts = range(0, len(self._program), _CHARACTERS)
         program = [
-            self._kind.how.text(self._program[start : start + _CHARACTERS])
-            for start in range(0, len(self._program), _CHARACTERS)
+            self._how.text(self._program[at : at + _CHARACTERS]) for at in starts
         ]
-        pieces = [size.to_bytes(8), *map(bytes, self._bytes)]
+        pieces = [self._how.head[:1], b"\1", size.to_bytes(8), *map(bytes, self._bytes)]
         for text in (*program, b"", *self._texts, b""):
             pieces += (len(text).to_bytes(4), text)
-        return pieces
+        return packed(pieces, [memoryview(it) for it in self._buffers])
 
     def _put(self, values: list[Any]) -> None:
         """Put *values* on the stack: as they are if JSON knows them, each by itself if not."""
-        at, count = 0, len(values)
-        while at < len(values):
-            some = values[at : at + count]
-            weight = weigh(some, _WEIGHT)
-            if weight is not None:
-                self._push(some, weight)
-                if self._program[-2:-1] == [PUSH]:
-                    self._program[-1] += len(some)
-                else:
-                    self._program += (PUSH, len(some))
-                # The next ones are often like these: nearly as many as would have fitted in.
-                fit = _WEIGHT * len(some) // weight
-                count = max(1, min(2 * count, fit - fit // 8))
-            elif len(some) == 1:
-                self._put_one(some[0])
-            elif not self._put_tuples(some):
-                count //= 2
+        for run, weight in runs(values, _WEIGHT // _EACH, self._weigh):
+            if weight is None:
+                self._put_one(run[0])
                 continue
-            at += len(some)
+            if self._pending + weight > _WEIGHT:
+                self._flush()
+            self._pending += weight
+            self._values += run
+            if self._program[-2:-1] == [PUSH]:
+                self._program[-1] += len(run)
+            else:
+                self._program += (PUSH, len(run))
+            if type(run[0]) is tuple:
+                self._add(TUPLES, len(run))
 
-    def _spend(self, size: int) -> None:
-        self._room -= size
-        if self._room < 0:
-            raise OverLimitError
-
-    def _push(self, values: list[Any], weight: int) -> None:
-        self._spend(weight)
-        if self._pending + weight > _WEIGHT:
-            self._flush()
-        self._values += values
-        self._pending += weight
+    def _weigh(self, run: Sequence[Any]) -> int | None:
+        """Return the weight of values that JSON knows, or of tuples of these."""
+        weight = weigh(run, _WEIGHT)
+        if weight is None and self._how.wide and {tuple}.issuperset(map(type, run)):
+            weight = weigh([*map(list, run)], _WEIGHT)
+        return weight
 
     def _flush(self) -> None:
         if self._values:
-            text = self._kind.how.text(self._values)
+            text = self._how.text(self._values)
             self._count_text(text)
             self._texts.append(text)
             self._values, self._pending = [], 0
 
-    def _put_tuples(self, values: list[Any]) -> bool:
-        """Put *values* on the stack if all are tuples of what JSON knows, as rows of a table are."""
-        if len(values) * _EACH > _WEIGHT or not (
-            self._kind.how.wide and {tuple}.issuperset(map(type, values))
-        ):
-            return False
-        flat = [*chain.from_iterable(values)]
-        weight = weigh(flat, _WEIGHT)
-        if weight is None:
-            return False
-        self._push(flat, weight)
-        for value in values:
-            self._program += (PUSH, len(value), TUPLE, len(value))
-        self._spend(_EACH * len(values))
-        self._count(_CONTAINER * len(values))
-        return True
-
     def _make(self, instruction: int, values: list[Any]) -> None:
-        if _EACH * len(values) > self._room:  # each takes as much: do not begin
-            raise OverLimitError
         self._put(values)
         self._add(instruction, len(values))
 
     def _add(self, instruction: int, count: int) -> None:
-        self._spend(_EACH)
         self._program += (instruction, count)
         self._count_instruction(instruction, count)
 
     def _put_one(self, value: Any) -> None:
-        cls, wide = type(value), self._kind.how.wide
+        cls, wide = type(value), self._how.wide
         if cls is list:
             self._make(LIST, value)
         elif cls is dict and (wide or {str}.issuperset(map(type, value))):
             self._has_texts("dict", value)
             self._make(DICT, [*chain.from_iterable(value.items())])
         elif cls is str:
-            if len(value) > self._room:
-                raise OverLimitError
             if size_of(value) > _LONGEST:
                 raise NotDataError(f"a text of {len(value)} characters: send bytes")
             starts = range(0, len(value), _CHARACTERS)
             self._make(TEXT, [value[at : at + _CHARACTERS] for at in starts])
         elif cls is int:
             # Which refuses it, if the interpreter has a limit.
-            self._kind.how.text(value)
+            self._how.text(value)
             raise NotDataError("an int of more than 4300 digits is no plain data")
         elif not wide:
             name = value if cls is float else _name_of(cls)
@@ -414,31 +437,22 @@ class _Writer(_Scales):
         elif cls is float:
             self._make(FLOAT, [repr(value)])
         elif cls is tuple:
-            self._make(TUPLE, [*value])
+            self._make(LIST, [*value])
+            self._add(TUPLES, 1)
         elif cls is set or cls is frozenset:
             self._has_texts(cls.__name__, value)
             self._make(SET if cls is set else FROZENSET, [*value])
-        elif cls is bytes:
-            self._put_bytes(value, BYTES, BUFFER)
-        elif cls is bytearray:
-            self._put_bytes(bytes(value), BYTEARRAY, LARGE_BYTEARRAY)
-        elif cls is getattr(sys.modules.get("numpy"), "ndarray", None):
+        elif cls is bytes or cls is bytearray:
+            self._put_bytes(bytes(value))
+            self._add(BYTES if cls is bytes else BYTEARRAY, len(value))
+        elif _is_array(cls):
             self._put_array(value)
         else:
             raise NotDataError(f"{_name_of(cls)} is no plain data")
 
-    def _put_bytes(self, view: bytes | memoryview, small: int, large: int) -> None:
-        if len(view) < LARGE or self._buffers is None:
-            self._spend(len(view))
-            self._bytes.append(view)
-            self._add(small, len(view))
-            return
-        number = len(self._buffers)
-        self._buffers.append(memoryview(view))
-        if large == PUSH:
-            self._put([number])
-        else:
-            self._add(large, number)
+    def _put_bytes(self, view: bytes | memoryview) -> None:
+        beside = len(view) >= LARGE and not self._in_band
+        (self._buffers if beside else self._bytes).append(view)
 
     def _put_array(self, array: Any) -> None:
         dtype = array.dtype
@@ -447,10 +461,9 @@ class _Writer(_Scales):
         if not array.flags.forc:
             array = array.copy("C")  # copying releases the GIL
         order = "C" if array.flags.c_contiguous else "F"
-        self._put([[dtype.str, [*array.shape], order]])
         view = memoryview(array.reshape(-1, order=order).view("u1"))
-        self._put_bytes(view, BYTES, PUSH)  # an array takes its buffer by number
-        self._add(ARRAY, 2)
+        self._put_bytes(view)
+        self._make(ARRAY, [[dtype.str, [*array.shape], order], len(view)])
 
 
 class _Reader(_Scales):
@@ -461,7 +474,7 @@ class _Reader(_Scales):
     ) -> None:
         super().__init__(kind)
         self._pause = pause
-        self._buffers = dict(enumerate(buffers))
+        self._buffers = buffers
         size = int.from_bytes(body[:8])
         self._bytes, self._rest = body[8 : 8 + size], body[8 + size :]
         self._free = _FREE
@@ -491,14 +504,18 @@ class _Reader(_Scales):
             start = len(stack) - count
             if start < 0:
                 raise MalformedError("its program takes what is not there")
+            parts = stack[start:]
+            if instruction == TUPLES:
+                if not {list}.issuperset(map(type, parts)):
+                    raise MalformedError("it makes a tuple of what is no list")
+                stack[start:] = map(tuple, parts)
+                continue
             depth = 1
             while made and made[-1][0] >= start:
                 depth = max(depth, made.pop()[1] + 1)
             if depth > _DEEPEST:
                 raise MalformedError("it is nested too deeply")
-            parts = stack[start:]
-            del stack[start:]
-            stack.append(self._made(instruction, parts))
+            stack[start:] = (self._made(instruction, parts),)
             made.append((start, depth))
         if len(stack) != 1 or [*islice(values, 1)]:
             raise MalformedError("it is not one value")
@@ -514,7 +531,7 @@ class _Reader(_Scales):
                 raise MalformedError("one of its parts is too long")
             self._pause()
             self._count_text(text)
-            values = self._kind.how.parse(text)
+            values = self._how.parse(text)
             if type(values) is not list:
                 raise MalformedError("one of its parts is no list")
             yield values
@@ -522,8 +539,6 @@ class _Reader(_Scales):
     def _made(self, instruction: int, parts: list[Any]) -> Any:
         if instruction == LIST:
             return parts
-        if instruction == TUPLE:
-            return tuple(parts)
         if instruction == DICT:
             keys, values = parts[::2], parts[1::2]
             return self._table({}, keys, zip(keys, values, strict=True))
@@ -558,60 +573,54 @@ class _Reader(_Scales):
         self._free -= max(late, 0.0)
         return made
 
-    def _binary(self, instruction: int, count: int) -> Any:
-        if instruction in (BUFFER, LARGE_BYTEARRAY):
-            view = self._buffer(count)
-        elif count <= len(self._bytes):
-            view, self._bytes = self._bytes[:count], self._bytes[count:]
-        else:
-            raise MalformedError("its bytes are not there")
-        if instruction in (BYTES, BUFFER):
+    def _binary(self, instruction: int, size: int) -> Any:
+        view = self._view(size)
+        if instruction == BYTES:
             return _private(view, self._pause)
-        if instruction not in (BYTEARRAY, LARGE_BYTEARRAY):
+        if instruction != BYTEARRAY:
             raise MalformedError("there is no such instruction")
         made = bytearray()
         _copy(view, made.extend, self._pause)
         return made
 
-    def _buffer(self, index: int) -> memoryview:
-        """Return a buffer, once: a message that named it often would take any memory."""
-        found = self._buffers.pop(index, None)
-        if found is None:
-            raise MalformedError("there is no such buffer")
-        return found.cast("B")
+    def _view(self, size: int) -> memoryview:
+        """Return the next bytes, and none twice: a message that named some often would take any memory."""
+        if size >= LARGE and self._buffers:
+            view = self._buffers.pop(0).cast("B")
+        else:
+            view, self._bytes = self._bytes[:size], self._bytes[size:]
+        if len(view) != size:
+            raise MalformedError("its bytes are not there")
+        return view
 
     def _array(self, meta: list[Any], data: Any) -> Any:
         dtype, shape, order = meta
         if not (type(dtype) is str and _DTYPE.fullmatch(dtype) and order in ("C", "F")):
             raise MalformedError("there is no such type of array")
-        if (
-            type(shape) is not list
-            or len(shape) > _DIMENSIONS
-            or any(type(size) is not int or size < 0 for size in shape)
-        ):
+        sizes = type(shape) is list and all(type(it) is int and it >= 0 for it in shape)
+        if not sizes or len(shape) > _DIMENSIONS:
             raise MalformedError("an array has no such shape")
-        beside = type(data) is int
-        if beside:
-            data = self._buffer(data)
-        elif type(data) is not bytes:
-            raise MalformedError("an array has no bytes")
+        view = memoryview(data) if type(data) is bytes else self._view(data)
         if "numpy" not in sys.modules and not self._trusted:
-            raise MissingPackageError(
-                "a NumPy array has come, and this process has not imported numpy"
-            )
+            text = "a NumPy array has come, and this process has not imported numpy"
+            raise MissingPackageError(text)
         numpy: Any = importlib.import_module("numpy")
         real = numpy.dtype(dtype)
-        if len(data) != math.prod(shape) * real.itemsize:
+        if len(view) != math.prod(shape) * real.itemsize:
             raise MalformedError("the bytes of an array do not fit its shape")
-        array = numpy.ndarray(shape, real, data, order=order)
-        # What is in bytes cannot be written to.
-        return array if beside and self._trusted else array.copy("A")
+        array = numpy.ndarray(shape, real, view, order=order)
+        # What is in the message itself cannot be written to.
+        return array if self._trusted and not view.readonly else array.copy("A")
 
 
 def _is_key(key: Any) -> bool:
     if type(key) is not tuple:
         return type(key) in _KEYS
     return len(key) <= _EACH and set(map(type, key)) <= _KEYS
+
+
+def _is_array(cls: type) -> bool:
+    return cls is getattr(sys.modules.get("numpy"), "ndarray", None)
 
 
 def _name_of(cls: type) -> str:
@@ -628,10 +637,6 @@ def hash_long(values: Sequence[Any]) -> None:
     for value in values:
         if type(value) is str and len(value) > _CHARACTERS:
             hash(value)
-
-
-def _go_on() -> None:
-    """Do nothing, where others pause."""
 
 
 def _private(view: memoryview, pause: Pause) -> bytes:

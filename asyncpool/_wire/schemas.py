@@ -1,26 +1,33 @@
 """The calls and outcomes of data-only pools: functions by their names, values by their annotations.
 
-A call is two lists: its arguments, and the names of the last of them.
+A call is two lists: its arguments, and the names of the last of them.  ``_core/data_only.py`` writes
+calls, and the worker's half is here.
 """
 
 from __future__ import annotations
 
 import inspect
+import json
+import pickle
 import sys
+from binascii import a2b_base64
 from collections import abc
-from functools import reduce
+from contextlib import suppress
+from contextvars import ContextVar
+from functools import cache, reduce
 from typing import Any, get_args, get_origin, get_type_hints
 
-from asyncpool._wire.buffers import OverLimitError
-from asyncpool._wire.formats import JSON, Format, Kind, reason_of
+from asyncpool._wire.formats import JSON, NAMES, Format, Kind, format_of, reason_of
+from asyncpool._wire.frames import MAX_NUMBER
 from asyncpool._wire.pickling import (
+    WorkerSerializer,
     describe,
     raisable,
     text_of,
     traceback_of,
     type_name,
 )
-from asyncpool._wire.plain_data import HEAD, PIECE, in_one_piece, read, weigh, write
+from asyncpool._wire.plain_data import in_one_piece, read
 from asyncpool._wire.records import import_named
 from asyncpool._wire.text import function_name, indent, printable_block, printable_text
 from asyncpool.errors import (
@@ -35,10 +42,11 @@ from asyncpool.errors import (
 TYPE_CHECKING = False  # see _wire/records.py
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping
 
     from asyncpool._wire.plain_data import Packed, Payload
 
+    AnyFunction = Callable[..., Any]
     Errors = Mapping[str, type[BaseException]]
 
 
@@ -58,9 +66,7 @@ class FunctionNames:
     """
 
     def __init__(self, allowed: Iterable[object] | None) -> None:
-        self.allowed: tuple[str, ...] | None = (
-            None if allowed is None else tuple(map(_pattern, allowed))
-        )
+        self.allowed = None if allowed is None else tuple(map(_pattern, allowed))
 
     def check(self, name: str) -> None:
         """Raise a :exc:`LookupError` unless workers may call the function of that *name*."""
@@ -68,39 +74,33 @@ class FunctionNames:
         if self.allowed is not None and names.isdisjoint(self.allowed):
             raise LookupError(f"{name} is not among the functions of this pool")
 
-    def name_of(self, function: Callable[..., Any], what: str = "fn") -> str:
-        """Return the name of *function*, ``"package.module:name"``; errors call it *what*.
+    def name_of(
+        self, function: AnyFunction, what: str = "fn", *, numbered: bool = True
+    ) -> str:
+        """Return the name of *function*, ``"package.module:name"``.
+
+        Args:
+            function: The function.
+            what: What errors call it.
+            numbered: Whether there still was a number for it.
 
         Raises:
-            JobNotPicklableError: If it has none that workers find, or may call.
+            JobNotPicklableError: If it has no name that workers find, or may call, or no number.
         """
         try:
             name = _name_of_function(function)
             self.check(name)
+            if not numbered:
+                raise LookupError(  # noqa: TRY301 - it is a reason like the others
+                    f"this pool has called {MAX_NUMBER} functions"
+                )
         except LookupError as why:
-            raise self.unnamed(why, what) from why
+            text = f"{what} cannot be sent by its name, as this pool does: {why}"
+            raise JobNotPicklableError(text, direction="arguments", name=what) from why
         return name
 
-    @staticmethod
-    def unnamed(why: Exception, what: str = "fn") -> JobNotPicklableError:
-        """Return the error for a function that has no name."""
-        return JobNotPicklableError(
-            f"{what} cannot be sent by its name, as this pool does: {why}",
-            direction="arguments",
-            name=what,
-        )
 
-    def find(self, name: str) -> Any:
-        """Return the function of that *name*; the module is imported.
-
-        Raises:
-            Exception: If there is none, or workers may not call it.
-        """
-        self.check(name)
-        return import_named(name)
-
-
-def _name_of_function(function: Callable[..., Any]) -> str:
+def _name_of_function(function: AnyFunction) -> str:
     """Return the name by which workers find *function*, ``"package.module:name"``.
 
     Raises:
@@ -109,26 +109,24 @@ def _name_of_function(function: Callable[..., Any]) -> str:
     path = getattr(function, "__qualname__", None)
     home = getattr(function, "__module__", None)
     if not isinstance(path, str) or not isinstance(home, str):
-        raise LookupError(  # noqa: TRY004 - it has no name
-            f"{function_name(function)} is an object of a "
-            f"{type(function).__qualname__}: name a function of a module"
+        what = (
+            f"{function_name(function)} is an object of a {type(function).__qualname__}"
         )
+        raise LookupError(f"{what}: name a function of a module")  # noqa: TRY004 - it has no name
     if "<" in path:
         kind = "a lambda" if path.endswith("<lambda>") else "local to a function"
         raise LookupError(f"{home}.{path} is {kind}: use a function of a module")
     module: Any = sys.modules.get(home)
-    try:
+    found: Any = None
+    with suppress(AttributeError):
         found = reduce(getattr, path.split("."), module)
-    except AttributeError:
-        found = None
     if found is not function:
         raise LookupError(f"{home}:{path} is not this function but {found!r}")
     if home == "__main__":
         spec = getattr(module, "__spec__", None)
         if spec is None:
-            raise LookupError(
-                "it is a function of __main__, which has no name: put it into a module of its own"
-            )
+            what = "it is a function of __main__, which has no name"
+            raise LookupError(f"{what}: put it into a module of its own")
         home = spec.name  # by which workers import it
     return f"{home}:{path}"
 
@@ -157,54 +155,50 @@ def check_name(option: str, function: object) -> None:
         FunctionNames(None).name_of(function, option)
 
 
-_ITERATORS = (
-    abc.Iterator,
-    abc.Iterable,
-    abc.Generator,
-    abc.AsyncIterator,
-    abc.AsyncIterable,
-    abc.AsyncGenerator,
-)
-
+_ITERATORS = abc.Iterator, abc.Iterable, abc.Generator
+_ASYNC_ITERATORS = abc.AsyncIterator, abc.AsyncIterable, abc.AsyncGenerator
 
 # What errors call what a stream yields.
 _ITEM = "an item of the stream"
 
 
 class Signature:
-    """What a function takes and returns, as its annotations say; its calls are sent and read by it.
+    """What a function takes and returns, as its annotations say.
 
     Args:
-        function: The function; ``None`` if nothing is known of it.
+        function: The function.
         how: The format of its calls and results.
 
     Attributes:
+        how: The format.
+        call: What is known of a call, as whoever reads it.
         result: What it returns.
         item: What it yields.
+        typed: Whether annotations say anything of its arguments, or the user's codec has to be asked.
     """
 
-    def __init__(self, function: Callable[..., Any] | None, how: Format) -> None:
-        self._how = how
-        self._call = Kind(how, trusted=True)
+    def __init__(self, function: AnyFunction, how: Format) -> None:
+        self.how: Format = how
+        self.call: Kind = Kind(how, direction="arguments")
         self.result: Kind = how.kind_of(Any)
-        self._others = self._other_names = self.result
         self.item: Kind = how.kind_of(Any, _ITEM)
-        # Whether annotations say anything of its arguments, or the user's codec has to be asked.
-        self._typed = self._others.typed
+        # Of arguments that no parameter is for by itself.
+        self._others = self._other_names = how.kind_of(Any, direction="arguments")
+        self.typed: bool = self._others.typed
         self._positional: list[Kind] = []
         self._named: dict[str, Kind] = {}
-        if function is not None and how.wide:
+        if how.wide:
             self._take(function)
 
-    def _take(self, function: Callable[..., Any]) -> None:
+    def _take(self, function: AnyFunction) -> None:
         try:
             hints = get_type_hints(function, include_extras=True)
             parameters = inspect.signature(function).parameters
         except Exception:  # it says nothing that this process understands
             return
         for name, parameter in parameters.items():
-            kind = self._how.kind_of(hints.get(name, Any))
-            self._typed |= kind.typed
+            kind = self.how.kind_of(hints.get(name, Any), direction="arguments")
+            self.typed |= kind.typed
             if parameter.kind is parameter.VAR_POSITIONAL:
                 self._others = kind
             elif parameter.kind is parameter.VAR_KEYWORD:
@@ -218,88 +212,11 @@ class Signature:
         origin, args = get_origin(result), get_args(result)
         if origin in (abc.Awaitable, abc.Coroutine) and args:
             result = args[-1]
-        elif origin in _ITERATORS and args:
-            self.item = self._how.kind_of(args[0], _ITEM)
-        self.result = self._how.kind_of(result)
+        elif origin in _ITERATORS + _ASYNC_ITERATORS and args:
+            self.item = self.how.kind_of(args[0], _ITEM)
+        self.result = self.how.kind_of(result)
 
-    def pack(
-        self,
-        args: tuple[Any, ...],
-        kwargs: Mapping[str, Any],
-        *,
-        limit: int | None = None,
-        in_band: bool = False,
-    ) -> Packed:
-        """Return a call as a message.
-
-        Args:
-            args: The arguments.
-            kwargs: The keyword arguments.
-            limit: How large it may become, roughly.
-            in_band: Whether large buffers are part of the message.
-
-        Raises:
-            OverLimitError: If *limit* is too low.
-            JobNotPicklableError: If an argument is no plain data, and not of the annotated type.
-        """
-        how = self._how
-        values: list[Any] = [*args, *kwargs.values()]
-        try:
-            most = PIECE if limit is None else min(PIECE, limit)
-            if how.codec is None and weigh(values, most) is not None:
-                # It is the same if a type is made of it.
-                text = how.text((values, [*kwargs]))
-                if len(text) <= PIECE:
-                    return how.head + text
-            elif self._typed:
-                if limit is not None:
-                    _check_size(values, limit)
-                for at, (_, kind) in enumerate(self._kinds(len(args), kwargs)):
-                    values[at] = kind.plain(values[at])
-            call = [values, [*kwargs]]
-            return write(self._call, call, limit=limit, in_band=in_band)
-        except OverLimitError:
-            raise
-        except Exception as error:
-            name, where, why = "the call", "$", error
-            values = [*args, *kwargs.values()]
-            for at, (one, kind) in enumerate(self._kinds(len(args), kwargs)):
-                if (own := kind.refusal(values[at])) is not None:
-                    name, (where, why) = one, kind.culprit(values[at], f"$.{one}", own)
-                    break
-            raise JobNotPicklableError(
-                f"{name} cannot be sent as {how.name}: {reason_of(why)} - at `{where}`",
-                direction="arguments",
-                name=name,
-            ) from why
-
-    def load(self, payload: Payload) -> tuple[list[Any], dict[str, Any]]:
-        """Return the arguments of a call, which must come from the pool.
-
-        Raises:
-            JobNotPicklableError: If one is not of the annotated type, or cannot be had here.
-        """
-        name = "the call"
-        try:
-            if type(payload) is bytes and payload[1] == 0 and not self._typed:
-                values, names = self._how.parse(payload[HEAD:])
-            else:
-                values, names = read(self._call, payload)
-            if not names and not self._typed:
-                return values, {}
-            count = len(values) - len(names)
-            if self._typed:
-                for at, (one, kind) in enumerate(self._kinds(count, names)):
-                    name = one
-                    values[at] = kind.made(values[at])
-        except Exception as error:
-            text = reason_of(error, f"$.{name}")
-            raise JobNotPicklableError(
-                f"{name} cannot be read: {text}", direction="arguments", name=name
-            ) from error
-        return values[:count], dict(zip(names, values[count:], strict=True))
-
-    def _kinds(self, count: int, names: Iterable[str]) -> Iterator[tuple[str, Kind]]:
+    def kinds(self, count: int, names: Iterable[str]) -> Iterator[tuple[str, Kind]]:
         """Yield what errors call so many positional arguments, and those of these names, and their kinds."""
         known = self._positional
         for at in range(count):
@@ -308,35 +225,12 @@ class Signature:
             yield f"kwargs[{name!r}]", self._named.get(name, self._other_names)
 
 
-def _check_size(values: list[Any], limit: int) -> None:
-    """Check roughly that *values* of any type, with those in them, have at most *limit* bytes.
-
-    Raises:
-        OverLimitError: If they have more.
-    """
-    found, size = [*values], 0
-    for value in found:  # the list grows during the loop
-        cls = type(value)
-        size += len(value) if cls in (str, bytes, bytearray) else 8
-        parts: Collection[Any] = ()
-        if cls is dict:
-            parts = value.values()
-        elif cls in (list, tuple, set, frozenset):
-            parts = value
-        elif (names := getattr(cls, "__struct_fields__", None)) is not None:
-            parts = [getattr(value, name) for name in names]
-        elif type(attributes := getattr(value, "__dict__", None)) is dict:
-            parts = attributes.values()
-        if size > limit or len(found) + len(parts) > limit:
-            raise OverLimitError
-        found += parts
-
-
 # What a job raises is data too: always JSON, whatever the codec of the calls.  An exception comes home as
 # a RemoteError with its name, its text and its traceback.  If its class was registered, the pool makes it
 # anew by its constructor, from plain arguments.
 _ERROR = Kind(JSON, what="an exception", direction="exception")
 _TEXTS = ("type", "text", "traceback")
+_DIRECTIONS = ("arguments", "result", "exception", "details")
 _MOST_NOTES = 100
 
 # Of a text so many characters are sent, and believed.
@@ -361,9 +255,9 @@ def pack_failure(error: BaseException) -> bytes:
     """Return the payload of an ``ERROR`` frame, whatever *error* is that the job raised."""
     fields = _fields(error)
     try:
-        return in_one_piece(_ERROR.pack(fields))
+        return in_one_piece(_ERROR.message(fields))
     except Exception:  # with its arguments it may exceed what one message holds
-        return in_one_piece(_ERROR.pack(fields | {"args": None}))
+        return in_one_piece(_ERROR.message(fields | {"args": None}))
 
 
 def _text(value: str) -> str:
@@ -372,33 +266,24 @@ def _text(value: str) -> str:
 
 
 def _fields(error: BaseException) -> dict[str, Any]:
+    notes, args = getattr(error, "__notes__", None), None
+    try:
+        _ERROR.message(args := [*error.args])
+    except Exception:  # its args may be anything
+        args = None
+    notes = notes if type(notes) is list else []
     fields: dict[str, Any] = {
         "type": type_name(error),
         "text": _text(text_of(error)),
         "traceback": _text(traceback_of(error)),
-        "notes": _notes(error),
-        "args": _plain_args(error),
+        "notes": [_text(it) for it in notes if type(it) is str][:_MOST_NOTES],
+        "args": args,
     }
     if isinstance(error, HookError):
         fields["hook"] = [error.hook, error.stage, _fields(error.exception)]
     elif isinstance(error, JobNotPicklableError):
         fields["args"] = [error.direction, error.name, _text(error.text)]
     return fields
-
-
-def _plain_args(error: BaseException) -> list[Any] | None:
-    try:
-        args = [*error.args]
-    except Exception:  # its args may be anything
-        return None
-    return None if _ERROR.refusal(args) else args
-
-
-def _notes(error: BaseException) -> list[str]:
-    notes = getattr(error, "__notes__", None)
-    if type(notes) is not list:
-        return []
-    return [_text(note) for note in notes if type(note) is str][:_MOST_NOTES]
 
 
 def load_failure(
@@ -427,57 +312,144 @@ def _error_of(found: Any, errors: Errors) -> BaseException:
         raise ProtocolError("it sent an exception whose notes are no texts")
     if args is not None and type(args) is not list:
         raise ProtocolError("it sent an exception whose arguments are no list")
-    kind, text = (printable_text(fields[it], _LONGEST) for it in ("type", "text"))
+    kind, text = _shown(fields["type"]), _shown(fields["text"])
     trace = printable_block(fields["traceback"], _LONGEST)
     # Python shows each note on a line of its own.
     notes = [indent(printable_block(it, _LONGEST)) for it in notes[:_MOST_NOTES]]
-    fields = {**fields, "type": kind, "text": text, "traceback": trace, "notes": notes}
-    error = _own(fields, errors) or _rebuilt(fields, errors)
+    error: BaseException | None = None
+    match fields["type"], args, fields.get("hook"):
+        case "asyncpool.errors.JobCancelled", _, _:
+            error = JobCancelled(text)
+        case "asyncpool.errors.JobNotPicklableError", [way, str(name), str(own)], _ if (
+            way in _DIRECTIONS
+        ):
+            name, own = _shown(name), _shown(own)
+            error = JobNotPicklableError(text, direction=way, name=name, text=own)
+        case _, _, [str(hook), "enter" | "exit" as stage, dict(inner)]:
+            cause = _error_of({**inner, "hook": None}, errors)
+            error = HookError(_shown(hook), stage=stage, exception=cause)
+        case name, list(), _ if (cls := errors.get(name)) is not None:
+            try:
+                error = made if type(made := cls(*args)) is cls else None
+            except Exception as why:  # it is the user's constructor
+                note = f"{cls.__qualname__} cannot be rebuilt: {describe(why)}"
+                notes.append(printable_text(note))
+        case _:
+            pass
     if error is None:
         sent = None if args is None else tuple(args)
         error = RemoteError(kind, text, traceback=trace, args=sent)
-    for note in fields["notes"]:
+    for note in notes:
         error.add_note(note)
     if not isinstance(error, HookError):
         error.__cause__ = RemoteTraceback(trace)
     return error
 
 
-def _rebuilt(fields: dict[str, Any], errors: Errors) -> BaseException | None:
-    cls, args = errors.get(fields["type"]), fields.get("args")
-    if cls is None or args is None:
-        return None
-    try:
-        error = cls(*args)
-    except Exception as why:  # it is the user's constructor
-        note = f"{cls.__qualname__} cannot be rebuilt: {describe(why)}"
-        fields["notes"].append(printable_text(note))
-        return None
-    return error if type(error) is cls else None
+def _shown(text: str) -> str:
+    return printable_text(text, _LONGEST)
 
 
-def _own(fields: dict[str, Any], errors: Errors) -> BaseException | None:
-    """Return one of the errors that workers raise themselves."""
-    match fields:
-        case {"type": "asyncpool.errors.JobCancelled"}:
-            return JobCancelled(fields["text"])
-        case {
-            "type": "asyncpool.errors.JobNotPicklableError",
-            "args": [
-                "arguments" | "result" | "exception" | "details" as direction,
-                str(name),
-                str(text),
-            ],
-        }:
-            return JobNotPicklableError(
-                fields["text"],
-                direction=direction,
-                name=printable_text(name, _LONGEST),
-                text=printable_text(text, _LONGEST),
-            )
-        case {"hook": [str(hook), "enter" | "exit" as stage, dict(inner)]}:
-            cause = _error_of({**inner, "hook": None}, errors)
-            shown = printable_text(hook, _LONGEST)
-            return HookError(shown, stage=stage, exception=cause)
-        case _:
-            return None
+# How many bytes say how long the description of a function is, if a call comes with one.
+_SIZE = 4
+
+# As JSON, whatever the codec: threads of a job may have no context that tells it.
+_DETAILS = Kind(JSON, what="the details", direction="details")
+
+
+class DataFunction(Signature):
+    """A function that the pool has named.
+
+    Attributes:
+        function: The function.
+    """
+
+    def __init__(self, name: str, function: AnyFunction, how: Format) -> None:
+        super().__init__(function, how)
+        self.function = function
+        # By which current_job() names it.
+        self.__module__, _, self.__qualname__ = name.partition(":")
+
+    def load(self, payload: Payload) -> tuple[list[Any], dict[str, Any]]:
+        """Return the arguments of a call, which must come from the pool.
+
+        Raises:
+            JobNotPicklableError: If one is not of the annotated type, or cannot be had here.
+        """
+        name = "the call"
+        try:
+            values, names = read(self.call, payload)
+            if not names and not self.typed:
+                return values, {}
+            count = len(values) - len(names)
+            if self.typed:
+                for at, (name, kind) in enumerate(self.kinds(count, names)):  # noqa: B007 - for the error
+                    values[at] = kind.made(values[at])
+        except Exception as error:
+            text = f"{name} cannot be read: {reason_of(error, f'$.{name}')}"
+            raise JobNotPicklableError(
+                text, direction="arguments", name=name
+            ) from error
+        return values[:count], dict(zip(names, values[count:], strict=True))
+
+
+# The function of the running job: its context goes with all that belongs to it.
+_current: ContextVar[DataFunction] = ContextVar("asyncpool_data_function")
+
+
+class DataWorkerSerializer(WorkerSerializer):
+    """How the calls and outcomes of this worker travel.
+
+    Args:
+        config: What the pool has said of its functions.
+    """
+
+    pack_error = staticmethod(pack_failure)
+    load_details: Callable[[bytes], Any] = staticmethod(_DETAILS.load)
+
+    def __init__(self, config: bytes) -> None:
+        self._names = FunctionNames(json.loads(config)["functions"])
+
+    def load_function(self, description: bytes) -> DataFunction:
+        """Return the function that the pool describes; its module is imported.
+
+        Raises:
+            Exception: If there is none, or it may not be called.
+        """
+        fields = json.loads(description)
+        name: str = fields["function"]
+        self._names.check(name)
+        return DataFunction(name, import_named(name), _format(fields["codec"]))
+
+    def load_job(
+        self, payload: Payload, known: DataFunction | None = None
+    ) -> tuple[AnyFunction, list[Any], dict[str, Any]]:
+        """Load a call; with the function if that is not *known*."""
+        if known is None:
+            assert isinstance(payload, bytes | memoryview)  # it comes in one piece
+            data = bytes(payload)
+            end = _SIZE + int.from_bytes(data[:_SIZE])
+            known, payload = self.load_function(data[_SIZE:end]), data[end:]
+        _current.set(known)
+        return known.function, *known.load(payload)
+
+    @staticmethod
+    def pack_value(value: Any, limit: int | None = None) -> Packed:
+        """Pack what the running job returns."""
+        return _current.get().result.pack(value, limit)
+
+    @staticmethod
+    def pack_item(item: Any, limit: int | None = None) -> Packed:
+        """Pack what the running stream yields."""
+        return _current.get().item.pack(item, limit)
+
+    @staticmethod
+    def pack_details(details: object) -> bytes:
+        """Pack the details of a heartbeat."""
+        return in_one_piece(_DETAILS.pack(details))
+
+
+@cache
+def _format(spec: str) -> Format:
+    # It comes from the pool, which this process trusts.
+    return format_of(spec if spec in NAMES else pickle.loads(a2b_base64(spec)))  # noqa: S301

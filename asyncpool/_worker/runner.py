@@ -285,7 +285,7 @@ class JobRunner:
         self.state = SimpleNamespace()
         self.serializer: pickling.WorkerSerializer = pickling.PICKLE_WORKER
         if config.codec:
-            from asyncpool._worker.data import DataWorkerSerializer  # noqa: PLC0415 - most need none
+            from asyncpool._wire.schemas import DataWorkerSerializer  # noqa: PLC0415 - most need none
 
             self.serializer = DataWorkerSerializer(config.codec)
         self.no_details = self.serializer.pack_details(None)

@@ -19,7 +19,7 @@ from asyncpool._wire import formats, schemas
 from asyncpool._wire.buffers import OutOfBandPickle, OverLimitError, ReceivedPickle
 from asyncpool._wire.formats import Format, format_of
 from asyncpool._wire.plain_data import NotDataError
-from asyncpool._wire.schemas import Signature, load_failure, pack_failure
+from asyncpool._wire.schemas import DataFunction, load_failure, pack_failure
 from asyncpool.errors import (
     HookError,
     JobCancelled,
@@ -89,6 +89,11 @@ def sent(packed: bytes | OutOfBandPickle) -> bytes | ReceivedPickle:
     return ReceivedPickle(packed.payload, areas)
 
 
+def packed_call(how: Format, args: Any, named: Any, **options: Any) -> Any:
+    serializer = DataOnly(how).serializer_of(echo, how)
+    return serializer.pack_job(echo, args, named, number=1, **options)
+
+
 @pytest.mark.parametrize("how", FORMATS, ids=lambda how: how.name)
 @given(value=values)
 def test_a_value_comes_back_as_it_was_or_is_refused(how: Format, value: Any) -> None:
@@ -104,14 +109,12 @@ def test_a_value_comes_back_as_it_was_or_is_refused(how: Format, value: Any) -> 
 def test_so_do_the_arguments_of_a_call(
     how: Format, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> None:
-    signature = Signature(None, how)
     try:
-        packed = signature.pack(args, kwargs)
+        packed = packed_call(how, args, kwargs)
     except JobNotPicklableError:
         return
-    found, named = signature.load(sent(packed))
-    assert same(tuple(found), args)
-    assert same(named, kwargs)
+    found = DataFunction("a:b", echo, how).load(sent(packed))
+    assert same([*found], [[*args], kwargs])
 
 
 @pytest.mark.parametrize(
@@ -130,10 +133,10 @@ def test_msgspec_sends_what_json_does_not_know(value: Any) -> None:
     how = format_of("msgspec")
     packed = how.kind_of(Any).pack(value)
     assert same(how.kind_of(Any).load(sent(packed)), value)
-    signature = Signature(None, how)
     for in_band in (False, True):
-        packed = signature.pack((1,), {"it": value}, in_band=in_band)
-        assert same([*signature.load(sent(packed))], [[1], {"it": value}])
+        packed = packed_call(how, (1,), {"it": value}, in_band=in_band)
+        found = DataFunction("a:b", echo, how).load(sent(packed))
+        assert same([*found], [[1], {"it": value}])
 
 
 @pytest.mark.parametrize("dtype", ["?", "<i2", ">f8", "c16", "M8[ns]", "U3", "S5"])
@@ -164,7 +167,7 @@ def test_what_is_too_long_for_the_event_loop_is_found_before_it_is_written(
 ) -> None:
     for how in FORMATS:
         with pytest.raises(OverLimitError):
-            Signature(None, how).pack((value,), {}, limit=131_072)
+            packed_call(how, (value,), {}, limit=131_072)
 
 
 # Formats.
@@ -249,13 +252,7 @@ def test_errors_of_workers_come_as_themselves() -> None:
     assert (hook.hook, hook.stage, type(hook.exception)) == ("a:b", "exit", StockError)
 
 
-GOOD: dict[str, Any] = {
-    "type": "a",
-    "text": "b",
-    "traceback": "c",
-    "notes": [],
-    "args": None,
-}
+GOOD: Any = {"type": "a", "text": "b", "traceback": "c", "notes": [], "args": None}
 
 
 @pytest.mark.parametrize(
