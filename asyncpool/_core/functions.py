@@ -24,12 +24,14 @@ from asyncpool._wire.frames import MAX_NUMBER
 from asyncpool._wire.pickling import MAIN, PICKLE, Serializer
 from asyncpool._wire.scripts import is_importable
 from asyncpool._wire.text import function_name
+from asyncpool.errors import JobNotPicklableError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from typing import Any
 
     from asyncpool._core.figures import FunctionFigures, FunctionTotals
+    from asyncpool._wire.pickling import Packed
     from asyncpool.events import Via
 
 # How much work a worker may have in flight at once.  If a job waits there for a slow one,
@@ -152,13 +154,14 @@ class Function:
     Attributes:
         number: Its number on the wire; 0 if it travels with each call.
         payload: What a ``FUNCTION`` frame carries.
+        code: What it ran when workers were told of it, if it has a number.
         traits: How long its calls take.
         figures: Counts and times of its jobs.
         name: Its name in errors and reports.
         serializer: How its calls and outcomes travel.
     """
 
-    __slots__ = ("figures", "name", "number", "payload", "serializer", "traits")
+    __slots__ = ("code", "figures", "name", "number", "payload", "serializer", "traits")
 
     def __init__(
         self,
@@ -170,6 +173,7 @@ class Function:
     ) -> None:
         self.number: int = number
         self.payload: bytes = payload
+        self.code: object = None
         self.traits: JobTraits = JobTraits()
         self.figures: FunctionFigures = figures
         self.name: str = name
@@ -180,6 +184,27 @@ class Function:
         other = Function(self.number, self.payload, name, figures, self.serializer)
         other.traits = self.traits
         return other
+
+
+class _Reloaded(Serializer):
+    """Refuses the calls of a function whose module was reloaded after workers may have imported it.
+
+    They go on with the module that they have imported, so such a call would run old code, or
+    new code that calls old code.
+    """
+
+    __slots__ = ()
+
+    @staticmethod
+    def pack_job(function: Callable[..., Any], *_: object, **__: object) -> Packed:
+        raise JobNotPicklableError(
+            f"{function_name(function)} is not what workers have imported by that name: "
+            f"{function.__module__} was reloaded, or the function was replaced. Await "
+            "pool.roll() for workers that import it anew. What preload or a script imports "
+            "needs another pool",
+            direction="arguments",
+            name="fn",
+        )
 
 
 class FunctionTable:
@@ -201,6 +226,8 @@ class FunctionTable:
     def __init__(self, totals: FunctionTotals) -> None:
         self._totals = totals
         self.known: dict[object, Function] = {}
+        # Those that workers may have imported, by their references.
+        self._imported: dict[bytes, object] = {}
         self._numbers: Iterator[int] = count(1)
 
     def find(
@@ -217,16 +244,21 @@ class FunctionTable:
             known = self.find(function)
             name = name or known.name
             return known.known_as(name, self._totals.of(name, via))
-        if type(function) in self._plain:
-            found = self.known.get(function)
-            if found is not None:
-                return found
+        found = self.known.get(function) if type(function) in self._plain else None
+        code = function.__code__ if type(function) is FunctionType else None
+        # Some tools that reload modules give old functions the code of new ones.
+        if found is not None and found.code is code:
+            return found
         name = function_name(function)
         payload, serializer = self._describe(function)
-        number = next(self._numbers) if payload else 0
         figures = self._totals.of(name, "submit")
+        earlier = self._imported.setdefault(payload, function) if payload else function
+        if found is not None or earlier is not function:
+            return Function(0, b"", name, figures, _Reloaded())
+        number = next(self._numbers) if payload else 0
         if 0 < number <= MAX_NUMBER:
             known = Function(number, payload, name, figures, serializer)
+            known.code = code
             return self._enter(function, known)
         kin = _kin_of(function), name
         known = Function(0, b"", name, figures, serializer)
@@ -236,6 +268,11 @@ class FunctionTable:
         """Return what a ``FUNCTION`` frame carries, or nothing, and how its calls travel."""
         plain = type(function) in self._plain
         return _reference_to(function) if plain else b"", PICKLE
+
+    def renew(self) -> None:
+        """Forget what workers have imported: no worker is older than this."""
+        self.known.clear()
+        self._imported.clear()
 
     def _enter(self, key: object, known: Function) -> Function:
         if len(self.known) >= KNOWN:

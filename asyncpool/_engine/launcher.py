@@ -162,6 +162,11 @@ class Launcher:
         """What memory the workers share with each other, for people."""
         return "" if self._launcher is None else self._launcher.shared
 
+    @property
+    def has_imports(self) -> bool:
+        """Whether workers begin with modules that were imported some time ago."""
+        return bool(self._config.preload or self._config.script)
+
     async def launch(self, fds: list[int], variables: Variables = ()) -> Process:
         """Start a worker on *fds* and return its process.
 

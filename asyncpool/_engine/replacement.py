@@ -152,6 +152,8 @@ class WorkerReplacement:
         failed = reason and not self._exits.stopped
         crash = crashes[-1] if failed and crashes else None
         roll, self._roll = self._roll, None
+        if not reason and not self._engine.launcher.has_imports:
+            self._engine.traffic.functions.renew()
         if roll is not None and not roll.done():
             done = {"replaced": replaced, "filled": filled}
             result = events.RollResult(**done, reason=reason, crash=crash)

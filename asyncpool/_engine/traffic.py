@@ -113,6 +113,8 @@ class Traffic:
             and type(function) is FunctionType
         ):
             known = self._functions.known.get(function)
+            if known is not None and known.code is not function.__code__:
+                known = None  # which find() refuses
         if known is None or kwargs or not is_flat(args):
             return self._submit_specially(function, args, kwargs, options, known)
         # A turn, inlined: it would take 1 us more, and a queued job changes no deadline.
@@ -524,6 +526,11 @@ class FunctionTables:
     def packed(self, make: Callable[[FunctionTotals, FunctionTable], T]) -> T:
         """Return what *make* makes: a table whose numbers continue those of this pool."""
         return make(self._totals, self.usual)
+
+    def renew(self) -> None:
+        """Forget what workers have imported: no worker is older than this."""
+        self.usual.renew()
+        self._table_of.cache_clear()
 
     def of(self, options: JobOptions) -> FunctionTable:
         """Return the functions of jobs with these options."""

@@ -749,6 +749,50 @@ def test_a_sandboxed_pool_is_told_of_a_script_that_fails_where_it_is_imported(
     assert run_script(tmp_path, source) == "True\n"
 
 
+RELOADS = """
+import asyncio, importlib, os, pathlib, sys, asyncpool
+file = pathlib.Path("changing.py")
+file.write_text("def helper(): return 1\\ndef job(): return helper()\\n")
+import changing
+
+async def main():
+    async with asyncpool.Pool(1, **eval(sys.argv[1])) as pool:
+        assert await pool.submit(changing.job) == 1
+        file.write_text("def helper(): return 200\\ndef job(): return helper()\\n")
+        before = changing.job
+        importlib.reload(changing)
+        for _ in range(2):
+            await show(pool)
+        assert await pool.submit(before) == 1  # the old one, as before
+        await pool.roll()
+        await show(pool)
+        before.__code__ = changing.job.__code__  # as autoreload does
+        changing.job.__code__ = (lambda: 3).__code__
+        await show(pool)
+
+async def show(pool):
+    try:
+        print(await pool.submit(changing.job))
+    except asyncpool.errors.JobNotPicklableError as error:
+        print(error)
+
+asyncio.run(main())
+"""
+
+
+@pytest.mark.parametrize(
+    ("options", "after"),
+    [({}, "200"), ({"preload": ["changing"]}, "")],
+)
+def test_a_reloaded_module_is_refused_until_workers_have_imported_it_anew(
+    tmp_path: Path, options: dict[str, object], after: str
+) -> None:
+    refused = "changing.job is not what workers have imported by that name: changing "
+    out = run_script(tmp_path, RELOADS, repr(options)).splitlines()
+    found = ["refused" if line.startswith(refused) else line for line in out]
+    assert found == ["refused", "refused", after or "refused", "refused"]
+
+
 def test_a_module_beside_the_script_is_found(tmp_path: Path) -> None:
     (tmp_path / "neighbour.py").write_text("def seven():\n    return 7\n")
     source = """
