@@ -1,9 +1,10 @@
 """One worker, as the pool sees it: a process, two channels, a page, its output.
 
-Its end is the end of its process, for which :meth:`WorkerHandle.run` waits; the engine hears of
-that once.  If a channel ends while the process lives, the process has a moment to end by itself,
-and is killed then.  A worker that breaks the protocol is killed at once.  (An initializer that
-raises ends its channels, and a thread that ends with an exception has the worker replaced.)
+It has two watchers.  The exit watcher, :meth:`WorkerHandle.run`, waits for the end of the process;
+when it returns, the engine hears of the end, once.  The error watcher, :meth:`WorkerHandle.on_end`,
+hears of a channel that ends: the process has a moment to follow, and is killed then, or at once if
+it broke the protocol.  So whatever comes first, the other follows.  (An initializer that raises
+ends its channels, and a thread that ends with an exception has the worker replaced.)
 
 What goes to it is put by its :class:`Outbox`.  Ahead of a job goes what the worker lacks for it:
 its context, its function, its large buffers.  Large buffers travel in segments of shared memory,
@@ -786,7 +787,7 @@ class WorkerHandle:
             with self._pool.turn as now:
                 self._pool.core.replace_faulty(self.slot, now)
 
-    # How its channels end.
+    # The error watcher.
 
     def on_end(self, error: ProtocolError | None) -> None:
         """Note that a channel has ended, with *error* if the worker broke the protocol."""
