@@ -761,8 +761,7 @@ async def main():
         file.write_text("def helper(): return 200\\ndef job(): return helper()\\n")
         before = changing.job
         importlib.reload(changing)
-        for _ in range(2):
-            await show(pool)
+        await show(pool)
         assert await pool.submit(before) == 1  # the old one, as before
         await pool.roll()
         await show(pool)
@@ -790,7 +789,7 @@ def test_a_reloaded_module_is_refused_until_workers_have_imported_it_anew(
     refused = "changing.job is not what workers have imported by that name: changing "
     out = run_script(tmp_path, RELOADS, repr(options)).splitlines()
     found = ["refused" if line.startswith(refused) else line for line in out]
-    assert found == ["refused", "refused", after or "refused", "refused"]
+    assert found == ["refused", after or "refused", "refused"]
 
 
 def test_a_module_beside_the_script_is_found(tmp_path: Path) -> None:
