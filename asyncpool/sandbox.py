@@ -70,7 +70,11 @@ def _environment(name: str, env: object) -> dict[str, str]:
     return dict(sorted(checks.environment(name, env)))
 
 
-_POSITIVE = "> 0 and finite, or None", lambda number: 0 < number < math.inf
+def _is_positive(number: float) -> bool:
+    return 0 < number < math.inf
+
+
+_POSITIVE = "> 0 and finite, or None", _is_positive
 _USER = checks.Argument(
     (str, int, type(None)), "the name or the number of a user, or None"
 )

@@ -19,7 +19,7 @@ import stat
 import sys
 import sysconfig
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Generator
 from functools import cache
 from pathlib import Path
 from threading import Lock
@@ -251,7 +251,9 @@ def remove_tree(parent: str, name: str) -> None:
 
 
 @contextlib.contextmanager
-def _opened(folder: str, flags: int = 0, *, dir_fd: int | None = None) -> Iterator[int]:
+def _opened(
+    folder: str, flags: int = 0, *, dir_fd: int | None = None
+) -> Generator[int]:
     """Open a folder, never through a link."""
     fd = os.open(folder, _FOLDER | flags, dir_fd=dir_fd)
     try:
