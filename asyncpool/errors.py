@@ -158,7 +158,9 @@ class PoolClosedError(AsyncPoolError, RuntimeError):
         function: str = "",
     ) -> None:
         super().__init__(message)
-        self.job_id, self.delivery, self.function = job_id, delivery, function
+        self.job_id = job_id
+        self.delivery = delivery
+        self.function = function
 
 
 class RollInProgressError(AsyncPoolError):
@@ -208,7 +210,8 @@ class PoolFullError(AsyncPoolError):
             f"{waiting} {'job is' if waiting == 1 else 'jobs are'} waiting and max_queued is "
             f"{max_queued}: shed load, or try again when some have finished"
         )
-        self.waiting, self.max_queued = waiting, max_queued
+        self.waiting = waiting
+        self.max_queued = max_queued
 
 
 class WorkerGoneError(AsyncPoolError):
@@ -227,7 +230,9 @@ class WorkerGoneError(AsyncPoolError):
             f"{crash or f'the pool has ended worker {pid} in slot {slot}'}; the session that had "
             "it to itself is over: begin another one, and rebuild its state there"
         )
-        self.slot, self.pid, self.crash = slot, pid, crash
+        self.slot = slot
+        self.pid = pid
+        self.crash = crash
 
 
 class PoolBrokenError(AsyncPoolError):
@@ -246,7 +251,9 @@ class PoolBrokenError(AsyncPoolError):
         last = crashes[-1] if crashes else None
         end = f"; last: {last}{_last_lines(last)}" if last is not None else ""
         super().__init__(f"the pool is broken: {reason}{end}")
-        self.reason, self.crashes, self.retry_after = reason, crashes, retry_after
+        self.reason = reason
+        self.crashes = crashes
+        self.retry_after = retry_after
 
 
 class NoWorkerError(AsyncPoolError, LookupError):
@@ -268,7 +275,8 @@ class NoWorkerError(AsyncPoolError, LookupError):
             slots = ", ".join(map(str, there)) or "none"
             where += f" that is ready; slots with one: {slots}"
         super().__init__(f"there is no worker {where}")
-        self.worker, self.there = worker, there
+        self.worker = worker
+        self.there = there
 
 
 class ResizeError(AsyncPoolError):
@@ -364,7 +372,9 @@ class JobTimeoutError(JobError, TimeoutError):
         }[limit]
         text = f"{job_text(job_id, function)} {text}, {where}{_innermost_calls(stack)}"
         super().__init__(text, job_id=job_id, attempt=attempt, function=function)
-        self.limit, self.seconds, self.stack = limit, seconds, stack
+        self.limit = limit
+        self.seconds = seconds
+        self.stack = stack
 
 
 class JobCancelled(BaseException):
@@ -401,7 +411,9 @@ class JobNotPicklableError(JobError, PicklingError):
         attempt: int = 0,
     ) -> None:
         super().__init__(message, job_id=job_id, attempt=attempt)
-        self.direction, self.name, self.text = direction, name, text
+        self.direction = direction
+        self.name = name
+        self.text = text
 
 
 class JobRaisedError(JobError):
@@ -448,8 +460,10 @@ class RemoteError(JobError):
     ) -> None:
         message = f"the job raised {type_name}{f': {text}' if text else ''}"
         super().__init__(message, job_id=job_id, attempt=attempt)
-        self.type_name, self.text = type_name, text
-        self.traceback, self.args_sent = traceback, args
+        self.type_name = type_name
+        self.text = text
+        self.traceback = traceback
+        self.args_sent = args
 
 
 class HookError(JobError):
@@ -479,7 +493,9 @@ class HookError(JobError):
         when = f"before {job} had begun" if entered else f"after {job} had returned"
         text = f"the hook {hook} failed {when}: {_show(exception)}"
         super().__init__(text, job_id=job_id, attempt=attempt, function=function)
-        self.hook, self.stage, self.exception = hook, stage, exception
+        self.hook = hook
+        self.stage = stage
+        self.exception = exception
         self.__cause__: BaseException | None = exception
 
 
@@ -517,10 +533,16 @@ class WorkerCrashedError(JobError):
         tail = _innermost_calls(hung) or _last_lines(last)
         text = f"{last}; {who} {_DELIVERED[delivery]}{tail}"
         super().__init__(text, job_id=job_id, attempt=own[-1], function=function)
-        self.crashes, self.delivery, self.kind = crashes, delivery, last.kind
-        self.slot, self.generation, self.pid = last.slot, last.generation, last.pid
-        self.exit_code, self.signal = last.exit_code, last.signal
-        self.stderr_tail, self.stack = last.stderr_tail, last.stack
+        self.crashes = crashes
+        self.delivery = delivery
+        self.kind = last.kind
+        self.slot: int = last.slot
+        self.generation: int = last.generation
+        self.pid: int | None = last.pid
+        self.exit_code: int | None = last.exit_code
+        self.signal: str | None = last.signal
+        self.stderr_tail: tuple[str, ...] = last.stderr_tail
+        self.stack: str = last.stack
 
 
 def job_text(number: int, function: str) -> str:
@@ -629,8 +651,10 @@ class NodeLostError(WorkerCrashedError):
         else:
             why = f"; it was heard last {silence:.1f} s before"
         self.args: tuple[Any, ...] = (f"{gone}{why}; {job}",)
-        self.node, self.reason = node, reason
-        self.silence, self.own_silence = silence, own_silence
+        self.node = node
+        self.reason = reason
+        self.silence = silence
+        self.own_silence = own_silence
 
 
 def _show(error: BaseException) -> str:

@@ -89,14 +89,16 @@ class DataOnly:
 class DataSerializer(Signature, Serializer):
     """How the calls and outcomes of one function travel in a data-only pool."""
 
-    load_details = staticmethod(_DETAILS.load)
+    load_details: Callable[..., Any] = staticmethod(_DETAILS.load)
 
     def __init__(self, data: DataOnly, function: AnyFunction, how: Format) -> None:
         super().__init__(function, how)
         self._names = data.names
-        self.load_value = self.result.load
-        self.load_item = self.item.load
-        self.load_error = partial(load_failure, data.errors)
+        self.load_value: Callable[..., Any] = self.result.load
+        self.load_item: Callable[..., Any] = self.item.load
+        self.load_error: Callable[..., BaseException] = partial(
+            load_failure, data.errors
+        )
 
     def pack_job(
         self,

@@ -48,7 +48,8 @@ class OutOfBandPickle:
     __slots__ = ("_is_heavy", "buffers", "pieces")
 
     def __init__(self, pieces: Sequence[Piece], buffers: list[memoryview]) -> None:
-        self.pieces, self.buffers = pieces, buffers
+        self.pieces: Sequence[Piece] = pieces
+        self.buffers: list[memoryview] = buffers
         self._is_heavy = sum(map(len, pieces)) > HEAVY
 
     def __len__(self) -> int:
@@ -83,8 +84,8 @@ class ReceivedPickle:
     __slots__ = ("buffers", "stream")
 
     def __init__(self, payload: Piece, areas: list[memoryview]) -> None:
-        self.stream = payload or (areas.pop(0) if areas else b"")
-        self.buffers = areas
+        self.stream: Piece = payload or (areas.pop(0) if areas else b"")
+        self.buffers: list[memoryview] = areas
 
     def __len__(self) -> int:
         """Return how many bytes it has in all."""

@@ -66,7 +66,9 @@ class FunctionNames:
     """
 
     def __init__(self, allowed: Iterable[object] | None) -> None:
-        self.allowed = None if allowed is None else tuple(map(_pattern, allowed))
+        self.allowed: tuple[str, ...] | None = (
+            None if allowed is None else tuple(map(_pattern, allowed))
+        )
 
     def check(self, name: str) -> None:
         """Raise a :exc:`LookupError` unless workers may call the function of that *name*."""
