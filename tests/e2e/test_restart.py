@@ -48,7 +48,7 @@ from tests.helpers.pools import (
 
 pytestmark = ONE_LOOP
 
-HASTY = RestartPolicy(initial_delay=0.01, max_failed_starts=3)
+HASTY = RestartPolicy(initial_delay=0.01, max_delay=0.04, max_failed_starts=3)
 
 
 def fail_and_count(log: str) -> None:
