@@ -665,13 +665,20 @@ class AffinityQueues:
             return
         self._choose = _chooser([*slots_by_bucket])
         new = [bucket for bucket in slots_by_bucket if bucket not in there]
-        moving: list[tuple[QueuedJob, int | None]] = []
+        chosen_in: dict[int | None, list[tuple[QueuedJob, int | None]]] = {}
+        changing: set[int | None] = set()
         for bucket, queue in self.open.items():
             # A bucket that stays was the first choice before, too.
             stays = bucket in slots_by_bucket
             find = _chooser([bucket, *new]) if stays else self._choose
-            moving += [(entry, find(entry.traits.key)) for entry in queue.entries()]
-        self.take_all()
+            found = [(entry, find(entry.traits.key)) for entry in queue.entries()]
+            chosen_in[bucket] = found
+            for _, chosen in found:
+                if chosen != bucket:
+                    changing |= {bucket, chosen}
+        moving = [it for bucket in changing for it in chosen_in.get(bucket, ())]
+        for bucket in changing:
+            self.open.pop(bucket, None)
         back: dict[int, JobTraits] = {}
         for entry, chosen in sorted(moving):  # by age: jobs are numbered as they come
             if entry.priority is None:

@@ -487,7 +487,6 @@ class Sizing:
 
     Attributes:
         size: How many workers there should be.
-        watching: Whether it matters that a job has to wait; see :meth:`job_waits`.
         grow_at: When to call :meth:`grow`; ``None`` if there is no need.
         shrink_at: When to call :meth:`shrink`; ``None`` if no worker is too many.
     """

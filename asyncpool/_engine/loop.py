@@ -308,15 +308,16 @@ class _Call(NamedTuple):
     answer: asyncio.Future[Any]
     ended: asyncio.Future[None]
 
-    def make(self) -> Callable[[], None]:
-        """Make the call; return what hands its outcome to the caller."""
-        try:
-            return partial(self.answer.set_result, self.function())
-        except StopIteration as error:  # a future does not accept that
-            other = RuntimeError(f"it raised {error!r}")
-            return partial(self.answer.set_exception, other)
-        except BaseException as error:  # noqa: BLE001 - it is the caller's
-            return partial(self.answer.set_exception, error)
+
+def _outcome_of(function: Callable[[], Any]) -> tuple[str, Any]:
+    """Call *function*; return the method of a future that takes its outcome, and that."""
+    # No name here refers to the future: what is raised refers to this frame, and it to that.
+    try:
+        return "set_result", function()
+    except StopIteration as error:  # a future does not accept that
+        return "set_exception", RuntimeError(f"it raised {error!r}")
+    except BaseException as error:  # noqa: BLE001 - it is the caller's
+        return "set_exception", error
 
 
 class ThreadPool:
@@ -381,11 +382,11 @@ class ThreadPool:
                     self._threads.append(thread)
             if not self._threads:
                 self._calls.get()
-                self._settle(call, call.make())
+                self._settle(call, *_outcome_of(call.function))
 
-    def _settle(self, call: _Call, hand_over: Callable[[], None]) -> None:
+    def _settle(self, call: _Call, take: str, outcome: Any) -> None:
         if not call.answer.done():  # or else the caller has cancelled it
-            hand_over()
+            getattr(call.answer, take)(outcome)
         if not call.ended.done():
             call.ended.set_result(None)
         if call is self._made[-1]:
@@ -415,5 +416,6 @@ class ThreadPool:
 
     def _work(self) -> None:
         while call := self._calls.get():
-            call_in(self._loop, self._settle, call, call.make())
-            del call
+            outcome = _outcome_of(call.function)
+            call_in(self._loop, self._settle, call, *outcome)
+            del call, outcome

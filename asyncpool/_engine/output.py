@@ -262,14 +262,16 @@ class Output:
         self._emit_some(len(self._lines))
 
     def _emit(self, line: bytes) -> None:
-        shown = text.printable(line)
         if self._to_log():
+            shown = text.printable(line)
             self._message.log(_LINES, self._extra, line=shown, **self._words)
             return
         if self._mode == "inherit" or self._words["trusted"]:
             shown = line.decode(errors="replace")
         elif _LINES.hasHandlers():  # perhaps a log goes there
-            shown = f"{self._words['label']}: {shown}"
+            shown = f"{self._words['label']}: {text.printable(line)}"
+        else:
+            shown = text.printable(line)
         stream = self._stream()
         # The pool must survive if its service's own stdout is closed or full.
         with contextlib.suppress(OSError, ValueError, AttributeError):

@@ -819,6 +819,8 @@ class WorkerHandle:
             self._overdue.set_in(_EXIT_GRACE)
 
     def _on_overdue(self, _: float) -> None:
+        if self.process is not None and self.process.ended.done():
+            return  # this process was late itself: the worker has ended, too
         self.broke_protocol = True
         self.detail = self.detail or "it closed its channel and went on"
         self.kill()

@@ -613,11 +613,11 @@ def _levels(level: Sequence[Any], but: Collection[str | None] = ()) -> Iterator[
 
 def _holds(values: Sequence[Any], most: int) -> bool:
     """Tell whether there are at most so many *values*, with those in them."""
-    for level, _, _ in _levels(values):
+    for level, dicts, lists in _levels(values):
         most -= len(level)
-        if most < 0:
+        if sum(map(len, chain(dicts, lists))) > most:  # before the next level is made
             return False
-    return True
+    return most >= 0
 
 
 def _check_folds(value: Any) -> None:

@@ -272,7 +272,8 @@ def plain_fields(fields: Iterable[tuple[str, object]]) -> dict[str, Any]:
 
 
 def _is_plain(value: Any) -> bool:
-    if type(value) in {bool, int, float}:
+    cls = type(value)
+    if cls is bool or cls is int or cls is float:  # a metaclass may have no hash
         # This is also False for numbers that are not finite, which JSON does not have.
         return bool(abs(value) < _MAX_NUMBER)
     return value is None or (type(value) is str and len(value) <= _MAX_TEXT)

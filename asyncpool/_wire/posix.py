@@ -281,7 +281,8 @@ def private_memory(pid: int) -> int:
     rollup = read(f"/proc/{pid}/smaps_rollup")
     if not rollup:  # an older kernel, or gVisor
         return anonymous
-    rows = map(bytes.split, rollup.splitlines()[1:])
+    wanted = b"Private_", b"Pss_File:"
+    rows = (row.split() for row in rollup.splitlines() if row.startswith(wanted))
     sizes = {name: int(kib) << 10 for name, kib, *_ in rows}
     private = sum(size for name, size in sizes.items() if name.startswith(b"Private_"))
     files = sizes.get(b"Pss_File:", 0)

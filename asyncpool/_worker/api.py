@@ -269,6 +269,6 @@ def call_packed(payload: bytes) -> Any:
 
 
 def run_chunk(*args: Any, **kwargs: Any) -> Any:
-    """Call a function for each item of a chunk; see :func:`call_items` in ``chunks.py``."""
+    """Call a function for each item of a chunk; see :func:`call_items` in ``runner.py``."""
     assert _runner is not None
     return _runner.run_chunk(*args, **kwargs)

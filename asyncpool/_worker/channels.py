@@ -615,7 +615,9 @@ class Control:
             while True:
                 # The first signal may have had no effect, see Endings._raise_if_requested().
                 while self.endings.pending() and not channel.poll(_NEXT_SIGNAL * 1000):
-                    self.endings.signal()
+                    # The job may be over by now: a signal would interrupt C code of the next one.
+                    if self.endings.pending():
+                        self.endings.signal()
                 frames, fds = self._receive()
                 if frames is None:
                     break

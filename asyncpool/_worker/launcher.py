@@ -280,7 +280,7 @@ class LauncherProcess:
                 line = posix.command_line(command, "worker", tuple(channels))
                 os.execvpe(command[0], line, {**os.environ, **variables, **starts})  # noqa: S606 - no shell is wanted
             sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
-            if "numpy.random" in sys.modules:
+            if sys.modules.get("numpy.random") is not None:
                 # random does so itself; see docs/inside-a-job.md for others.
                 sys.modules["numpy.random"].seed()
         except BaseException:

@@ -116,6 +116,16 @@ async def test_a_cancelled_job_cleans_up_before_the_next_one_begins() -> None:
         assert await next_one == visitor.pid
 
 
+async def test_the_job_after_a_cancelled_one_gets_no_signal_of_its() -> None:
+    async with patience(), Gate() as gate, Pool(1) as pool:
+        for _ in range(3):
+            victim = pool.submit(jobs.wait_at, gate.path)
+            await gate.visitor()
+            after = pool.submit(jobs.nap, 60_000)
+            victim.cancel()
+            assert await after == 0
+
+
 async def test_what_waits_behind_a_cancelled_job_goes_to_another_worker() -> None:
     async with patience(), Gate() as gate, Pool(2, cancel_grace=3600) as pool:
         await idle(pool)

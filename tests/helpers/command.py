@@ -23,24 +23,6 @@ from typing import Any
 from tests.helpers.patience import PATIENCE
 from tests.helpers.prepared import Prepared
 
-__all__ = [
-    "ROOT",
-    "Done",
-    "command_environment",
-    "finish_command",
-    "in_terminal",
-    "lines",
-    "numbers",
-    "prepared",
-    "run_code",
-    "run_command",
-    "run_without",
-    "start_code",
-    "start_command",
-    "wait_until",
-    "write_module",
-]
-
 ROOT = Path(__file__).parents[2]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import ctypes
 import os
 import random
 import resource
@@ -180,6 +181,11 @@ async def greet(name: str) -> str:
 
 
 # Short as a rule, so that several of them are sent ahead to a worker.
+
+
+def nap(microseconds: int) -> int:
+    """Wait in C, which does not begin again after a signal; return -1 then."""
+    return int(ctypes.CDLL(None).usleep(microseconds))
 
 
 def perhaps_wait(gate: str = "") -> int:

@@ -14,20 +14,6 @@ from asyncpool import worker_state
 from tests.helpers import jobs
 from tests.helpers.patience import PATIENCE
 
-__all__ = [
-    "KINDS",
-    "answer",
-    "begin",
-    "go_on",
-    "hold",
-    "identity",
-    "is_free",
-    "keep",
-    "put",
-    "take",
-    "told",
-]
-
 
 class Kind(NamedTuple):
     """One kind of object.

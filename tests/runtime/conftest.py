@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from tests.helpers.collecting import no_collector
 from tests.helpers.reports import quiet_loop
 
-__all__ = ["quiet_loop"]
+__all__ = ["no_collector", "quiet_loop"]

@@ -6,6 +6,7 @@ All parts are real, the core too: what a test wants to see, it has the core come
 from __future__ import annotations
 
 import asyncio
+import os
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -24,13 +25,14 @@ from asyncpool._engine.job import ChunkJob, PoolJob, StreamJob
 from asyncpool._engine.registry import crash_error, delivery_of
 from asyncpool._engine.worker import WorkerHandle
 from asyncpool.enums import CrashKind, Delivery, NextStep
-from asyncpool.errors import PoolClosedError
+from asyncpool.errors import PoolClosedError, WorkerCrashedError
 from asyncpool.events import Crash
 from tests.helpers import virtual_time
 from tests.helpers.crashes import crash_with
 from tests.helpers.functions import known_function
-from tests.helpers.inside import config_of
+from tests.helpers.inside import config_of, supervisor_of
 from tests.helpers.owner import Owner
+from tests.helpers.patience import patience
 
 pytestmark = pytest.mark.asyncio
 
@@ -231,3 +233,14 @@ async def test_a_start_has_taken_too_long_unless_it_was_called_off() -> None:
         dead = DeadWorker(killed=True)
         crash = report_of(dead, CrashKind.FAILED_START, planned=planned)
         assert crash.detail == detail
+
+
+async def test_a_worker_that_has_ended_did_not_break_its_word_by_being_late() -> None:
+    """The alarm may be due before the end of the process has been looked at."""
+    async with patience(), Pool(1) as pool:
+        await pool.start()
+        [handle] = supervisor_of(pool).handles.values()
+        with pytest.raises(WorkerCrashedError):
+            await pool.submit(os._exit, 3)
+        handle._on_overdue(0.0)
+        assert not handle.broke_protocol

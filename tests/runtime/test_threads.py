@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import weakref
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import pytest
 
@@ -243,6 +244,17 @@ async def test_a_close_that_is_cancelled_ends_the_threads_as_well(
         assert await call
         while names():  # noqa: ASYNC110 - a thread tells nobody of its end
             await asyncio.sleep(0)
+
+
+async def test_what_fails_there_is_in_no_cycle(no_collector: None) -> None:
+    found, failing = new(), Spoils()
+    left, wrong = weakref.ref(failing), cast("Any", spoil)
+    with pytest.raises(TypeError, match="positional"):
+        await found.copy(wrong, failing)
+    del failing
+    await asyncio.sleep(0)
+    assert left() is None
+    await found.close()
 
 
 # What is unpacked there.
