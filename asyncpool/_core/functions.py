@@ -226,8 +226,6 @@ class FunctionTable:
     def __init__(self, totals: FunctionTotals) -> None:
         self._totals = totals
         self.known: dict[object, Function] = {}
-        # Those that workers may have imported, by their references.
-        self._imported: dict[bytes, object] = {}
         self._numbers: Iterator[int] = count(1)
 
     def find(
@@ -252,8 +250,8 @@ class FunctionTable:
         name = function_name(function)
         payload, serializer = self._describe(function)
         figures = self._totals.of(name, "submit")
-        earlier = self._imported.setdefault(payload, function) if payload else function
-        if found is not None or earlier is not function:
+        same = payload and any(it.payload == payload for it in self.known.values())
+        if found is not None or same:
             return Function(0, b"", name, figures, _Reloaded())
         number = next(self._numbers) if payload else 0
         if 0 < number <= MAX_NUMBER:
@@ -272,7 +270,6 @@ class FunctionTable:
     def renew(self) -> None:
         """Forget what workers have imported: no worker is older than this."""
         self.known.clear()
-        self._imported.clear()
 
     def _enter(self, key: object, known: Function) -> Function:
         if len(self.known) >= KNOWN:
