@@ -268,10 +268,10 @@ class Output:
             return
         if self._mode == "inherit" or self._words["trusted"]:
             shown = line.decode(errors="replace")
-        elif _LINES.hasHandlers():  # perhaps a log goes there
-            shown = f"{self._words['label']}: {text.printable(line)}"
         else:
             shown = text.printable(line)
+            if _LINES.hasHandlers():  # perhaps a log goes there
+                shown = f"{self._words['label']}: {shown}"
         stream = self._stream()
         # The pool must survive if its service's own stdout is closed or full.
         with contextlib.suppress(OSError, ValueError, AttributeError):
