@@ -156,8 +156,9 @@ class WorkerReplacement:
         if not reason and not self._engine.launcher.has_imports:
             self._engine.traffic.functions.renew()
         if roll is not None and not roll.done():
-            done = {"replaced": replaced, "filled": filled}
-            result = events.RollResult(**done, reason=reason, crash=crash)
+            result = events.RollResult(
+                replaced=replaced, filled=filled, reason=reason, crash=crash
+            )
             roll.set_result(result)
             self._engine.log.rolled(result, self._engine.loop.time() - self._roll_began)
 
