@@ -30,6 +30,7 @@ from asyncpool._dataclass import replace
 from asyncpool._engine.loop import Threads
 from asyncpool._engine.machine import main_script, oom_kills
 from asyncpool._sandbox import plan as rules
+from asyncpool._wire.posix import read
 from asyncpool.errors import UnsupportedPlatformError
 from asyncpool.sandbox import Sandbox, is_within
 
@@ -137,10 +138,7 @@ def this_machine() -> rules.Machine:
 
 
 def _read(path: str | Path) -> str:
-    try:
-        return Path(path).read_text().strip()
-    except OSError:
-        return ""
+    return read(str(path)).decode(errors="replace").strip()
 
 
 def _gives_users() -> bool:
