@@ -270,7 +270,6 @@ class MapRun:
         self._slow_singles = itertools.count(1)
         self._hold = MapHold(function_name(function))
         self._each = replace(options, hold=self._hold)
-        self._retried = replace(self._each, prior_attempts=1)
         name = self._hold.name
         self._together = replace(self._each, max_attempts=1, via="map", name=name)
         self._loop = asyncio.get_running_loop()
@@ -383,7 +382,9 @@ class MapRun:
                 except Exception as error:  # noqa: BLE001 - the item's own code
                     self._fail(part, error)
                     return
-                options = self._retried if part.attempts else self._each
+                options = self._each
+                if part.attempts:
+                    options = replace(options, prior_attempts=part.attempts)
                 job = self._submit(self._function, args, {}, options)
         except errors.PoolFullError:
             self._held.append(part)

@@ -271,9 +271,8 @@ class Deaths:
         # 9. The log, and the callback.  Not at once: it may submit, cancel or close, and the
         # supervisor is in the middle of a decision.  But still before the callbacks
         # of the jobs that fail in step 10.
-        report, stderr = "", handle.stderr
-        if stderr is not None:
-            report = stderr.end_report(crashed=crashed)
+        stderr = handle.stderr
+        report = "" if stderr is None else stderr.end_report(crashed=crashed)
         if crashed:
             engine.loop.call_soon(self._tell_crash, end, handle.late_stacks, report)
         # 10. The jobs that are not tried again, unless their end came with the effects.

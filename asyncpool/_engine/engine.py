@@ -1,10 +1,10 @@
 """The supervisor of a pool: it makes the parts, runs until all is over, and closes them.
 
-Code that asks for the start and the end of a pool or a cluster has a :class:`SupervisorRunner`.
-
 It carries out what the core decides, hears what workers send, and passes each thing to the part
 that it is for; ``deaths.py`` does what the end of a worker requires.  All of this runs in the
 loop's thread and does not wait in between, so there are no locks.
+
+Code that asks for the start and the end of a pool or a cluster has a :class:`SupervisorRunner`.
 """
 
 from __future__ import annotations
@@ -79,6 +79,10 @@ _FAILED_A_TURN = 500
 
 _CRASHES_KEPT = 10
 
+# Seconds from one measurement of how late the loop runs what is due to the next.  An idle pool
+# measures nothing, so that the service may sleep.
+PERIOD = 1.0
+
 
 class Turn:
     """A step in which the core decides; afterwards, what it has decided is carried out.
@@ -103,11 +107,6 @@ class Turn:
             self._engine.act(turn_ends=True)
         finally:
             self._engine.turn_depth -= 1
-
-
-# Seconds from one measurement of how late the loop runs what is due to the next.  An idle pool
-# measures nothing, so that the service may sleep.
-PERIOD = 1.0
 
 
 # The status of a pool, for callers that wait until it is ready, or until it has ended.
@@ -601,11 +600,11 @@ class Engine:
                 self.draining.begin()
                 if self.status.was_ready and not self.closing:
                     limit = "" if timeout is None else f", and have {timeout:g} s"
-                    jobs, how = (
-                        len(self.registry.jobs),
-                        ("all", "running", "none")[finish],
-                    )
-                    extra = {"jobs": jobs, "finish": how, "timeout": timeout}
+                    extra = {
+                        "jobs": len(self.registry.jobs),
+                        "finish": ("all", "running", "none")[finish],
+                        "timeout": timeout,
+                    }
                     self.log.now(say.POOL_CLOSING, extra, limit=limit)
             self.registry.mark_close(self.core.lifecycle.kills)
             deadline = None if timeout is None else now + timeout

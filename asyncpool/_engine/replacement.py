@@ -41,7 +41,7 @@ class WorkerReplacement:
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
-        self._exits = engine.core.lifecycle
+        self._lifecycle = engine.core.lifecycle
         self._roll: asyncio.Future[events.RollResult] | None = None
         self._roll_began = 0.0
         # The calls of resize() that have not returned, and when they began.
@@ -62,7 +62,7 @@ class WorkerReplacement:
             unsent = slot.in_flight.last if handle.outbox.withdraw() else None
             jobs = engine.config.serving is None
             why = _why("retire_worker()" if jobs else "retire()", reason)
-            self._exits.drain_now(slot, why, now, unsent=unsent)
+            self._lifecycle.drain_now(slot, why, now, unsent=unsent)
             if unsent is not None:
                 engine.act()
                 engine.core.withdraw(slot.index, unsent, now)
@@ -84,7 +84,7 @@ class WorkerReplacement:
 
     def _replace(self, slot: Slot, why: str) -> None:
         with self._engine.turn as now:
-            self._exits.replace(slot, why, now)
+            self._lifecycle.replace(slot, why, now)
 
     def kill(self, index: int) -> None:
         """Kill the worker in a slot.
@@ -113,7 +113,7 @@ class WorkerReplacement:
         with self._engine.turn as now:
             self._size = least, most
             self._waits[wait] = now
-            self._exits.resize(least, most, now)
+            self._lifecycle.resize(least, most, now)
         self.check_size()
         return wait
 
@@ -123,14 +123,15 @@ class WorkerReplacement:
         Raises:
             RollInProgressError: If the pool is being rolled already.
         """
-        if self._exits.rolling:
+        if self._lifecycle.rolling:
             whose = self._engine.config.title
             raise RollInProgressError(f"{whose} is being rolled: one roll at a time")
         roll = self._roll = self._engine.loop.create_future()
         with self._engine.turn as now:
             self._roll_began = now
-            self._engine.log.soon(say.ROLL_BEGUN, {"workers": self._exits.sizing.size})
-            self._exits.roll(now)
+            extra = {"workers": self._lifecycle.sizing.size}
+            self._engine.log.soon(say.ROLL_BEGUN, extra)
+            self._lifecycle.roll(now)
         return roll
 
     # Results.
@@ -149,14 +150,15 @@ class WorkerReplacement:
     def rolled(self, replaced: int, reason: str, filled: int) -> None:
         """Tell the caller of a roll that it is over."""
         crashes = self._engine.crashes
-        failed = reason and not self._exits.stopped
+        failed = reason and not self._lifecycle.stopped
         crash = crashes[-1] if failed and crashes else None
         roll, self._roll = self._roll, None
         if not reason and not self._engine.launcher.has_imports:
             self._engine.traffic.functions.renew()
         if roll is not None and not roll.done():
-            done = {"replaced": replaced, "filled": filled}
-            result = events.RollResult(**done, reason=reason, crash=crash)
+            result = events.RollResult(
+                replaced=replaced, filled=filled, reason=reason, crash=crash
+            )
             roll.set_result(result)
             self._engine.log.rolled(result, self._engine.loop.time() - self._roll_began)
 
@@ -170,11 +172,11 @@ class WorkerReplacement:
 
     def check_size(self) -> None:
         """End the waits, if the pool has its size, or has given up for good."""
-        if not self._waits or self._exits.stopped:
+        if not self._waits or self._lifecycle.stopped:
             return
-        if self._exits.settled:
+        if self._lifecycle.settled:
             self._end_waits(math.inf, None)
-        elif self._engine.core.lifecycle.retry_in(self._engine.loop.time()) is None:
+        elif self._lifecycle.retry_in(self._engine.loop.time()) is None:
             self._end_waits(math.inf, self._engine.crashes[-1])
 
     def start_failed(self, crash: events.Crash, began_at: float) -> None:
@@ -187,11 +189,11 @@ class WorkerReplacement:
             return
         # Who resizes a server wants to hear of the first one that fails: its code may be broken.
         serving = self._engine.config.serving is not None
-        if serving or core.lifecycle.ledger.starts_fail or core.broken is not None:
+        if serving or self._lifecycle.ledger.starts_fail or core.broken is not None:
             self._end_waits(began_at, crash)
         if any(asked_at > began_at for asked_at in self._waits.values()):
             with self._engine.turn as now:
-                core.lifecycle.try_now(now)
+                self._lifecycle.try_now(now)
 
     def _end_waits(self, until: float, crash: events.Crash | None) -> None:
         """End the waits of the calls that were made *until* then."""

@@ -219,7 +219,7 @@ class JobTimers:
             # Its outcome may have come, and take long to load.
             with engine.turn:
                 engine.registry.fail(job, limit_error(job, now))
-                self._engine.traffic.take_out(job, slot)
+                engine.traffic.take_out(job, slot)
         elif engine.core.slots[slot].in_flight.runs(job.id):
             end = job.options.run_end(began)
             if end is None or now < end:
@@ -229,7 +229,7 @@ class JobTimers:
             mode = job.options.cancel_mode
             with engine.turn:
                 engine.core.endings.time_out(job.id, now, index=slot, mode=mode)
-            self._engine.stacks.signal_before_end(engine.handles[slot], now, job.id)
+            engine.stacks.signal_before_end(engine.handles[slot], now, job.id)
 
     def _may_drop(self, job: PoolJob[Any], slot: int) -> bool:
         """Return whether a job that its worker has not begun may be dropped now.
@@ -362,8 +362,7 @@ class Pings:
         self._engine = engine
         self._timeout = engine.config.ping_timeout
         seconds = math.inf if self._timeout is None else self._timeout
-        self._ledger: PingLedger[WorkerHandle]
-        self._ledger = PingLedger(seconds, engine.loop.time())
+        self._ledger = PingLedger[WorkerHandle](seconds, engine.loop.time())
         self._alarm = engine.alarm(self._look)
         if self._timeout is not None:
             self._alarm.set_at(self._ledger.due)
@@ -396,7 +395,7 @@ class Pings:
             handle.ask(FrameKind.PING)
         for handle in silent:
             text = f"no answer to pings for {self._timeout:g} s"
-            self._engine.stacks.kill_hung(handle, text)
+            engine.stacks.kill_hung(handle, text)
 
 
 # Stacks: the pool asks the worker's control thread, which writes the stacks of all threads on the

@@ -632,8 +632,8 @@ class WorkerHandle:
         if config.handover is not None:
             for fd in config.handover.fds:
                 control.put_descriptor(header(FrameKind.HANDED, 0), fd, keep=True)
-        if self._config.confinement is not None:
-            self._place = self._config.confinement.open()
+        if config.confinement is not None:
+            self._place = config.confinement.open()
         packed = pickle.dumps(self._identity(variables))
         control.put(header(FrameKind.IDENTITY, len(packed)), packed)
         of_pool = pool.broadcasts.config() if serving is None else serving.config(self)

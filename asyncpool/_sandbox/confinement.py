@@ -30,6 +30,7 @@ from asyncpool._dataclass import replace
 from asyncpool._engine.loop import Threads
 from asyncpool._engine.machine import main_script, oom_kills
 from asyncpool._sandbox import plan as rules
+from asyncpool._wire.posix import read
 from asyncpool.errors import UnsupportedPlatformError
 from asyncpool.sandbox import Sandbox, is_within
 
@@ -94,19 +95,6 @@ def _user_of(user: str | int | None) -> tuple[int, int] | None:
     return numbers
 
 
-def _cgroup_limits(
-    plan: rules.SandboxPlan, cpus: float | None, offered: tuple[str, ...]
-) -> dict[str, str]:
-    found: dict[str, str] = {}
-    if plan.memory is not None and "memory" in offered:
-        found = {"memory.max": f"{plan.memory}", "memory.oom.group": "1"}
-    if plan.tasks is not None and "pids" in offered:
-        found["pids.max"] = f"{plan.tasks[0]}"
-    if cpus is not None and "cpu" in offered:
-        found["cpu.max"] = f"{max(1000, round(cpus * _PERIOD))} {_PERIOD}"
-    return found
-
-
 def this_machine() -> rules.Machine:
     """Return what this machine can enforce for workers of this process."""
     system, _, release, _, machine = os.uname()
@@ -137,10 +125,7 @@ def this_machine() -> rules.Machine:
 
 
 def _read(path: str | Path) -> str:
-    try:
-        return Path(path).read_text().strip()
-    except OSError:
-        return ""
+    return read(str(path)).decode(errors="replace").strip()
 
 
 def _gives_users() -> bool:
@@ -176,6 +161,8 @@ def library(*, imports: bool) -> tuple[str, ...]:
     own = () if base == Path("/lib") else (str(base),)
     return *installation(), _PACKAGE, *own, *_SYSTEM.split()
 
+
+# What each worker has for itself: a cgroup, and a private folder.
 
 _ROOTS = (Path("/sys/fs/cgroup"), Path("/sys/fs/cgroup/unified"))
 _WANTED = ("memory", "pids", "cpu")
@@ -226,6 +213,19 @@ def _offered(folder: Path) -> tuple[str, ...]:
     """Return the controllers that cgroups below *folder* have."""
     names = _read(folder / "cgroup.subtree_control").split()
     return tuple(name for name in _WANTED if name in names)
+
+
+def _cgroup_limits(
+    plan: rules.SandboxPlan, cpus: float | None, offered: tuple[str, ...]
+) -> dict[str, str]:
+    found: dict[str, str] = {}
+    if plan.memory is not None and "memory" in offered:
+        found = {"memory.max": f"{plan.memory}", "memory.oom.group": "1"}
+    if plan.tasks is not None and "pids" in offered:
+        found["pids.max"] = f"{plan.tasks[0]}"
+    if cpus is not None and "cpu" in offered:
+        found["cpu.max"] = f"{max(1000, round(cpus * _PERIOD))} {_PERIOD}"
+    return found
 
 
 def remove_tree(parent: str, name: str) -> None:
