@@ -267,9 +267,15 @@ class FunctionTable:
         plain = type(function) in self._plain
         return _reference_to(function) if plain else b"", PICKLE
 
-    def renew(self) -> None:
-        """Forget what workers have imported: no worker is older than this."""
-        self.known.clear()
+    def reloaded(self) -> list[Any]:
+        """Return the functions that workers would import as something else now."""
+        numbered: Any = [it for it in self.known.items() if it[1].number]
+        return [
+            function
+            for function, known in numbered
+            if (self._describe(function)[0], getattr(function, "__code__", None))
+            != (known.payload, known.code)
+        ]
 
     def _enter(self, key: object, known: Function) -> Function:
         if len(self.known) >= KNOWN:

@@ -44,6 +44,7 @@ class WorkerReplacement:
         self._lifecycle = engine.core.lifecycle
         self._roll: asyncio.Future[events.RollResult] | None = None
         self._roll_began = 0.0
+        self._reloaded: list[object] = []
         # The calls of resize() that have not returned, and when they began.
         self._waits: dict[asyncio.Future[None], float] = {}
         self._size = 0, 0
@@ -127,6 +128,8 @@ class WorkerReplacement:
             whose = self._engine.config.title
             raise RollInProgressError(f"{whose} is being rolled: one roll at a time")
         roll = self._roll = self._engine.loop.create_future()
+        # What is reloaded later, some of the new workers may have imported before.
+        self._reloaded = self._engine.traffic.functions.usual.reloaded()
         with self._engine.turn as now:
             self._roll_began = now
             extra = {"workers": self._lifecycle.sizing.size}
@@ -154,7 +157,7 @@ class WorkerReplacement:
         crash = crashes[-1] if failed and crashes else None
         roll, self._roll = self._roll, None
         if not reason and not self._engine.launcher.has_imports:
-            self._engine.traffic.functions.renew()
+            self._engine.traffic.functions.forget(self._reloaded)
         if roll is not None and not roll.done():
             result = events.RollResult(
                 replaced=replaced, filled=filled, reason=reason, crash=crash

@@ -527,9 +527,10 @@ class FunctionTables:
         """Return what *make* makes: a table whose numbers continue those of this pool."""
         return make(self._totals, self.usual)
 
-    def renew(self) -> None:
-        """Forget what workers have imported: no worker is older than this."""
-        self.usual.renew()
+    def forget(self, functions: Iterable[object]) -> None:
+        """Forget *functions*: no worker has imported them yet."""
+        for function in functions:
+            self.usual.known.pop(function, None)
         self._table_of.cache_clear()
 
     def of(self, options: JobOptions) -> FunctionTable:

@@ -491,3 +491,22 @@ def test_every_name_is_printable_and_short(module: str, name: str) -> None:
     found = function_name(with_name(name, module))
     assert found.isprintable()
     assert 0 < len(found) <= MAX_NAME
+
+
+def test_what_was_reloaded_is_told_from_what_was_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    module = ModuleType("ap_changing")
+    monkeypatch.setitem(sys.modules, "ap_changing", module)
+    source = "def job(): return 1\ndef same(): pass\nclass Kind: pass"
+    exec(source, vars(module))
+    table, kept = FunctionTable(FunctionTotals()), module.same
+    before = [module.job, module.Kind]
+    for function in (*before, kept, math.sqrt, lambda: None):
+        table.find(function)
+    assert table.reloaded() == []
+    exec(source, vars(module))
+    module.same = kept
+    assert table.reloaded() == before
+    kept.__code__ = module.job.__code__
+    assert table.reloaded() == [*before, kept]
