@@ -746,7 +746,7 @@ class Lifecycle:
 
     def reconcile(self, now: float) -> None:
         """Grant what the budget allows now, and do what follows from all that has happened."""
-        if not self.stopped:
+        if self.rolling:
             self._fill_parked(now)
         if not self._grants_nothing:
             self._keep_size(now)

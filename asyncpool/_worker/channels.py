@@ -653,9 +653,8 @@ class Control:
             lane = self.runner.by_job.get((frame.job, frame.attempt))
             if lane is not None and lane.ring is not None:  # else the job is over
                 lane.credit = frame.number
-                with contextlib.suppress(
-                    RuntimeError
-                ):  # it has heard the last ring, and not waited
+                # It may have heard the last ring, and not waited.
+                with contextlib.suppress(RuntimeError):
                     lane.ring()
         elif kind is FrameKind.PING:
             serves = self.on_end_of_all is not None

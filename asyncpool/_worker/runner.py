@@ -493,7 +493,6 @@ class JobRunner:
                     if what.kind is _STREAM:
                         value = self._begin_stream(lane, value)
                     if type(value) is CoroutineType:
-                        self.loop()
                         return value
                 else:
                     if not self._several:  # a hook that hangs can be interrupted
