@@ -41,7 +41,7 @@ from asyncpool._wire.buffers import (
     OverLimitError,
     ReceivedPickle,
 )
-from asyncpool._wire.text import function_name, printable_block, printable_text
+from asyncpool._wire.text import printable_block, printable_text
 from asyncpool.errors import (
     HookError,
     JobNotPicklableError,
@@ -1033,8 +1033,6 @@ class WorkerSerializer:
     Attributes:
         load_function: Loads what a ``FUNCTION`` frame carries.
         load_job: Loads a call.
-        known_as: Returns what the context of a job has as its function, given the function, and
-            what :attr:`load_function` has returned.
         pack_value: Packs what the running job returns.
         pack_item: Packs what the running stream yields.
         pack_error: Packs what a job raises.
@@ -1049,11 +1047,6 @@ class WorkerSerializer:
     pack_error: Callable[..., bytes] = staticmethod(pack_error)
     pack_details: Callable[[object], bytes] = staticmethod(dumps)
     load_details: Callable[[bytes], Any] = staticmethod(pickle.loads)
-
-    @staticmethod
-    def known_as(function: Callable[..., Any], known: Any) -> object:
-        del known
-        return function_name(function)
 
 
 PICKLE = Serializer()

@@ -541,8 +541,7 @@ class JobRunner:
             payload = self._large_buffers.complete(payload)
         function, args, kwargs = self.serializer.load_job(payload, known)
         if new or not number:
-            shown = self.serializer.known_as(function, known)
-            running.set((job, attempt, context, began, shown))
+            running.set((job, attempt, context, began, function_name(function)))
         if self.hook is not None:
             # Each item of a chunk has it for itself.
             lane.leave_hook = None if function is run_chunk else self.hook()
