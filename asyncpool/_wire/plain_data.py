@@ -30,18 +30,17 @@ from asyncpool._wire.buffers import (
     OverLimitError,
     ReceivedPickle,
 )
+from asyncpool._wire.pickling import FLAT, SCALARS
 
 TYPE_CHECKING = False  # see _wire/records.py
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
     from typing import Any, TypeVar
 
+    from asyncpool._wire.buffers import Packed, Pause, Payload
     from asyncpool._wire.formats import Kind
 
     T = TypeVar("T")
-    Packed = bytes | OutOfBandPickle
-    Pause = Callable[[], None]
-    Payload = bytes | memoryview | ReceivedPickle
 
 # The bytes of a message before its body.
 HEAD = 2
@@ -89,9 +88,6 @@ BYTES, BYTEARRAY = 9, 10
 
 # What those weigh that make one value without others in it; tuples have weighed as lists.
 _WEIGHTS = {TEXT: _ALONE, FLOAT: _ALONE, BYTES: _ALONE, TUPLES: 0}
-
-_SCALARS: frozenset[type] = frozenset((int, float, bool, type(None)))
-_KEYS = _SCALARS | {str, bytes}
 
 # Why JSON does not have some.
 _NO_JSON: dict[type, str] = {
@@ -172,7 +168,7 @@ def check_size(values: Iterable[Any], limit: int, *, beside: bool) -> None:
     found, size = [*values], 0
     for value in found:  # the list grows during the loop
         cls = type(value)
-        if cls in _SCALARS:
+        if cls in SCALARS:
             continue
         parts: Sequence[Collection[Any]] = ()
         if cls is str:
@@ -615,8 +611,8 @@ class _Reader(_Scales):
 
 def _is_key(key: Any) -> bool:
     if type(key) is not tuple:
-        return type(key) in _KEYS
-    return len(key) <= _EACH and set(map(type, key)) <= _KEYS
+        return type(key) in FLAT
+    return len(key) <= _EACH and set(map(type, key)) <= FLAT
 
 
 def _is_array(cls: type) -> bool:

@@ -50,7 +50,8 @@ from asyncpool._wire.frames import (
     pack_header,
 )
 from asyncpool._wire.messages import MAX_CONTEXT, PLAIN
-from asyncpool._wire.page import BEGUN, FLAT, NOTED, ChunkResult, PageLayout, note
+from asyncpool._wire.page import BEGUN, NOTED, ChunkResult, PageLayout, note
+from asyncpool._wire.pickling import FLAT
 from asyncpool._wire.records import Later, import_named
 from asyncpool._wire.text import JOB_LOGGER, function_name
 from asyncpool._worker.api import NO_JOB, CurrentJob, current_job, run_chunk, running
