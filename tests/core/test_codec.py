@@ -160,14 +160,16 @@ def test_arrays_come_back_with_type_shape_and_order(dtype: str) -> None:
         "x" * 200_000,
         [[1] * 100] * 200,
         {f"{n}": [n] for n in range(20_000)},
+        [1.5] * 40_000,
     ],
 )
 def test_what_is_too_long_for_the_event_loop_is_found_before_it_is_written(
     value: Any,
 ) -> None:
     for how in FORMATS:
-        with pytest.raises(OverLimitError):
-            packed_call(how, (value,), {}, limit=131_072)
+        for args in ((value,), (*value,)):
+            with pytest.raises(OverLimitError):
+                packed_call(how, args, {}, limit=131_072)
 
 
 # Formats.
