@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from asyncpool._core.figures import FunctionTotals
-    from asyncpool._wire.plain_data import Packed
+    from asyncpool._wire.buffers import Packed
     from asyncpool._wire.schemas import AnyFunction
 
     Call = tuple[AnyFunction, tuple[Any, ...], Mapping[str, Any]]

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from asyncpool._core.figures import FunctionFigures, FunctionTotals
-    from asyncpool._wire.pickling import Packed
+    from asyncpool._wire.buffers import Packed
     from asyncpool.events import Via
 
 # How much work a worker may have in flight at once.  If a job waits there for a slow one,

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     Pause: TypeAlias = Callable[[], None]
     Payload: TypeAlias = "bytes | memoryview | ReceivedPickle"
     Piece: TypeAlias = bytes | memoryview
+    Packed: TypeAlias = "bytes | OutOfBandPickle"
 
 # Buffers of at least this many bytes stay out of a pickle.
 LARGE = 65_536

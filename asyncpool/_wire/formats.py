@@ -19,7 +19,7 @@ from itertools import chain
 from typing import Any, Protocol, get_args, get_origin, runtime_checkable
 
 from asyncpool._wire import plain_data
-from asyncpool._wire.pickling import describe, too_large
+from asyncpool._wire.pickling import SCALARS, describe, too_large
 from asyncpool._wire.plain_data import HEAD, PIECE, MalformedError, NotDataError
 from asyncpool._wire.text import printable_text
 from asyncpool.errors import JobNotPicklableError, ProtocolError
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
     from typing import Literal, NoReturn
 
-    from asyncpool._wire.plain_data import Packed, Pause, Payload
+    from asyncpool._wire.buffers import Packed, Pause, Payload
 
     Convert = Callable[[Any, Any], Any]
     Direction = Literal["arguments", "result", "exception", "details"]
@@ -385,9 +385,6 @@ _FACTORY, _DEEPEST = 8, 4
 # Fields with a default that take as long as an empty list.
 _FIELDS = 8
 
-# Types whose values are short, and the same as plain data.
-_NUMBERS: frozenset[type] = frozenset((int, float, bool, type(None)))
-
 # What plain data has beside JSON.
 _KEPT = (bytes, bytearray)
 
@@ -469,7 +466,7 @@ class _Annotated(Kind):
         )
 
     def plain(self, value: Any) -> Any:
-        if type(value) in _NUMBERS:
+        if type(value) in SCALARS:
             return value
         write = self._msgspec.to_builtins
         if self._times:

@@ -32,7 +32,7 @@ from binascii import crc32  # a Python may have been built without zlib
 from contextlib import suppress
 
 from asyncpool._wire.messages import MAX_DETAILS
-from asyncpool._wire.pickling import load_error, load_value
+from asyncpool._wire.pickling import FLAT, load_error, load_value
 from asyncpool._wire.records import Record
 from asyncpool.errors import JobNotPicklableError
 
@@ -205,9 +205,6 @@ _STOP = struct.Struct("=Q")
 # have written anywhere before.  So the pool only accepts what is exactly as the worker
 # wrote it.  It never loads garbage, which may ask for any amount of memory.
 ENTRY = struct.Struct("=QI")
-
-# Types whose values nobody can change, so that others may have them too.
-FLAT: frozenset[type] = frozenset((int, float, bool, type(None), str, bytes))
 
 
 class ItemError(Record):

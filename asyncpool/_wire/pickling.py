@@ -41,7 +41,7 @@ from asyncpool._wire.buffers import (
     OverLimitError,
     ReceivedPickle,
 )
-from asyncpool._wire.text import function_name, printable_block, printable_text
+from asyncpool._wire.text import printable_block, printable_text
 from asyncpool.errors import (
     HookError,
     JobNotPicklableError,
@@ -56,11 +56,10 @@ if TYPE_CHECKING:
     from types import TracebackType
     from typing import Any, Literal, NoReturn
 
-    from asyncpool._wire.buffers import Pause, Payload, Piece
+    from asyncpool._wire.buffers import Packed, Pause, Payload, Piece
 
     Reducers = dict[type, Callable[[Any], Any]]
     Call = tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]
-    Packed = bytes | OutOfBandPickle
     Direction = Literal["arguments", "result", "exception", "details"]
 
 # What the name of the main module looks like inside a pickle.  A string that happens to
@@ -71,8 +70,9 @@ MAIN = b"__main__"
 # takes 0.2 ms.
 _CHUNK = 262_144
 
-# Types whose values hold no other object.
-_SCALARS: frozenset[type] = frozenset((int, float, bool, type(None)))
+# Types whose values hold no other object, and never change; and these with texts and bytes.
+SCALARS: frozenset[type] = frozenset((int, float, bool, type(None)))
+FLAT: frozenset[type] = SCALARS | {str, bytes}
 
 # Parts of the errors for objects that only descriptors, or the start of a process, can
 # pass on.
@@ -368,7 +368,7 @@ def pack_value(value: object, limit: int | None = None) -> Packed:
         JobNotPicklableError: If *value* cannot be pickled, or has more than *limit* bytes.
     """
     try:
-        if type(value) in _SCALARS:
+        if type(value) in SCALARS:
             data: Packed = pickle.dumps(value, 5)
         elif type(value) is bytes and len(value) > HEAVY:
             data = dump(value)  # which does not copy it
@@ -423,7 +423,7 @@ def is_flat(values: Iterable[Any]) -> bool:
             room -= 9 + value.bit_length()  # eight times what it needs: few are long
         elif cls is str or cls is bytes:
             room -= 9 + len(value)
-        elif cls in _SCALARS:
+        elif cls in SCALARS:
             room -= 9
         else:
             return False
@@ -473,7 +473,7 @@ def refuse(
         # They come as pickle meets them: none that is behind the culprit is pickled for this.
         while len(tried) < _MOST_TRIES:
             step, value = next(todo)
-            if type(value) in _PLAIN or id(value) in tried:
+            if type(value) in FLAT or id(value) in tried:
                 continue
             tried[id(value)] = value
             try:
@@ -587,9 +587,6 @@ def text_of(error: BaseException) -> str:
         return f"<its __str__ raised {type(worse).__qualname__}>"
 
 
-# Types whose values hold no other object, and are written at once or in pieces.
-_PLAIN: frozenset[type] = _SCALARS | {str, bytes}
-
 # How many arguments, and items of containers among them, are checked; and how many
 # attributes of one object.  That takes 5 us.
 _LOOKS = 100
@@ -631,7 +628,7 @@ def _look_for_large(values: Iterable[Any], limit: int) -> Callable[[Any], None] 
                 room = _LOOKS - len(found)
                 seen_all = seen_all and len(value) <= room
                 found += islice(value.values() if cls is dict else value, room)
-            elif cls not in _PLAIN:
+            elif cls not in FLAT:
                 seen_all = False
         return seen_all and len(found) < _LOOKS
 
@@ -1033,8 +1030,6 @@ class WorkerSerializer:
     Attributes:
         load_function: Loads what a ``FUNCTION`` frame carries.
         load_job: Loads a call.
-        known_as: Returns what the context of a job has as its function, given the function, and
-            what :attr:`load_function` has returned.
         pack_value: Packs what the running job returns.
         pack_item: Packs what the running stream yields.
         pack_error: Packs what a job raises.
@@ -1049,11 +1044,6 @@ class WorkerSerializer:
     pack_error: Callable[..., bytes] = staticmethod(pack_error)
     pack_details: Callable[[object], bytes] = staticmethod(dumps)
     load_details: Callable[[bytes], Any] = staticmethod(pickle.loads)
-
-    @staticmethod
-    def known_as(function: Callable[..., Any], known: Any) -> object:
-        del known
-        return function_name(function)
 
 
 PICKLE = Serializer()

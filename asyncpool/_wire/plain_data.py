@@ -30,18 +30,17 @@ from asyncpool._wire.buffers import (
     OverLimitError,
     ReceivedPickle,
 )
+from asyncpool._wire.pickling import FLAT, SCALARS
 
 TYPE_CHECKING = False  # see _wire/records.py
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Collection, Iterator, Sequence
     from typing import Any, TypeVar
 
+    from asyncpool._wire.buffers import Packed, Pause, Payload
     from asyncpool._wire.formats import Kind
 
     T = TypeVar("T")
-    Packed = bytes | OutOfBandPickle
-    Pause = Callable[[], None]
-    Payload = bytes | memoryview | ReceivedPickle
 
 # The bytes of a message before its body.
 HEAD = 2
@@ -89,9 +88,6 @@ BYTES, BYTEARRAY = 9, 10
 
 # What those weigh that make one value without others in it; tuples have weighed as lists.
 _WEIGHTS = {TEXT: _ALONE, FLOAT: _ALONE, BYTES: _ALONE, TUPLES: 0}
-
-_SCALARS: frozenset[type] = frozenset((int, float, bool, type(None)))
-_KEYS = _SCALARS | {str, bytes}
 
 # Why JSON does not have some.
 _NO_JSON: dict[type, str] = {
@@ -158,7 +154,7 @@ def weigh(values: Sequence[Any], most: int) -> int | None:
     return None
 
 
-def check_size(values: Iterable[Any], limit: int, *, beside: bool) -> None:
+def check_size(values: list[Any], limit: int, *, beside: bool) -> None:
     """Check roughly that *values*, of whatever types they are, would be written in *limit* bytes.
 
     Args:
@@ -169,28 +165,35 @@ def check_size(values: Iterable[Any], limit: int, *, beside: bool) -> None:
     Raises:
         OverLimitError: If they would not.
     """
-    found, size = [*values], 0
-    for value in found:  # the list grows during the loop
+    # The list grows during the loop.  It never holds more values than the limit allows, so that sizes
+    # are only compared when it grows, and at the end.
+    found: list[Any] = [values]
+    size = 0
+    for value in found:
         cls = type(value)
-        if cls in _SCALARS:
+        if cls in SCALARS:
             continue
         parts: Sequence[Collection[Any]] = ()
         if cls is str:
             size += len(value)
+        elif cls is bytes or cls is bytearray:
+            size += 0 if beside and len(value) >= LARGE else len(value)
+        elif cls is list or cls is tuple or cls is set or cls is frozenset:
+            parts = (value,)
         elif cls is dict:
             parts = value, value.values()
-        elif cls in (list, tuple, set, frozenset):
-            parts = (value,)
-        elif cls in (bytes, bytearray) or _is_array(cls):
-            length = value.nbytes if _is_array(cls) else len(value)
-            size += 0 if beside and length >= LARGE else length
+        elif _is_array(cls):
+            size += 0 if beside and value.nbytes >= LARGE else value.nbytes
         elif (names := getattr(cls, "__struct_fields__", None)) is not None:
             parts = ([getattr(value, name) for name in names],)
         elif type(attributes := getattr(value, "__dict__", None)) is dict:
             parts = (attributes.values(),)
-        if size + _EACH * (len(found) + sum(map(len, parts))) > limit:
-            raise OverLimitError
-        found += chain.from_iterable(parts)
+        for part in parts:
+            if size + _EACH * (len(found) + len(part)) > limit:
+                raise OverLimitError
+            found += part
+    if size + _EACH * len(found) > limit:
+        raise OverLimitError
 
 
 def runs(
@@ -615,8 +618,8 @@ class _Reader(_Scales):
 
 def _is_key(key: Any) -> bool:
     if type(key) is not tuple:
-        return type(key) in _KEYS
-    return len(key) <= _EACH and set(map(type, key)) <= _KEYS
+        return type(key) in FLAT
+    return len(key) <= _EACH and set(map(type, key)) <= FLAT
 
 
 def _is_array(cls: type) -> bool:

@@ -44,7 +44,7 @@ TYPE_CHECKING = False  # see _wire/records.py
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
 
-    from asyncpool._wire.plain_data import Packed, Payload
+    from asyncpool._wire.buffers import Packed, Payload
 
     AnyFunction = Callable[..., Any]
     Errors = Mapping[str, type[BaseException]]

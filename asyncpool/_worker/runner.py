@@ -50,7 +50,8 @@ from asyncpool._wire.frames import (
     pack_header,
 )
 from asyncpool._wire.messages import MAX_CONTEXT, PLAIN
-from asyncpool._wire.page import BEGUN, FLAT, NOTED, ChunkResult, PageLayout, note
+from asyncpool._wire.page import BEGUN, NOTED, ChunkResult, PageLayout, note
+from asyncpool._wire.pickling import FLAT
 from asyncpool._wire.records import Later, import_named
 from asyncpool._wire.text import JOB_LOGGER, function_name
 from asyncpool._worker.api import NO_JOB, CurrentJob, current_job, run_chunk, running
@@ -540,8 +541,7 @@ class JobRunner:
             payload = self._large_buffers.complete(payload)
         function, args, kwargs = self.serializer.load_job(payload, known)
         if new or not number:
-            shown = self.serializer.known_as(function, known)
-            running.set((job, attempt, context, began, shown))
+            running.set((job, attempt, context, began, function_name(function)))
         if self.hook is not None:
             # Each item of a chunk has it for itself.
             lane.leave_hook = None if function is run_chunk else self.hook()

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from asyncpool._engine.machine import recognise
-from asyncpool._wire import by_value, scripts, scripts as arrivals
+from asyncpool._wire import by_value, scripts
 from asyncpool._wire.buffers import HEAVY, OverLimitError, ReceivedPickle
 from asyncpool._wire.by_value import make_without_hooks
 from asyncpool._wire.pickling import dump, dumps_call, loads
@@ -148,7 +148,7 @@ class Sides:
         self._here, self._there = ModuleType("__main__"), ModuleType("__main__")
         self.here: Names = vars(self._here)
         self.there: Names = vars(self._there)
-        monkeypatch.setattr(arrivals, "_digests", {})
+        monkeypatch.setattr(scripts, "_digests", {})
         monkeypatch.setattr(scripts._Known, "script", None)
         self.stay()
 
@@ -218,7 +218,7 @@ def look(): return broken
     for _ in range(2):
         with pytest.raises(ValueError, match="invalid literal"):
             sides.call("look")
-    assert not arrivals._coming
+    assert not scripts._coming
     sides.here["broken"] = 7
     assert sides.call("look") == 7
 

@@ -14,7 +14,6 @@ from asyncpool._engine.batches import Pace
 from asyncpool._wire.page import (
     CHUNK_SIZE,
     ENTRY,
-    FLAT,
     LOG_HEAD,
     LOG_SIZE,
     LOST,
@@ -24,7 +23,7 @@ from asyncpool._wire.page import (
     note,
     read_log,
 )
-from asyncpool._wire.pickling import pack_error
+from asyncpool._wire.pickling import FLAT, pack_error
 from asyncpool.errors import JobNotPicklableError
 
 
