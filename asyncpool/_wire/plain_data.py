@@ -165,8 +165,8 @@ def check_size(values: list[Any], limit: int, *, beside: bool) -> None:
     Raises:
         OverLimitError: If they would not.
     """
-    # The list grows during the loop.  It never holds more values than the limit allows, so that sizes
-    # are only compared when it grows, and at the end.
+    # The list grows during the loop.  It never holds more values than the limit allows, so sizes
+    # are compared only when it grows, and at the end.
     found: list[Any] = [values]
     size = 0
     for value in found:
