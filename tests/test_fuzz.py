@@ -21,8 +21,3 @@ def test_a_decoder_survives_what_was_kept(number: int) -> None:
 @pytest.mark.parametrize("seed", targets.SEEDS)
 def test_a_decoder_takes_what_it_is_for(seed: bytes) -> None:
     targets.run(seed)
-
-
-def test_the_corpus_is_small() -> None:
-    assert len(KEPT) <= 400
-    assert sum(path.stat().st_size for path in KEPT) < 300_000

@@ -29,7 +29,7 @@ class WithoutWorkers(Broadcasts):
         return [each.payload for each in self.remembered]
 
 
-def test_who_took_longer_than_one_that_came_later_is_not_remembered() -> None:
+def test_who_took_longer_than_a_later_one_is_not_remembered() -> None:
     memory = WithoutWorkers()
     old, new = memory.begin("one", b"old"), memory.begin("one", b"new")
     assert memory.end(new) == memory.end(old) == [b"new"]

@@ -120,9 +120,7 @@ def test_other_bounds_count_at_once() -> None:
     sizing.limit(2, 2, 3.0)
     assert (sizing.size, sizing.may_grow) == (2, False)
     assert next_look(sizing) is None
-
-
-def test_with_other_bounds_it_begins_slowly_again() -> None:
+    # And it begins slowly again.
     sizing = Sizing(1, 20, IDLE)
     sizing.job_waits(0.0)
     assert grow(sizing, GROW_EVERY, waiting=9) == 2
