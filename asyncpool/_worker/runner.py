@@ -494,6 +494,8 @@ class JobRunner:
                     if what.kind is _STREAM:
                         value = self._begin_stream(lane, value)
                     if type(value) is CoroutineType:
+                        # A cancellation waits for the imports of the loop only here.
+                        self.loop()
                         return value
                 else:
                     if not self._several:  # a hook that hangs can be interrupted
