@@ -25,7 +25,6 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from asyncpool._core.deadlines import earliest
-from asyncpool._core.dispatcher import InFlight
 from asyncpool._core.options import KILL, CancelMode
 from asyncpool._core.slots import (
     ALIVE,
@@ -97,8 +96,8 @@ class Closing:
 
         If the pool is closed several times, the strictest close counts.
         """
-        core = self._core
-        self.finish = max(finish, self.finish or Finish.ALL)
+        core, before = self._core, self.finish
+        self.finish = max(finish, before or Finish.ALL)
         self.due = earliest(self.due, deadline)
         over = self.due is not None and self.due <= now
         if over:
@@ -107,7 +106,8 @@ class Closing:
         if self.finish is not Finish.ALL:
             core.lifecycle.stop_exits()
             dropped = core.sessions.take_all()
-            begun = self._take_begun() if self.finish is Finish.NOTHING else []
+            first = before is not self.finish is Finish.NOTHING
+            begun = self._give_up_begun() if first else []
             core.fail([*begun, *core.dispatcher.take_all(), *dropped], "closed")
             for slot in core.slots:
                 if over and slot.state in EMPTY:
@@ -150,18 +150,17 @@ class Closing:
         """Mark the close as over, whatever is left: nobody decides any more."""
         self.finish, self.over = Finish.NOTHING, True
 
-    def _take_begun(self) -> list[int]:
-        """Take every job from the workers, and return those that are still wanted.
+    def _give_up_begun(self) -> list[int]:
+        """Give up every job that workers have, and return those that were still wanted.
 
-        The jobs whose outcomes are being unpickled are among them.
+        The jobs whose outcomes are being unpickled are among them.  The others stay in flight: a
+        worker may have sent their outcomes already.
         """
         jobs: list[int] = []
         for slot in self._core.slots:
-            if slot.in_flight.jobs:
-                jobs += filter(slot.job_endings.is_wanted, slot.in_flight.jobs)
-                slot.in_flight = InFlight(self._core.concurrency)
-                for job in [*slot.job_endings]:
-                    slot.job_endings.apply(job, EndingEvent.CLOSE)
+            jobs += filter(slot.job_endings.is_wanted, slot.in_flight.jobs)
+            for job in [*slot.job_endings]:
+                slot.job_endings.apply(job, EndingEvent.CLOSE)
         jobs += self.unpacking
         self.unpacking.clear()
         return jobs

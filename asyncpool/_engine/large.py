@@ -34,11 +34,13 @@ class Packer:
 
     Args:
         threads: Do the pickling.
-        ahead: How many jobs without a worker may be pickled, or in pickling, at once.
+        ahead: Returns how many jobs without a worker may be pickled, or in pickling, at once.
         max_payload: The most bytes that a pickle may have, with its large buffers.
     """
 
-    def __init__(self, threads: Threads, ahead: int, max_payload: int) -> None:
+    def __init__(
+        self, threads: Threads, ahead: Callable[[], int], max_payload: int
+    ) -> None:
         self._threads = threads
         self._most_ahead, self._max_payload = ahead, max_payload
         self._calls: deque[tuple[PoolJob[Any], Call]] = deque()
@@ -61,7 +63,7 @@ class Packer:
     def go_on(self) -> None:
         """Begin with the next calls, if they may begin; a job that leaves the queue makes room."""
         self._ahead = [job for job in self._ahead if job.payload and job.slot is None]
-        while self._calls and self._begun + len(self._ahead) < self._most_ahead:
+        while self._calls and self._begun + len(self._ahead) < self._most_ahead():
             job, call = self._calls.popleft()
             if job.done():
                 continue
@@ -108,9 +110,8 @@ class LargeObjects(Packer):
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
-        config = engine.config
-        ahead = config.workers[1] + 1
-        super().__init__(engine.threads, ahead, config.worker.max_payload)
+        limit = engine.config.worker.max_payload
+        super().__init__(engine.threads, lambda: engine.most_workers + 1, limit)
 
     # To the queue.
 

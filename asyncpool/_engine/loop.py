@@ -18,7 +18,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from functools import partial
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 from typing import Any, NamedTuple, TypeVar, TypeVarTuple
 
 
@@ -402,9 +402,10 @@ class ThreadPool:
         self._until.cancel()
         for call in self._made:  # those that rest: nothing else would wake them up
             call.pause.second = False
-        while not self._calls.empty():
-            if not_begun := self._calls.get():
-                self._waiting.append(not_begun)
+        with contextlib.suppress(Empty):  # a thread may take the last one
+            while True:
+                if not_begun := self._calls.get_nowait():
+                    self._waiting.append(not_begun)
         while self._waiting:
             call = self._waiting.popleft()
             call.answer.cancel()

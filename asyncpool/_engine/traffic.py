@@ -422,9 +422,13 @@ class Traffic:
         engine = self._engine
         if slot is None:
             now = engine.loop.time()
-            engine.core.drop(job.id, now)
-            engine.core.outcome_unpacked(job.id, now)
-            engine.act()  # no turn: what leaves the queue changes no deadline
+            engine.turn_depth += 1  # no turn: what leaves the queue changes no deadline
+            try:
+                engine.core.drop(job.id, now)
+                engine.core.outcome_unpacked(job.id, now)
+                engine.act()
+            finally:
+                engine.turn_depth -= 1
             engine.large.go_on()
         elif (
             engine.core.slots[slot].in_flight.last == job.id

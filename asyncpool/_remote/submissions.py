@@ -47,7 +47,7 @@ class Submissions(Packer):
         self._client = client
         self._functions, self._max_queued = functions, max_queued
         self._loop = asyncio.get_running_loop()
-        super().__init__(client.threads, _PACKED_AHEAD, MAX_PAYLOAD)
+        super().__init__(client.threads, lambda: _PACKED_AHEAD, MAX_PAYLOAD)
         self.stored: StoredArguments | None = None
 
     def are_stored(self, items: list[Any], *, star: bool) -> bool:

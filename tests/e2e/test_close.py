@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import itertools
+import select
 import threading
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
@@ -16,7 +17,8 @@ import pytest
 
 from asyncpool import CloseSummary, Crash, Job, Pool, RollResult, WorkerLimits
 from asyncpool.errors import PoolClosedError
-from tests.helpers import faults, jobs
+from asyncpool.events import Exited
+from tests.helpers import beats, faults, jobs, streams
 from tests.helpers.gate import Gate
 from tests.helpers.inside import (
     Finish,
@@ -24,10 +26,11 @@ from tests.helpers.inside import (
     Threads,
     core_of,
     in_another_process,
+    jobs_channel_of,
     supervisor_of,
 )
 from tests.helpers.loops import BOTH_LOOPS
-from tests.helpers.patience import patience
+from tests.helpers.patience import PATIENCE, patience
 from tests.helpers.pools import closing, collect, started, stop, until
 
 pytestmark = BOTH_LOOPS
@@ -276,6 +279,30 @@ async def test_close_right_after_the_start_does_not_wait(
             pool = await started(4, launcher=launcher)
             # Workers that are on their way get SIGTERM, and it must reach them.
             assert await pool.close() == CloseSummary(finished=0, failed=0, killed=0)
+
+
+@pytest.mark.parametrize("sends", ["outcome", "heartbeat", "item"])
+async def test_what_a_worker_sends_while_its_pool_closes_is_no_offence(
+    sends: str,
+) -> None:
+    async with patience():
+        pool = await started(1)
+        events = pool.events()
+        if sends == "item":
+            stream = pool.options(prefetch=100).stream(streams.numbers, 100)
+            assert await anext(stream) == 0
+        else:
+            call = jobs.pid if sends == "outcome" else beats.beat_and_raise
+            job = pool.submit(call)
+        channel = jobs_channel_of(pool)._socket.fileno()
+        assert select.select([channel], [], [], PATIENCE)[
+            0
+        ]  # the loop has read nothing
+        assert (await pool.close(finish="none")).failed == 1
+        if sends != "item":
+            assert isinstance(job.exception(), PoolClosedError)
+        [exited] = [event async for event in events if isinstance(event, Exited)]
+    assert (exited.reason, exited.detail) == ("close", "")
 
 
 async def test_close_from_inside_on_crash() -> None:

@@ -342,7 +342,7 @@ class Commands(Books):
         told, told_at = process.told, process.told_at
         assert told < how, "a step back, or the same one twice"
         # Or it is killed for a job, in the moment before the timer.
-        over = self.time_is_over and not self.core.in_hand(process.slot)
+        over = self.time_is_over and self.core.closing.finish is Finish.NOTHING
         if self.closing is Finish.NOTHING or (over and how is StopStage.KILLED):
             assert process.unwanted.keys() >= process.hand.keys(), "a job was forgotten"
             process.hand.clear()
