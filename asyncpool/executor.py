@@ -268,7 +268,7 @@ class _Engine:
         supervisor.limit_ahead()  # a call that an agent has counts as running
         supervisor.registry.on_return = self._turn_soon
         self._traffic = supervisor.traffic
-        self._traffic.feed = self._feed
+        self._traffic.before_refill = self._feed
         # A pool that others share has as many workers as they have given it.
         self._most_waiting = supervisor.most_workers * supervisor.concurrency
         self._turn()
@@ -276,7 +276,7 @@ class _Engine:
         self._settle_rest()
         await self._pool.close()
         supervisor.registry.on_return = lambda: None  # no cycle
-        self._traffic.feed = None
+        self._traffic.before_refill = None
 
     def _press(self, grace: float) -> None:
         self._pool._running_supervisor().close(Finish.NOTHING, grace)  # noqa: SLF001

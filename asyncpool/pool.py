@@ -204,7 +204,7 @@ def _where(name: str) -> str:
 
 
 def _with_hints(init: Callable[P, None]) -> Callable[P, None]:
-    """Return a constructor that says where an option belongs which is none of its own."""
+    """Wrap a constructor: its error for an option of something else says where that belongs."""
     own = cast("FunctionType", init).__kwdefaults__ or {}
 
     @wraps(init, (*WRAPPER_ASSIGNMENTS, "__kwdefaults__"))
@@ -218,7 +218,7 @@ def _with_hints(init: Callable[P, None]) -> Callable[P, None]:
 
 
 class Submitter:
-    """What calls functions: once, for many items, for what they yield, in every worker."""
+    """The ways to run functions: submit, map, stream, broadcast, worker."""
 
     __slots__ = ()
 

@@ -171,9 +171,8 @@ class SessionSlots:
         """
         slot = self._slots[index]
         slot.pinned.append(job)
-        if slot.state is not SlotState.IDLE or not slot.hung:
-            self._dispatcher.exclude(slot.index)
-            self.go_on(slot)
+        self._dispatcher.exclude(slot.index)
+        self.go_on(slot)
 
     def drop_pinned(self, slot: Slot) -> None:
         """Drop the pinned jobs of *slot*, since its worker goes."""
@@ -224,7 +223,7 @@ class SessionSlots:
             if self._dispatcher.session_waiters and self._is_grantable(slot):
                 self._offer(slot)
 
-    def take(self, slot: Slot, now: float) -> bool:
+    def reserve(self, slot: Slot, now: float) -> bool:
         """Give the worker of *slot*, which needs no job just now, to a caller that waits.
 
         Returns:
@@ -237,7 +236,7 @@ class SessionSlots:
             self._offer(slot)
         elif slot.index not in self._held:
             # Workers that have begun to end meanwhile are of no use.
-            self._held = {n for n in self._held if self._may_come(self._slots[n])}
+            self._held = {n for n in self._held if self._may_free_up(self._slots[n])}
             if len(self._held) >= self._dispatcher.session_waiters:
                 return False
             self._held.add(slot.index)
@@ -277,7 +276,7 @@ class SessionSlots:
             other.replaces == slot.index for other in self._slots
         )
 
-    def _may_come(self, slot: Slot) -> bool:
+    def _may_free_up(self, slot: Slot) -> bool:
         ends = slot.faulty or slot.job_endings.killing is not None
         return slot.stays and not ends and self._is_grantable(slot)
 
@@ -315,7 +314,7 @@ class SessionSlots:
         else:
             return
         slot.in_flight.add(job, traits)
-        slot.assign()
+        slot.mark_busy()
         self._core.do("assign", slot.index, (job,))
 
     # Sessions lose their worker, and end.
@@ -336,7 +335,7 @@ class SessionSlots:
     def end(self, session: int, now: float, *, fresh: bool) -> None:
         """Return the worker of *session* to the pool, or replace it by a *fresh* one.
 
-        The session must have no calls that wait.
+        Its calls that still wait are dropped.
         """
         slot, core = self._slot_of(session), self._core
         if slot is None:
@@ -401,7 +400,7 @@ class Core:
         self.serving = options.serving is not None
         self.todo: list[tuple[Any, ...]] = []
         # While a worker ends, the jobs that can have no other one.
-        self._given_up: set[int] | None = None
+        self._lost_with_worker: set[int] | None = None
         self.slots: list[Slot] = []
         self.dispatcher = Dispatcher()
         self.lifecycle = Lifecycle(self)
@@ -417,8 +416,8 @@ class Core:
 
     def end_jobs(self, jobs: Collection[int], *effect: Any) -> None:
         """Have *jobs* ended by an effect."""
-        if self._given_up is not None:
-            self._given_up.update(jobs)
+        if self._lost_with_worker is not None:
+            self._lost_with_worker.update(jobs)
         self.todo.append(effect)
 
     def fail(
@@ -445,7 +444,7 @@ class Core:
         """Return the slot that gets *job* now, or queue it and return ``None``."""
         index = self.dispatcher.submit(job, traits, priority)
         if index is not None:
-            self.slots[index].assign()
+            self.slots[index].mark_busy()
         return index
 
     def place(self, job: int, traits: JobTraits, priority: int) -> int | None:
@@ -457,7 +456,7 @@ class Core:
             return self.submit(job, traits, priority)
         index = self.dispatcher.submit_keyed(job, traits, priority)
         if index is not None:
-            self.slots[index].assign()
+            self.slots[index].mark_busy()
         return index
 
     def outcome(self, index: int, *jobs: int) -> None:
@@ -505,10 +504,10 @@ class Core:
         """Give the worker of *slot* what it should run next."""
         if slot.session is not None or slot.pinned:
             self.sessions.go_on(slot)
-        elif not self.dispatcher.session_waiters or not self.sessions.take(slot, now):
+        elif not (self.dispatcher.session_waiters and self.sessions.reserve(slot, now)):
             jobs = self.dispatcher.refill(slot.index, slot.in_flight)
             if jobs:
-                slot.assign()
+                slot.mark_busy()
                 self.todo.append(("assign", slot.index, jobs))
 
     # Other ways to submit.
@@ -564,20 +563,21 @@ class Core:
         if self.lifecycle.broken is not None:
             self.fail(jobs, "broken")
             return
-        pinned = tuple(job for job, of in jobs.items() if of is PINNED)
+        pinned = tuple(job for job, traits in jobs.items() if traits is PINNED)
         if pinned:
             self.end_jobs(pinned, "drop_pinned", pinned)
-        calls = {job: of for job, of in jobs.items() if isinstance(of, SessionTraits)}
-        for job, traits in calls.items():
-            self.sessions.call(job, traits, again=True)
-        taken = {*pinned, *calls}
-        others = {job: jobs[job] for job in jobs if job not in taken}
+        others: dict[int, JobTraits] = {}
+        for job, traits in jobs.items():
+            if isinstance(traits, SessionTraits):
+                self.sessions.call(job, traits, again=True)
+            elif traits is not PINNED:
+                others[job] = traits
         self.assign(self.dispatcher.requeue(others))
 
     def assign(self, placed: Iterable[tuple[int, int]]) -> None:
         """Send jobs to workers that have room for them: pairs of a slot and a job."""
         for index, job in placed:
-            self.slots[index].assign()
+            self.slots[index].mark_busy()
             self.do("assign", index, (job,))
 
     # Workers start, become ready, and end.
@@ -636,7 +636,7 @@ class Core:
             What follows in the slot, and which jobs can have no other worker.
         """
         slot = self.slots[index]
-        given_up = self._given_up = set()
+        given_up = self._lost_with_worker = set()
         self.dispatcher.exclude(index)
         in_flight, old = self.lifecycle.gone(slot)
         self.sessions.drop_pinned(slot)
@@ -649,7 +649,7 @@ class Core:
         self.sessions.gone(slot)
         self.sessions.grant_waiting()
         self.after_change(now)
-        self._given_up = None
+        self._lost_with_worker = None
         return aftermath, given_up
 
     def after_change(self, now: float) -> None:

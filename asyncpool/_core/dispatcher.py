@@ -226,7 +226,7 @@ class JobQueue:
         jobs = [*self._returned]
         for priority in sorted(self._lines):
             jobs += self._lines[priority]
-        self.default_line.clear()  # cleared and not replaced: the dispatcher keeps a reference
+        self.default_line.clear()
         self._returned.clear()
         self._lines = {0: self.default_line}
         self._priority_of.clear()
@@ -238,7 +238,7 @@ class JobQueue:
         if len(self._priorities) > 2 * len(self._lines) + _SPARE:
             # Most of them are of lines that were closed since the last time, so on
             # average this costs little.
-            self._priorities = [of for of in self._lines if of]
+            self._priorities = [priority for priority in self._lines if priority]
             heapify(self._priorities)
         heappush(self._priorities, priority)
         line = self._lines[priority] = OrderedDict()

@@ -166,8 +166,8 @@ class Closing:
         return jobs
 
 
-# Seconds that a worker has to give back its other jobs before the pool kills it for one
-# job.
+# Seconds that a worker has to give back a job, or say that it has begun it.  An idle machine needs
+# 0.1 ms.
 REVOKE_GRACE = 0.1
 
 # The seconds that a worker has to write its stacks before the pool kills it, unless the

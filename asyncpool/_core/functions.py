@@ -6,10 +6,10 @@ an exponential average of the run times of the same function, in microseconds.  
 many short ones raises the average at once, and the average forgets it after some dozens of calls.
 
 A worker remembers some functions, so that a call only needs to send a number.  These are the
-functions that travel by reference, since such a reference means the same at every call.  Other functions travel by value (a closure, a lambda, a function of a
-``__main__`` that workers cannot import) or have a state (a bound method, a
-``partial``).  The pool pickles these anew for each call, since that state may have
-changed.
+functions that travel by reference, since such a reference means the same at every call.  Other
+functions travel by value (a closure, a lambda, a function of a ``__main__`` that workers cannot
+import) or have a state (a bound method, a ``partial``).  The pool pickles these anew for each call,
+since that state may have changed.
 """
 
 from __future__ import annotations

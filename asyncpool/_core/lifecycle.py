@@ -83,9 +83,9 @@ class Aftermath(NamedTuple):
 # The reason for recycling that a roll gives.
 ROLL = "roll"
 
-# In all other states, the start in a slot that was parked is still pending.  A worker that was told
-# to end before it was ready has failed: its end is the result of its start.
-_DECIDED = UP | NOT_NEEDED
+# The trial start of a parked slot has succeeded, or nobody needs it any more.  (A worker that was told
+# to end before it was ready has not succeeded: its end is the result of its start.)
+_SETTLED = UP | NOT_NEEDED
 
 
 class Lifecycle:
@@ -128,7 +128,7 @@ class Lifecycle:
         # The slot whose start is to show, for all parked ones, whether starts succeed again.
         self._probe: Slot | None = None
         # What follows a death that is still to come: see fail_after_drain().
-        self._decided: dict[int, float | None] = {}
+        self._restart_delays: dict[int, float | None] = {}
         self._failed = 0  # replacements in a row
         self._replace_at: float | None = None  # because of them
         self._more = 0  # by how many the size has grown that are not started yet
@@ -136,7 +136,7 @@ class Lifecycle:
         # The parked slots that the roll fills, and how many workers it has replaced and slots it has filled.
         self._unfilled: list[Slot] = []
         self._replaced = self._filled = 0
-        # Whether a start has failed that began after the roll did, and the longest streak of failed
+        # Whether the last start that failed began after the roll did, and the longest streak of failed
         # starts that began before it.
         self._failed_since, self._most_failures = False, 0
 
@@ -183,7 +183,7 @@ class Lifecycle:
         )
 
     @property
-    def _free(self) -> int:
+    def _growth_left(self) -> int:
         """How many more workers there may be.  Failing workers take up nothing."""
         filled = sum(slot.state not in NOT_NEEDED for slot in self._slots)
         return self.sizing.size + self._options.max_surge - filled + self._failing
@@ -241,7 +241,7 @@ class Lifecycle:
         slot.renew()
         slot.replaces = replaces
         slot.rank = self._rank_of(slot)
-        self._decided.pop(slot.index, None)
+        self._restart_delays.pop(slot.index, None)
         limits = self._options.worker_limits
         slot.recycle_limits = limits.recycle_limits(slot.index, slot.generation)
         slot.in_flight.max_sent = slot.recycle_limits.jobs
@@ -287,7 +287,7 @@ class Lifecycle:
         if recovers:
             self._core.do("recovered", slot.index)
         # Sessions that ended in a broken pool may leave more slots than its size.
-        self.close_surplus()
+        self.release_surplus()
         for other in self.slots_in(SlotState.PARKED):
             self.spawn(other, now)
 
@@ -399,8 +399,8 @@ class Lifecycle:
             return self._replacement_failed(slot, old, now, jitter)
         ledger, start_failed = self.ledger, slot.ready_at is None
         trying = self.retry_at is not None or self._is_trying
-        if slot.index in self._decided:
-            delay = self._decided.pop(slot.index)
+        if slot.index in self._restart_delays:
+            delay = self._restart_delays.pop(slot.index)
         elif not start_failed:
             delay = ledger.died(now, blamed=blamed)
         else:
@@ -543,7 +543,7 @@ class Lifecycle:
         many workers have failed and not finished yet, it starts only when this worker has
         gone, which keeps its slot until then.
         """
-        delay = self._decided[slot.index] = self.ledger.died(now, blamed=False)
+        delay = self._restart_delays[slot.index] = self.ledger.died(now, blamed=False)
         most = self.sizing.size + self._options.max_surge
         if delay is None or self._failing >= most:
             self.stop(slot, StopStage.ASKED, now)
@@ -606,7 +606,7 @@ class Lifecycle:
         parked = any(
             slot.rolled is not None for slot in self.slots_in(SlotState.PARKED)
         )
-        if parked or any(slot.state not in _DECIDED for slot in self._unfilled):
+        if parked or any(slot.state not in _SETTLED for slot in self._unfilled):
             if failures > self._most_failures:
                 self._end_roll("a start failed again")
             else:
@@ -624,7 +624,7 @@ class Lifecycle:
             else:
                 self._note_rolled(slot)
         self._filled += sum(slot.state in UP for slot in self._unfilled)
-        self._unfilled = [slot for slot in self._unfilled if slot.state not in _DECIDED]
+        self._unfilled = [slot for slot in self._unfilled if slot.state not in _SETTLED]
         if not self._unfilled and all(slot.rolled is None for slot in self._slots):
             self._end_roll("")
 
@@ -687,7 +687,7 @@ class Lifecycle:
         self._tell_size()
         self.reconcile(now)
 
-    def close_surplus(self) -> None:
+    def release_surplus(self) -> None:
         """Mark empty slots as not needed, as many as there are too many."""
         for slot in sorted(self._empty, key=_removal_order)[: max(0, -self.missing)]:
             self._leave_empty(slot)
@@ -760,7 +760,7 @@ class Lifecycle:
         self._tell_size()
         missing = self.missing
         self._more = min(self._more, max(0, missing))
-        for _ in range(min(missing, self._free)):
+        for _ in range(min(missing, self._growth_left)):
             self.spawn(self._unused(), now, new=self._more > 0)
             self._more = max(0, self._more - 1)
         self._shrink(now)
@@ -769,7 +769,7 @@ class Lifecycle:
 
     def _shrink(self, now: float) -> None:
         """Let workers go that are too many, those that do not work yet, or not now, first."""
-        self.close_surplus()
+        self.release_surplus()
         while (too_many := -self.missing) > 0:
             # Those with sessions go when these are over.
             free = [s for s in self._slots if self.counts(s) and s.session is None]
@@ -794,7 +794,7 @@ class Lifecycle:
             return
         # A slot whose starts fail goes before a worker that is well.
         self._tell_size()
-        self.close_surplus()
+        self.release_surplus()
         if self.missing < 0:
             self.drain(self._slots[index], "idle", now)
             self._shrink(now)  # its replacement is surplus, too
@@ -811,11 +811,11 @@ class Lifecycle:
         # In the order of their starts.  Workers that are due again as soon as they are ready would
         # otherwise take the whole budget, and leave none to those in later slots.
         for slot in sorted(self._slots, key=lambda slot: slot.began_at):
-            why, free = slot.replace_reason, slot.session is None
-            if why is None or not slot.stays or slot.index in coming or not free:
+            why, serves_one = slot.replace_reason, slot.session is not None
+            if why is None or not slot.stays or slot.index in coming or serves_one:
                 continue
             missing = self.sizing.size - sum(it.stays for it in self._slots)
-            if self._free > 0 and self._options.max_surge > 0:
+            if self._growth_left > 0 and self._options.max_surge > 0:
                 self.spawn(self._unused(), now, replaces=slot.index)
             elif missing < self._options.max_unavailable:
                 self.drain(slot, why, now)
@@ -835,8 +835,9 @@ def _old_at(slot: Slot) -> float | None:
 
 
 # In which order workers go that are too many; among equals, the longest idle one first.
-_WORTH = SlotState.PARKED, *SlotState
+# After the parked ones, this is the order of the enum: vacant, starting, idle, busy.
+_REMOVAL_ORDER = SlotState.PARKED, *SlotState
 
 
 def _removal_order(slot: Slot) -> tuple[int, float]:
-    return _WORTH.index(slot.state), slot.idle_since
+    return _REMOVAL_ORDER.index(slot.state), slot.idle_since

@@ -452,7 +452,7 @@ class Slot:
         """
         self.state = event.follow(self.state, "in state")
 
-    def assign(self) -> None:
+    def mark_busy(self) -> None:
         """Record that its worker has a job in flight.
 
         The table does not have this, nor the way back, since each call takes both.

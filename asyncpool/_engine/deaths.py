@@ -58,7 +58,7 @@ _CALLBACK_GRACE = 1.0
 # while to end.  If the time is too short, the pool does not recognise a death for lack
 # of memory, and may retry a job that takes the memory of the next worker as well.  If
 # it is too long, the pool does not retry a job that it could.
-FRESH = 5.0
+KILL_EXPLAINS_FOR = 5.0
 
 
 class OomLedger:
@@ -75,7 +75,7 @@ class OomLedger:
 
     def update(self, count: int, now: float) -> None:
         """Record how many kills the kernel has counted by now."""
-        if now - self._seen_at > FRESH:
+        if now - self._seen_at > KILL_EXPLAINS_FOR:
             self._unclaimed = 0
         if count > self._count:  # it falls only if it could not be read
             self._unclaimed += count - self._count
@@ -129,16 +129,16 @@ def judge(
         delivery = delivery_of(job, handle)
         # A worker that broke the protocol may have erased its page, so that its jobs run twice.
         # If it had the job before that, and it was the job's turn, then the job has begun.
-        had_before = job.frame_end <= handle.sent_in_trust
+        had_before = job.frame_end <= handle.sent_before_breach
         if delivery is Delivery.SENT and had_before and slot.in_flight.runs(job.id):
             delivery = Delivery.STARTED
-        policy, returned = job.attempt_policy, job.times_suspected
+        policy, times = job.attempt_policy, job.times_suspected
         suspect = delivery is Delivery.STARTED
         if not suspect and suspect_next:
             suspect, suspect_next = slot.in_flight.runs(job.id), False
         over = job.exceeded is not None
         suspect = suspect or over  # its time is over, whether it had begun or not
-        costs = suspect and costs_attempt(delivery=delivery, times_suspected=returned)
+        costs = suspect and costs_attempt(delivery=delivery, times_suspected=times)
         error: BaseException | None = None
         if over:
             costs = costs or job.exceeded is TimeLimit.TIMEOUT
@@ -151,7 +151,7 @@ def judge(
 
 
 # What an end that the pool wanted has in common with a crash.
-_OF_EXITS = ("slot", "generation", "pid", "exit_code", "signal", "detail")
+_EXIT_FIELDS = ("slot", "generation", "pid", "exit_code", "signal", "detail")
 
 
 class Deaths:
@@ -200,7 +200,7 @@ class Deaths:
             engine.figures.exited_cpu += handle.process.cpu
         # 2. What it died of.
         kind, planned = self.kind_of(handle, slot, now), slot.exit_planned
-        was_ready, decided = slot.ready_at is not None, slot.exit_reason
+        was_ready, exit_reason = slot.ready_at is not None, slot.exit_reason
         silent, killed_for = slot.job_endings.silent, slot.job_endings.killing
         # 3. What that means for its jobs, which are with no worker from now on.
         found = (registry.jobs.get(number) for number in slot.in_flight.jobs)
@@ -215,7 +215,7 @@ class Deaths:
                 job.begin_again()
             if loss.begun:
                 registry.events.lost(job, slot, handle.since)
-                registry.attempt_failed(job)
+                registry.end_attempt(job)
             else:  # if it cost nothing, ever, a worker that dies so would get it again and again
                 registry.unassign(job, suspect=loss.suspect, costs=loss.costs)
         begun = [loss.job for loss in losses if loss.begun]
@@ -235,13 +235,12 @@ class Deaths:
             after.next_start is None or engine.status.cannot_start
         ):
             after = after._replace(next_step=NextStep.GIVE_UP, next_start=None)
-        # 5. The report.  A worker that was told to end may still have died of something else, and
-        # connections died with it.  (In a pool it has no job in flight then.)  Its slot goes on as
-        # planned.
+        # 5. The report.  A server that was told to stop may still crash, and cut its connections.
+        # Its slot goes on as planned.
         crashed = not planned or (serving is not None and was_ready and handle.failed)
         begun.sort(key=lambda job: job.id != silent)
-        hit = killed_for if planned else None
-        end = self.report(handle, kind, begun, hit, now, after, planned=planned)
+        only = killed_for if planned else None
+        end = self.report(handle, kind, begun, only, now, after, planned=planned)
         handle.page.close()
         # 6. Counters, events, the log.
         if crashed:
@@ -252,13 +251,13 @@ class Deaths:
             engine.hub.publish(events.Crashed(end))
         else:
             error = next((it.error for it in losses if it.job.id == killed_for), None)
-            reason = decided or ("" if engine.core.closing.finish is None else "close")
+            reason = exit_reason or ("close" if engine.closing else "")
             cause = exit_cause(reason)
             if killed_for is not None:
                 cause = "cancellation" if error is None else "timeout"
                 reason = JobText(f"{cause} of job {{}}", killed_for, cause)
             engine.figures.exits[cause] += 1
-            told = {name: getattr(end, name) for name in _OF_EXITS}
+            told = {name: getattr(end, name) for name in _EXIT_FIELDS}
             engine.hub.publish(events.Exited(**told, reason=reason))
             if was_ready:  # told in the next turn, and before what follows from it
                 engine.log.exited(handle, end, reason, error, killed_for)

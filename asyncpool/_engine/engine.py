@@ -194,7 +194,7 @@ class PoolStatus:
 
 
 # The effects that are methods of the handle of a worker.
-_OF_WORKERS = {"revoke", "interrupt", "stop", "terminate", "kill", "abandon"}
+_HANDLE_EFFECTS = {"revoke", "interrupt", "stop", "terminate", "kill", "abandon"}
 
 
 class Engine:
@@ -470,8 +470,8 @@ class Engine:
     def act(self, *, turn_ends: bool = False) -> None:
         """Carry out what the core has decided, in its order, and set the timer to what is due.
 
-        A job that is queued, sent or settled changes no deadline, so the ways that do only that
-        take no turn and set no timer.
+        A job that is queued, sent or settled changes no deadline, so code that does only that neither
+        opens a turn nor sets the timer.
         """
         todo, set_timer = self.core.todo, turn_ends
         if todo:
@@ -485,7 +485,7 @@ class Engine:
                     self.traffic.send(effect[1], [jobs[n] for n in effect[2]])
                     continue
                 set_timer = True
-                if name in _OF_WORKERS:
+                if name in _HANDLE_EFFECTS:
                     getattr(self.handles[effect[1]], name)(*effect[2:])
                 else:
                     self._effects[name](*effect[1:])
@@ -541,7 +541,7 @@ class Engine:
         for number in numbers:
             job = self.registry.jobs.get(number)
             if job is None:  # its caller has given it up
-                self.leases.give_back(number)
+                self.leases.left_worker(number)
             else:
                 self.registry.unassign(job)
                 self.timers.watch_requeued(job)
@@ -706,7 +706,6 @@ class SupervisorRunner:
         Cancellation:
             Ends everything.
         """
-        self._check_unclosed()
         check_not_imported(self._what)
         self.check_loop()
         supervisor = self.supervisor

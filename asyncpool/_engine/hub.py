@@ -161,7 +161,7 @@ class JobTracer(Protocol):
 
     It is called in the loop, for each new job, for each step of those that any tracer follows,
     and for each failure of the others, so that it can tell of these too.  It raises nothing.  If
-    it begins to follow a job, it says so by :meth:`PoolHub.follow`.  A job is a
+    it begins to follow a job, it says so by :meth:`PoolHub.trace`.  A job is a
     :class:`asyncpool.Job`.
     """
 

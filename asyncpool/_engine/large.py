@@ -110,8 +110,8 @@ class LargeObjects(Packer):
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
-        limit = engine.config.worker.max_payload
-        super().__init__(engine.threads, lambda: engine.most_workers + 1, limit)
+        ahead, most = lambda: engine.most_workers + 1, engine.config.worker.max_payload
+        super().__init__(engine.threads, ahead, most)
 
     # To the queue.
 

@@ -464,7 +464,7 @@ class LauncherHandle:
             if self.usable.done() or self.lost:
                 return error
             stacks = b""
-            self._popen.send_signal(posix.STACKS)
+            self._popen.send_signal(posix.STACKS_SIGNAL)
             for _ in range(_STACK_POLLS):
                 await asyncio.sleep(_NEXT_POLL)
                 if self.usable.done():

@@ -214,12 +214,12 @@ class Pause:
         unwanted: Returns whether the work may be given up.
 
     Attributes:
-        second: Whether other work comes first, if this work is long; another thread sets it.
+        yields: Whether other work comes first, if this work is long; another thread sets it.
     """
 
     def __init__(self, unwanted: Callable[[], bool]) -> None:
         self._unwanted = unwanted
-        self.second = False
+        self.yields = False
         self._until = 0.0
         # The time that the thread has computed, and not waited for the GIL.
         self._long_at = math.inf
@@ -237,7 +237,7 @@ class Pause:
         time.sleep(_PAUSE)
         computed = time.thread_time()
         self._long_at = min(self._long_at, computed + _LONG)
-        while self.second and computed >= self._long_at:
+        while self.yields and computed >= self._long_at:
             time.sleep(_REST)
             if self._unwanted():
                 raise AbandonedError
@@ -340,7 +340,7 @@ class ThreadPool:
         self._loop, self._name = loop, name
         self._most, self._apart = most, apart
         self._waiting: deque[_Call] = deque()
-        self._made: list[_Call] = []
+        self._begun: list[_Call] = []
         # When the last call has lasted long enough for the next one to begin.
         self._until = Alarm(loop, lambda _: self._go_on())
         self._threads: list[threading.Thread] = []
@@ -349,7 +349,7 @@ class ThreadPool:
     @property
     def running(self) -> list[asyncio.Future[None]]:
         """The end of each call that has not ended."""
-        calls = *self._made, *self._waiting
+        calls = *self._begun, *self._waiting
         return [call.ended for call in calls if not call.ended.done()]
 
     def call(
@@ -367,14 +367,15 @@ class ThreadPool:
 
     def _go_on(self) -> None:
         """Begin with the next calls, if they may begin."""
-        while self._waiting and len(self._made) < self._most and not self._until.is_set:
+        most = 0 if self._until.is_set else self._most
+        while self._waiting and len(self._begun) < most:
             call = self._waiting.popleft()
-            call.pause.second = bool(self._made)
-            self._made.append(call)
+            call.pause.yields = bool(self._begun)
+            self._begun.append(call)
             if self._apart:
                 self._until.set_in(self._apart)
             self._calls.put(call)
-            if len(self._threads) < len(self._made):
+            if len(self._threads) < len(self._begun):
                 name = f"asyncpool-{self._name}_{len(self._threads)}"
                 thread = threading.Thread(target=self._work, name=name, daemon=True)
                 with contextlib.suppress(RuntimeError):  # there may be no more of them
@@ -389,19 +390,19 @@ class ThreadPool:
             getattr(call.answer, take)(outcome)
         if not call.ended.done():
             call.ended.set_result(None)
-        if call is self._made[-1]:
+        if call is self._begun[-1]:
             self._until.cancel()
-        self._made.remove(call)
-        if self._made:
-            self._made[0].pause.second = False
+        self._begun.remove(call)
+        if self._begun:
+            self._begun[0].pause.yields = False
         self._go_on()
 
     def close(self) -> None:
         """End the threads."""
         stuck = bool(self.running)
         self._until.cancel()
-        for call in self._made:  # those that rest: nothing else would wake them up
-            call.pause.second = False
+        for call in self._begun:  # those that rest: nothing else would wake them up
+            call.pause.yields = False
         with contextlib.suppress(Empty):  # a thread may take the last one
             while True:
                 if not_begun := self._calls.get_nowait():

@@ -17,7 +17,7 @@ from asyncpool._engine.machine import tell_refusal
 from asyncpool._wire.frames import Frame, FrameKind
 from asyncpool._wire.messages import tidy
 from asyncpool._wire.page import (
-    BEGUN,
+    JOB_KEY,
     LANE_OUTCOME_SIZE,
     LANE_STACK_SIZE,
     NOTED,
@@ -222,9 +222,9 @@ class WorkerPage:
             return ""
         start = self._layout.stack_offset(lane)
         text = self._memory[start : start + LANE_STACK_SIZE]
-        if BEGUN.unpack_from(text) != (job, attempt):
+        if JOB_KEY.unpack_from(text) != (job, attempt):
             return ""
-        text, _, _ = text[BEGUN.size :].partition(b"\0")
+        text, _, _ = text[JOB_KEY.size :].partition(b"\0")
         return printable_block(text.strip())
 
     @_or_else(dict)
@@ -270,9 +270,10 @@ class WorkerPage:
         if self._memory is None:
             return None
         start, end = map(self._layout.begun_offset, (0, self._layout.width))
-        table, wanted, place = self._memory[start:end], BEGUN.pack(job, attempt), -1
+        table, place = self._memory[start:end], -1
+        wanted = JOB_KEY.pack(job, attempt)
         while (place := table.find(wanted, place + 1)) >= 0:
-            lane, inside = divmod(place, BEGUN.size)
+            lane, inside = divmod(place, JOB_KEY.size)
             if not inside:
                 return lane
         return None

@@ -306,7 +306,7 @@ class Leases:
             if job.slot is None:
                 self.holders.pop(job.id).release()
 
-    def give_back(self, number: int) -> None:
+    def left_worker(self, number: int) -> None:
         """Note that no worker has this job any more, if it is settled."""
         holder = self.holders.get(number)
         if holder is not None and holder.slot is not None:
@@ -316,11 +316,11 @@ class Leases:
         """Note that the worker in *slot*, or each, has nothing in flight any more."""
         for number, holder in list(self.holders.items()):
             if slot in {None, holder.slot}:
-                self.give_back(number)
+                self.left_worker(number)
 
 
 # Errors that are made before it is known which job they are for; attribute_to() fills that in.
-_OF_JOBS = JobNotPicklableError | JobRaisedError | RemoteError
+_UNATTRIBUTED = JobNotPicklableError | JobRaisedError | RemoteError
 
 
 class JobRegistry:
@@ -505,7 +505,7 @@ class JobRegistry:
             self.lose_attempt(job)
             self.events.attempt_failed(job, error)
             return True
-        if isinstance(error, _OF_JOBS):
+        if isinstance(error, _UNATTRIBUTED):
             attribute_to(error, job)
         self._raised += 1
         over = job.exceeded is not None
@@ -515,7 +515,7 @@ class JobRegistry:
 
     def lose_attempt(self, job: PoolJob[Any]) -> None:
         """Note that an attempt of an open job is lost, and that it waits for the next one."""
-        self.attempt_failed(job)
+        self.end_attempt(job)
         if isinstance(job, StreamJob):
             job.begin_again()
 
@@ -565,7 +565,7 @@ class JobRegistry:
         finished, failed, killed = map(operator.sub, now, self._at_close or (0, 0, 0))
         return CloseSummary(finished=finished, failed=failed, killed=killed)
 
-    def attempt_failed(self, job: PoolJob[Any]) -> None:
+    def end_attempt(self, job: PoolJob[Any]) -> None:
         """Note that an attempt of a job is over; there may be another one."""
         if job.end_attempt():  # so it counted as running
             self.deadlines.set(job.id, job.options.deadline)

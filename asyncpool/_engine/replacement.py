@@ -226,7 +226,7 @@ class WorkerReplacement:
         if pid is None:
             return
         bound = memory_at_most(pid)
-        next_bound, again_at = handle.weighed
+        next_bound, again_at = handle.next_weighing
         if bound < min(limits) or (bound < next_bound and now < again_at):
             return
 
@@ -241,10 +241,10 @@ class WorkerReplacement:
                 # What the bound exceeds the memory by, it exceeds the next limit by, too.  (One
                 # that has reached max_memory may go on for long, with its job.)
                 limit = min((it for it in limits if it > memory), default=math.inf)
-                handle.weighed = max(0, bound - memory) + limit, again_at
+                handle.next_weighing = max(0, bound - memory) + limit, again_at
                 self._judge(handle, memory)
 
-        handle.weighed = math.inf, math.inf  # until there is an answer
+        handle.next_weighing = math.inf, math.inf  # until there is an answer
         self._engine.threads.copy(weigh).add_done_callback(note)
 
     def _judge(self, handle: WorkerHandle, memory: int) -> None:

@@ -18,6 +18,7 @@ from time import monotonic
 from types import FunctionType
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from asyncpool._core.endings import REVOKE_GRACE
 from asyncpool._core.figures import FunctionTotals
 from asyncpool._core.functions import LEAST, Function, FunctionTable
 from asyncpool._core.options import JobOptions
@@ -37,10 +38,6 @@ if TYPE_CHECKING:
     from asyncpool._engine.sessions import Broadcast
     from asyncpool._wire.formats import Format
 
-
-# Seconds that a worker has to say whether it has begun a job that was cancelled.  An idle
-# machine needs 0.1 ms.
-_ANSWER_GRACE = 0.1
 
 _MANAGERS = "multiprocessing.managers"
 _modules = sys.modules
@@ -78,7 +75,7 @@ class Traffic:
             or self._max_payload < HEAVY  # which bounds calls that take the short way
         )
         self.plain = False
-        self.feed: Callable[[float], object] | None = None
+        self.before_refill: Callable[[float], object] | None = None
         engine.hub.on_listeners_changed = self.refresh_fast_path
         self.refresh_fast_path()
         engine.leases.fence = self._fence
@@ -151,9 +148,9 @@ class Traffic:
         options: JobOptions,
         known: Function | None,
     ) -> PoolJob[Any]:
-        """Submit a call that cannot take the short way.
+        """Submit a call that cannot take the fast path.
 
-        If its function is *known*, that is only because its arguments must be packed with care.
+        If its function is *known*, only its arguments kept it off that path.
         """
         engine, registry = self._engine, self._engine.registry
         engine.turn_depth += 1
@@ -293,15 +290,15 @@ class Traffic:
         engine, slot = self._engine, handle.slot
         core, registry, hub = engine.core, engine.registry, engine.hub
         handle.since = at = monotonic()
-        if self.feed is not None:
-            self.feed(core.slots[slot].in_flight.room_after(len(frames)))
+        if self.before_refill is not None:
+            self.before_refill(core.slots[slot].in_flight.room_after(len(frames)))
         engine.turn_depth += 1  # as in submit()
         try:
             # Take the jobs off their worker, up to the first frame that breaks the protocol.  A job
             # is missing if its caller has given it up.
             jobs, numbers, large = registry.jobs, list[int](), False
             taken: list[PoolJob[Any] | None] = []
-            for _, number, attempt, run, payload in frames:
+            for _, number, attempt, run, payload in frames:  # *number*: the job's id
                 job = jobs.get(number)
                 if job is not None:
                     if job.attempt != attempt:
@@ -324,7 +321,7 @@ class Traffic:
             if None in taken:
                 for number, job in zip(numbers, taken, strict=False):
                     if job is None:
-                        registry.leases.give_back(number)
+                        registry.leases.left_worker(number)
             if hub.telling_steps:
                 for job, frame in zip(taken, frames, strict=False):
                     if job is not None and (hub.ends_heard or job.id in hub.traced):
@@ -418,7 +415,7 @@ class Traffic:
             self.take_out(job, slot)
 
     def take_out(self, job: PoolJob[Any], slot: int | None) -> None:
-        """Free the place of a job, which is settled, in the queue or in its worker."""
+        """Take a job that is settled out of the queue, or off its worker."""
         engine = self._engine
         if slot is None:
             now = engine.loop.time()
@@ -443,7 +440,7 @@ class Traffic:
             handle.cancelled.append(CancelledJob(job.id, job.attempt, function))
             self._end(handle, job, begun=begun)
             if not begun:
-                engine.loop.call_later(_ANSWER_GRACE, self._look_again, handle, job)
+                engine.loop.call_later(REVOKE_GRACE, self._look_again, handle, job)
 
     def _end(self, handle: WorkerHandle, job: PoolJob[Any], *, begun: bool) -> None:
         """End a job that its worker has begun, or ask the worker for it."""
@@ -464,7 +461,7 @@ class Traffic:
         if handle.page.begun(job.id, job.attempt):
             self._end(handle, job, begun=True)
         else:
-            engine.loop.call_later(_ANSWER_GRACE, self._look_again, handle, job)
+            engine.loop.call_later(REVOKE_GRACE, self._look_again, handle, job)
 
     # Streams that yield items.
 

@@ -18,6 +18,7 @@ from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 from asyncpool._core.deadlines import LATE, PingLedger
+from asyncpool._core.endings import REVOKE_GRACE
 from asyncpool._core.slots import ALIVE, UP
 from asyncpool._dataclass import dataclass
 from asyncpool._engine.job import Chunk, PoolJob, StreamJob
@@ -110,10 +111,6 @@ class Heartbeats:
             job.listen().add(beat, self._engine.loop.time())
             for listener in self.listeners:
                 listener(job, beat)
-
-
-# Seconds that a worker has to give back a job that is late.
-_RETURN_GRACE = 0.1
 
 
 class JobTimers:
@@ -214,7 +211,7 @@ class JobTimers:
             return  # it is ending already
         engine, slot, began = self._engine, job.slot, job.began
         if slot is not None and began is None and not self._may_drop(job, slot):
-            self._watch(job.id, now + _RETURN_GRACE)
+            self._watch(job.id, now + REVOKE_GRACE)
         elif began is None or slot is None:
             # Its outcome may have come, and take long to load.
             with engine.turn:
@@ -229,7 +226,7 @@ class JobTimers:
             mode = job.options.cancel_mode
             with engine.turn:
                 engine.core.endings.time_out(job.id, now, index=slot, mode=mode)
-            engine.stacks.signal_before_end(engine.handles[slot], now, job.id)
+            engine.stacks.signal_before_end(engine.handles[slot], job.id)
 
     def _may_drop(self, job: PoolJob[Any], slot: int) -> bool:
         """Return whether a job that its worker has not begun may be dropped now.
@@ -405,7 +402,7 @@ class Pings:
 # Seconds that a worker has to answer, which takes 1 ms on a machine that has time.
 _PATIENCE = 2.0
 
-MAX_TEXT = 1 << 16
+MAX_STACKS = 1 << 16
 
 # How many seconds before the worker's end the pool sends that signal.  Until then the control
 # thread has had its chance to run, which comes every 5 ms.  24 ms were sometimes not enough, on
@@ -436,10 +433,10 @@ class Stacks:
         Raises:
             ProtocolError: If it tells too much.
         """
-        if len(payload) > MAX_TEXT:
+        if len(payload) > MAX_STACKS:
             raise ProtocolError(f"it sent stacks of {len(payload)} bytes")
         # To look at 64 KiB of text takes 3 ms, and a worker may send it often.
-        if (answer := handle.asked.pop(job, None)) is not None:
+        if (answer := handle.stack_answers.pop(job, None)) is not None:
             answer.set_result(printable_block(payload))
 
     async def of_workers(self, slot: int | None = None) -> dict[int, str]:
@@ -468,9 +465,9 @@ class Stacks:
         """
         if handle.pid is None or self._ends(handle):
             return ""
-        answer = handle.asked.get(job)
+        answer = handle.stack_answers.get(job)
         if answer is None:
-            answer = handle.asked[job] = self._engine.loop.create_future()
+            answer = handle.stack_answers[job] = self._engine.loop.create_future()
             handle.ask(FrameKind.WHERE, b"", job)
         try:
             async with asyncio.timeout(_PATIENCE):
@@ -479,13 +476,12 @@ class Stacks:
             is_there = self._engine.handles.get(handle.slot) is handle
             if not is_there or self._ends(handle):
                 return ""
+            who = f"The process {handle.pid}"
             if is_stopped(handle.pid):
-                return (
-                    f"The process {handle.pid} is stopped, and cannot say where it is."
-                )
+                return f"{who} is stopped, and cannot say where it is."
             return (
-                f"The process {handle.pid} has not said for {_PATIENCE:g} s where it is: C code "
-                "holds its GIL, or it gets no CPU."
+                f"{who} has not said for {_PATIENCE:g} s where it is: C code holds its GIL, or it "
+                "gets no CPU."
             )
 
     def _ends(self, handle: WorkerHandle) -> bool:
@@ -527,15 +523,13 @@ class Stacks:
         with self._engine.turn as now:
             self._engine.core.endings.kill_hung(handle.slot, now, job)
         head = self._engine.core.slots[handle.slot].in_flight.head
-        self.signal_before_end(handle, now, job or head)
+        self.signal_before_end(handle, job or head)
 
-    def signal_before_end(
-        self, handle: WorkerHandle, now: float, job: int | None
-    ) -> None:
+    def signal_before_end(self, handle: WorkerHandle, job: int | None) -> None:
         """Send the signal shortly before the worker's time is over, if it has not answered."""
         due = self._engine.core.slots[handle.slot].due
         if due is not None:
-            at = _demand_at(due, now)
+            at = _demand_at(due, self._engine.loop.time())
             self._engine.loop.call_at(at, self._demand, handle, job, due - at)
 
     def _demand(self, handle: WorkerHandle, job: int | None, seconds: float) -> None:
@@ -556,8 +550,7 @@ class Stacks:
         if are_whole(written, before):
             self.written(handle)
         else:
-            loop = self._engine.loop
-            loop.call_later(_NEXT_LOOK, self._look, handle, job, written)
+            self._engine.loop.call_later(_NEXT_LOOK, self._look, handle, job, written)
 
     def _runs(self, handle: WorkerHandle, job: int | None) -> bool:
         """Return whether the worker still runs *job*; without a job, whether it runs nothing."""

@@ -3,8 +3,8 @@
 It has two watchers.  The exit watcher, :meth:`WorkerHandle.run`, waits for the end of the process;
 when it returns, the engine hears of the end, once.  The error watcher, :meth:`WorkerHandle.on_end`,
 hears of a channel that ends: the process has a moment to follow, and is killed then, or at once if
-it broke the protocol.  So whatever comes first, the other follows.  (An initializer that raises
-ends its channels, and a thread that ends with an exception has the worker replaced.)
+it broke the protocol.  So whatever comes first, the other follows.  (A worker whose initializer
+raises exits, which ends its channels; one with a thread that ends with an exception is replaced.)
 
 What goes to it is put by its :class:`Outbox`.  Ahead of a job goes what the worker lacks for it:
 its context, its function, its large buffers.  Large buffers travel in segments of shared memory,
@@ -56,7 +56,7 @@ from asyncpool._wire.messages import (
     pack_numbers,
     unpack_numbers,
 )
-from asyncpool._wire.posix import STACKS, socket_pair
+from asyncpool._wire.posix import STACKS_SIGNAL, socket_pair
 from asyncpool._wire.text import printable, printable_block, printable_text
 from asyncpool.errors import ProtocolError
 
@@ -348,16 +348,16 @@ class WorkerHandle:
         silence: What has been missing for how long, if it counts as hung.
         late_stacks: Its stacks, if it was killed since it had not ended in time.
         broke_protocol: Whether it has sent something that the protocol does not allow.
-        sent_in_trust: How many bytes of jobs it had been sent before it did that; -1 if it has not.
+        sent_before_breach: How many bytes of jobs it had been sent before it did that; -1 if it has not.
         ignored: Whether it is to end, so that its requests and answers no longer count.
         killed: Whether the pool has sent it SIGKILL.
         started_at: When its start began, by :func:`time.monotonic`.
         began_at: The same, by the clock of the loop.
         since: When its present state began: it starts, is idle, or runs its first job.
         cancelled: The last of its jobs that were cancelled, for the log.
-        asked: The questions for stacks that it has not answered yet, by job; 0 for all of them.
-        weighed: The upper bound of its memory at which it may have reached its next limit, and the
-            time at which it is weighed again even below that.
+        stack_answers: The requests for stacks that it has not answered yet, by job; 0 for all of them.
+        next_weighing: When its memory is measured next: when the upper bound reaches the first value,
+            or at the second, a time.
         first_signal_at: When the pool first sent it a signal to end it; ``None`` before that.
     """
 
@@ -373,8 +373,8 @@ class WorkerHandle:
         self.status: int | None = None
         self.detail = self.traceback = self.silence = self.late_stacks = ""
         self.broke_protocol = self.final = self.said_hello = False
-        self.ignored = self.killed = self.lacked_memory = self._lent = False
-        self.sent_in_trust = -1
+        self.ignored = self.killed = self.lacked_memory = self._tracked = False
+        self.sent_before_breach = -1
         self._pool = supervisor
         self._config = supervisor.config
         loop = self._loop = supervisor.loop
@@ -391,8 +391,8 @@ class WorkerHandle:
         self._overdue = Alarm(loop, self._on_overdue)
         self.first_signal_at: float | None = None
         self.cancelled: deque[CancelledJob] = deque(maxlen=_CANCELLED_KEPT)
-        self.asked: dict[int, asyncio.Future[str]] = {}
-        self.weighed = 0.0, 0.0
+        self.stack_answers: dict[int, asyncio.Future[str]] = {}
+        self.next_weighing = 0.0, 0.0
         self._pending_signal: signal.Signals | None = None
         self._launching: asyncio.Timeout | None = None
 
@@ -450,7 +450,7 @@ class WorkerHandle:
     def demand_stacks(self) -> None:
         """Have a signal handler write its stacks, since no thread of Python's may run there."""
         if self.process is not None:
-            self.process.signal(STACKS)
+            self.process.signal(STACKS_SIGNAL)
 
     def read_requested_stacks(self) -> None:
         """Read the stacks that it was asked for shortly before its time to end was over.
@@ -505,7 +505,7 @@ class WorkerHandle:
             self._config.confinement.release(place, self._pool.threads)
 
     def _ignore(self) -> None:
-        """Heed its requests and answers no more; send nothing more to it if it serves."""
+        """Ignore its requests and answers from now on; send nothing more to it if it serves."""
         self.ignored = True
         self._shut_link()
 
@@ -607,19 +607,19 @@ class WorkerHandle:
             OSError: If this process lacks the means.
         """
         pool, serving, config = self._pool, self._pool.serving, self._config
-        opened = partial(Channel, self._loop, buffer=pool.buffer, on_end=self.on_end)
+        link = partial(Channel, self._loop, buffer=pool.buffer, on_end=self.on_end)
         ours, size = _pair(theirs), config.worker.max_payload
         if serving is None:
             on_frames = self._on_job_frames
-            jobs = opened(ours, max_payload=size, bare=True, on_frames=on_frames)
+            jobs = link(ours, max_payload=size, bare=True, on_frames=on_frames)
         else:
             ours, on_frames = DescriptorSocket(ours), self._on_link_frames
-            jobs = opened(ours, max_payload=size, on_frames=on_frames)
+            jobs = link(ours, max_payload=size, on_frames=on_frames)
         self._channels.append(jobs)
         if serving is not None:
             self.link = serving.open_link(self, ours, jobs)
         ours, on_frames = _pair(theirs), self._on_control_frames
-        control = opened(ours, max_payload=_MAX_CONTROL, on_frames=on_frames)
+        control = link(ours, max_payload=_MAX_CONTROL, on_frames=on_frames)
         self._channels.append(control)
         self.job_channel, self.control_channel = jobs, control
         self.outbox.connect(jobs, control)
@@ -648,9 +648,9 @@ class WorkerHandle:
             ProtocolError: If it may not have that.  With it, it could unlink what is others'.
         """
         control, config = self.control_channel, self._config
-        if self._lent or config.confinement is not None or config.data is not None:
+        if self._tracked or config.confinement is not None or config.data is not None:
             raise ProtocolError("it asked for a resource tracker that it cannot have")
-        self._lent = True
+        self._tracked = True
 
         def lend(tracker: asyncio.Future[int | None]) -> None:
             failed = tracker.cancelled() or tracker.exception() is not None
@@ -801,7 +801,7 @@ class WorkerHandle:
         """Trust the worker no more, since it has done what *detail* says, and kill it."""
         self.detail = detail
         if not self.broke_protocol:
-            self.sent_in_trust = self.outbox.sent_bytes
+            self.sent_before_breach = self.outbox.sent_bytes
         self.broke_protocol = True
         self._ignore()
         for channel in self._channels:

@@ -145,7 +145,7 @@ class NodeNews:
 
     def _on_free(self, node: Node, message: Message) -> None:
         del node
-        self._registry.leases.give_back(message.job)
+        self._registry.leases.left_worker(message.job)
 
     def _on_worker(self, node: Node, message: Message) -> None:
         del node

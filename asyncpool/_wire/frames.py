@@ -16,8 +16,8 @@ header and a payload that this module does not look into::
 Integers are unsigned and big-endian.  What *number* means depends on the kind.
 *number*, *attempt* and *job id* are zero where they mean nothing.  Both ends always run
 the same version of asyncpool.  If by mistake they do not, *version* makes this an error
-instead of a hang.  Where this page says *job*, it means the job id, which some kinds use
-for another number.
+instead of a hang.  In this docstring *job* is the job id, which some kinds use for another
+number.
 """
 
 from __future__ import annotations

@@ -196,8 +196,8 @@ class Failure(Record):
         return cls(stage, summary, text, final is True)
 
 
-# The classes of errors that say what is the case, and not that something lacks at the moment.
-_FINDINGS = (FileNotFoundError, NotADirectoryError, PermissionError)
+# The classes of errors that a second try would meet again.
+_PERMANENT = (FileNotFoundError, NotADirectoryError, PermissionError)
 
 
 def cannot_succeed(error: BaseException, *, fixed: bool) -> bool:
@@ -216,7 +216,7 @@ def cannot_succeed(error: BaseException, *, fixed: bool) -> bool:
             return False
         # Such as that of ctypes: there is no such library.
         bare = type(reason) is OSError and reason.errno is None
-        if isinstance(reason, OSError) and not (bare or isinstance(reason, _FINDINGS)):
+        if isinstance(reason, OSError) and not (bare or isinstance(reason, _PERMANENT)):
             return False  # a connection, a limit of the machine, a time that was over
         reason = reason.__cause__ or reason.__context__
     return fixed or isinstance(error, ImportError | NameError | SyntaxError)

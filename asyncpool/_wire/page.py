@@ -64,7 +64,7 @@ _BEAT_SIZE = _BEAT_BEGIN + MAX_DETAILS
 BEATS_SIZE = 2 * _BEAT_SIZE
 
 # A job and an attempt.
-BEGUN = struct.Struct("=QQ")
+JOB_KEY = struct.Struct("=QQ")
 
 BEATS_START = 4096
 LOG_START = BEATS_START + BEATS_SIZE
@@ -78,8 +78,7 @@ PAGE_SIZE = STACKS_START + STACKS_SIZE
 # The text of a stack, after its job and attempt as in the table.
 LANE_STACK_SIZE = 16_384
 
-# The outcome, after its job and attempt, the kind of its frame, its run time and its
-# length.
+# Job, attempt, kind of the frame, run time and length; the outcome follows.
 NOTED = struct.Struct("=QQQQQ")
 LANE_OUTCOME_SIZE = 4096
 _LANE_SIZE = BEATS_SIZE + LOG_SIZE + LANE_STACK_SIZE + LANE_OUTCOME_SIZE
@@ -106,14 +105,14 @@ class PageLayout:
         self.table, self._lanes, self.stacks = 0, BEATS_START, STACKS_START
         if width > 1:
             self.table = STACKS_START
-            in_pages = -(-width * BEGUN.size // 4096)
+            in_pages = -(-width * JOB_KEY.size // 4096)
             self._lanes = STACKS_START + in_pages * 4096
             self.stacks = self._lanes + width * _LANE_SIZE
         self.size = self.stacks + STACKS_SIZE
 
     def begun_offset(self, lane: int) -> int:
         """Return where the job is written that *lane* has begun."""
-        return self.table + lane * BEGUN.size
+        return self.table + lane * JOB_KEY.size
 
     def beats_offset(self, lane: int) -> int:
         """Return where the heartbeats of *lane* are."""
@@ -221,9 +220,10 @@ class ChunkResult(Record):
     """The outcomes of the first items of a chunk, in their order.
 
     Attributes:
-        outcomes: All outcomes but the tail.  Plain immutable values are there as they are.  Other values are pickled one by one, each as the only
-            element of a tuple, since objects that are pickled together would share
-            parts.  An exception is pickled as the first of two elements.
+        outcomes: All outcomes but the tail.  Plain immutable values are there as they are.  Other
+            values are pickled one by one, each as the only element of a tuple, since objects that
+            are pickled together would share parts.  An exception is pickled as the first of two
+            elements.
         tail: One more outcome: a value that was too large for the log.
         microseconds: How long the chunk took; of coroutines, the share of one job of those that ran.
     """

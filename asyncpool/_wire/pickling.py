@@ -14,10 +14,9 @@ cannot be sent at all is replaced by an error that names it and carries its text
 A stream is written and read in pieces of about 64 KB, as pickle frames it.  Between two pieces, a
 thread that does this can let others run.
 
-A pool chooses its serializer once, and each function of the pool has the choice at hand.  The
-classes here are for pickle; ``_core/data_only.py`` and ``_wire/schemas.py`` derive those of data-
-only pools.  Their attributes are plain functions: for the path of a job that costs as much as a
-global function.
+A pool chooses its serializer once, and each ``Function`` refers to it.  The classes here are for
+pickle; ``_core/data_only.py`` and ``_wire/schemas.py`` derive those of data-only pools.  Their
+attributes are plain functions, so that a call costs no more than one of a global function.
 """
 
 from __future__ import annotations
@@ -460,8 +459,8 @@ def refuse(
         direction: As the error has it.
         name: How the error names it; by default that is the part, or *whole*.
         kind: What precedes that in the text.
-        hint: What the text ends with,
-        when: if the reason contains one of these.
+        hint: Ends the text if the reason contains one of *when*.
+        when: Parts of reasons.
 
     Raises:
         JobNotPicklableError: In any case.

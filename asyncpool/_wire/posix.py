@@ -206,10 +206,10 @@ FROZEN = "--multiprocessing-fork"
 _FIRST = getattr(signal, "SIGRTMIN", None)
 
 # Its handler raises JobCancelled in the main thread, if that still runs the cancelled job.
-INTERRUPT = int(signal.SIGUSR1 if _FIRST is None else _FIRST + 11)
+INTERRUPT_SIGNAL = int(signal.SIGUSR1 if _FIRST is None else _FIRST + 11)
 
 # Its handler writes the stacks of all threads to the worker page.
-STACKS = int(signal.SIGUSR2 if _FIRST is None else _FIRST + 12)
+STACKS_SIGNAL = int(signal.SIGUSR2 if _FIRST is None else _FIRST + 12)
 
 
 def greeting() -> bytes:

@@ -291,7 +291,7 @@ class Hold:
         self.is_on = False
 
 
-class Endings:
+class EndRequests:
     """What the threads of a worker know of jobs that are to end before their time.
 
     Args:
@@ -322,7 +322,7 @@ class Endings:
         # Until when jobs may run, and what wakes the thread that looks, once a job has had a lease.
         self._leases: dict[int, float] = {}
         self._bell: Any = None
-        _signal.signal(posix.INTERRUPT, self._raise_if_requested)
+        _signal.signal(posix.INTERRUPT_SIGNAL, self._raise_if_requested)
 
     def claim(self) -> bool:
         """Claim the next number, and tell whether its job may begin."""
@@ -384,7 +384,7 @@ class Endings:
 
     def signal(self) -> None:
         """Have the main thread end that job, if it may be ended now; called by another thread."""
-        _signal.pthread_kill(self.main, posix.INTERRUPT)
+        _signal.pthread_kill(self.main, posix.INTERRUPT_SIGNAL)
 
     def forget(self, sequence: int) -> bool:
         """Tell whether that job is to end, and forget that it is."""
@@ -473,7 +473,7 @@ class Control:
         self.job_socket, self._socket, self.page_fd = jobs, sock, page_fd
         self.large_buffers = LargeBuffers(jobs)
         # The runner does not exist yet.
-        self.endings = Endings(lambda it: self.runner.runs(it), self._end_lapsed)  # noqa: PLW0108
+        self.endings = EndRequests(lambda it: self.runner.runs(it), self._end_lapsed)  # noqa: PLW0108
         self.announced = False
         self.on_thread_death: Callable[[], None] | None = None
         self.on_end_of_all: Callable[[], None] | None = None
@@ -487,7 +487,7 @@ class Control:
         self._decoder = FrameDecoder(max_payload=messages.MAX_CONFIG)
         # This handler is in C, so it works even if code never releases the GIL.
         os.lseek(page_fd, -STACKS_SIZE, os.SEEK_END)
-        faulthandler.register(posix.STACKS, page_fd)
+        faulthandler.register(posix.STACKS_SIGNAL, page_fd)
 
     def receive_config(self) -> messages.WorkerConfig:
         """Wait for the configuration, and for the frames before it.
@@ -613,7 +613,7 @@ class Control:
         channel.register(self._socket, POLLIN)
         try:
             while True:
-                # The first signal may have had no effect, see Endings._raise_if_requested().
+                # The first signal may have had no effect, see EndRequests._raise_if_requested().
                 while self.endings.pending() and not channel.poll(_NEXT_SIGNAL * 1000):
                     # The job may be over by now: a signal would interrupt C code of the next one.
                     if self.endings.pending():

@@ -165,7 +165,7 @@ class LauncherProcess:
         show("pool-launcher", "launcher")
         faulthandler.enable(self._file)
         # The pool asks where this is, if it takes too long.
-        faulthandler.register(posix.STACKS, self._file)
+        faulthandler.register(posix.STACKS_SIGNAL, self._file)
         preloading = Preloading()
         for name in config.preload:
             try:
@@ -195,9 +195,9 @@ class LauncherProcess:
         self._note("")
         with contextlib.suppress(RuntimeError, OSError):  # there may be no stderr
             faulthandler.enable()
-        faulthandler.unregister(posix.STACKS)
+        faulthandler.unregister(posix.STACKS_SIGNAL)
         # In a worker too, until it has a handler.
-        signal.signal(posix.STACKS, signal.SIG_IGN)
+        signal.signal(posix.STACKS_SIGNAL, signal.SIG_IGN)
         os.close(self._file)
         shared = ""
         plain = config.fork and config.namespaces is None

@@ -1,7 +1,7 @@
 """Run the jobs of a worker, each in a lane: one at a time, or several at once.
 
 All jobs begin in the order in which they came, as soon as a lane is free.  So each job has its
-sequence number, as ``Endings`` needs it.  A plain function runs without a break, and all other
+sequence number, as ``EndRequests`` needs it.  A plain function runs without a break, and all other
 jobs wait for it.  A coroutine runs step by step, as a task of the worker's event loop.  Each
 outcome is sent, or noted, in the very step in which its job ends, so it is safe whatever the
 other jobs do.
@@ -50,7 +50,7 @@ from asyncpool._wire.frames import (
     pack_header,
 )
 from asyncpool._wire.messages import MAX_CONTEXT, PLAIN
-from asyncpool._wire.page import BEGUN, NOTED, ChunkResult, PageLayout, note
+from asyncpool._wire.page import JOB_KEY, NOTED, ChunkResult, PageLayout, note
 from asyncpool._wire.pickling import FLAT
 from asyncpool._wire.records import Later, import_named
 from asyncpool._wire.text import JOB_LOGGER, function_name
@@ -94,7 +94,7 @@ class Lane:
     Attributes:
         index: As above.
         begun_offset: Where on the page it says which job it has begun.
-        whose: The job and its attempt.
+        job_key: The job and its attempt.
         sequence: The job's sequence number.
         began_ns: When it began, by :func:`time.perf_counter_ns`.
         leave_hook: Leaves the hook that was entered around it.
@@ -113,7 +113,7 @@ class Lane:
     def __init__(self, index: int, runner: JobRunner) -> None:
         self.index, self._runner = index, runner
         self.begun_offset = runner.layout.begun_offset(index)
-        self.whose: tuple[int, int] = (NO_JOB, 1)
+        self.job_key: tuple[int, int] = (NO_JOB, 1)
         self.sequence = self.began_ns = self.beats = self.credit = 0
         self.leave_hook: Leave | None = None
         self.ring: Callable[[], object] | None = None
@@ -266,7 +266,7 @@ class JobRunner:
         hook: Enters the pool's hook, if there is one; see ``load_hook()``.
         state: What jobs keep in this worker.
         shown: The coroutine that runs, if it is no job's.
-        tell: Tells instead of all that where the tasks of a server wait.
+        tell: Returns the stacks of the tasks of a server, in place of those of jobs.
         control: As above.
         endings: Knows which jobs are to end before their time.
         heartbeat_lock: Whoever writes a heartbeat has this.  A job may call ``heartbeat()`` in several
@@ -302,7 +302,7 @@ class JobRunner:
         self._pending: deque[Frame] = deque()
         self._outcomes: list[bytes] = []
         self._loop: Any = None  # once there is a coroutine
-        self._looping = self._coming = False
+        self._looping = self._turn_is_due = False
         self._failure: BaseException | None = None
         self.heartbeat_lock = RLock()
         self.noticed_at = 0.0
@@ -311,7 +311,7 @@ class JobRunner:
 
     def serve(self) -> None:
         """Run jobs until the job channel ends, or until no other job may begin."""
-        self._between_jobs = copy_context()
+        self._worker_context = copy_context()
         while self._failure is None:
             if self.by_job:
                 self._run_loop()
@@ -376,16 +376,16 @@ class JobRunner:
 
     def _soon(self) -> None:
         """Have the loop send outcomes, and begin jobs, behind what it does in this turn."""
-        if not self._coming:
-            self._coming = True
+        if not self._turn_is_due:
+            self._turn_is_due = True
             # In the worker's context, and not in that of the job that has just ended.
-            self._loop.call_soon(self._turn, context=self._between_jobs)
+            self._loop.call_soon(self._turn, context=self._worker_context)
 
     def _turn(self, channel: int | None = None) -> None:
         """Begin jobs while coroutines run; if the *channel* can be read, read it first."""
         try:
             if channel is None:
-                self._coming = False
+                self._turn_is_due = False
             else:
                 frames = receive(self._job_socket, self._incoming, wait=False)
                 if frames is None:
@@ -450,10 +450,10 @@ class JobRunner:
         """
         lane = self._free.pop()
         # Noted before any code of the job's own can run, even that of its arguments.
-        lane.whose = whose = job, attempt = frame.job, frame.attempt
-        BEGUN.pack_into(self.page, lane.begun_offset, job, attempt)
+        lane.job_key = job_key = job, attempt = frame.job, frame.attempt
+        JOB_KEY.pack_into(self.page, lane.begun_offset, job, attempt)
         lane.sequence, lane.began_ns = self.endings.last_claimed, perf_counter_ns()
-        self.by_job[whose] = lane
+        self.by_job[job_key] = lane
         # Each job has its own context: the next job does not see what it sets.  A sampler
         # finds the context by this name, see profile.py.
         context = copy_context()
@@ -521,7 +521,7 @@ class JobRunner:
         Raises:
             BaseException: What it raises, or what it is ended by.
         """
-        job, attempt = lane.whose
+        job, attempt = lane.job_key
         context = self._context
         began = 0.0 if context is PLAIN else monotonic()
         number = frame.number
@@ -612,13 +612,13 @@ class JobRunner:
         heartbeats have no effect.
         """
         lane, frame = self._free[-1], Frame(_JOB, NO_JOB, 1, 0, call)
-        self.by_job[lane.whose] = lane
+        self.by_job[lane.job_key] = lane
         try:
             # The next broadcast does not see what this one sets in its context.
             copy_context().run(self._run_missed_broadcast, lane, frame)
         finally:
             self.end_copy()
-            del self.by_job[lane.whose]
+            del self.by_job[lane.job_key]
             self.endings.running = None
 
     def _run_missed_broadcast(self, lane: Lane, frame: Frame) -> None:
@@ -661,7 +661,7 @@ class JobRunner:
             ahead = b""
             if type(payload) is not bytes or self._large_buffers.in_use:
                 ahead, payload = self._large_buffers.put(payload)
-            head = header(FrameKind.ITEM, len(payload), *lane.whose)
+            head = header(FrameKind.ITEM, len(payload), *lane.job_key)
             send(self._job_socket, ahead + head, payload)
 
     # From the lanes to the channel.
@@ -672,16 +672,16 @@ class JobRunner:
         duration = min((perf_counter_ns() - lane.began_ns) // 1000, MAX_NUMBER)
         if os.getpid() != self._worker:  # forked, without a call for each job
             os._exit(0)
-        job, attempt = whose = lane.whose
-        del self.by_job[whose]
+        job, attempt = job_key = lane.job_key
+        del self.by_job[job_key]
         if self.endings.requested:
             self.endings.forget_over()
         ahead = b""
         if lane.last_beat is not None:
             # A thread of an earlier job may have been late.
-            if lane.last_beat[0] == whose:
+            if lane.last_beat[0] == job_key:
                 record = lane.last_beat[1]
-                ahead = header(FrameKind.LAST_HEARTBEAT, len(record), *whose) + record
+                ahead = header(FrameKind.LAST_HEARTBEAT, len(record), *job_key) + record
             lane.last_beat = None
         buffers, alone = self._large_buffers, type(payload) is bytes
         try:
@@ -700,7 +700,7 @@ class JobRunner:
                 NOTED.pack_into(self.page, start, 0, 0, kind, duration, size)
                 body = start + NOTED.size
                 self.page[body : body + size] = payload
-                BEGUN.pack_into(self.page, start, job, attempt)
+                JOB_KEY.pack_into(self.page, start, job, attempt)
                 # So it goes together with others of this turn of the loop.
                 self._outcomes.append(head + payload)
                 self._soon()
@@ -744,7 +744,7 @@ class JobRunner:
         """The running job, for code that does not know its own; ``None`` if there are several."""
         sequence, lanes = self.endings.running, list(self.by_job.values())
         found = [lane for lane in lanes if lane.sequence == sequence] or lanes
-        return found[0].whose if len(found) == 1 else None
+        return found[0].job_key if len(found) == 1 else None
 
     def runs(self, sequence: int) -> bool:
         """Return whether the job with this sequence number is running."""

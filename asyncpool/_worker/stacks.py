@@ -16,7 +16,7 @@ from itertools import islice
 from traceback import walk_stack
 
 from asyncpool._wire.messages import COROUTINE, is_ours, users_lines
-from asyncpool._wire.page import BEGUN, LANE_STACK_SIZE
+from asyncpool._wire.page import JOB_KEY, LANE_STACK_SIZE
 
 TYPE_CHECKING = False  # see _wire/records.py
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ def write_stacks(runner: JobRunner, job: int, attempt: int) -> None:
         # shows the dump with the first of them only.
         if not text and (main := _pop_main(runner, sys._current_frames())):  # noqa: SLF001 - public
             text = _MAIN + main
-        note = BEGUN.pack(job, attempt) + text.encode(errors="replace")
+        note = JOB_KEY.pack(job, attempt) + text.encode(errors="replace")
         start, note = layout.stack_offset(lane.index), note[:LANE_STACK_SIZE]
         area = slice(start, start + LANE_STACK_SIZE)
         runner.page[area] = note.ljust(LANE_STACK_SIZE, b"\0")

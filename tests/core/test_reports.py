@@ -11,7 +11,7 @@ from hypothesis import given, strategies as st
 from asyncpool._cluster.rules import DrainLimit, drain_limit
 from asyncpool._core.slots import CAUSES, JobText, exit_cause, text_for_client
 from asyncpool._engine.admission import describe_waiting, list_functions
-from asyncpool._engine.deaths import FRESH, OomLedger
+from asyncpool._engine.deaths import KILL_EXPLAINS_FOR, OomLedger
 from asyncpool._remote.client_jobs import crash_at_client
 from tests.helpers.crashes import crash_with
 
@@ -143,9 +143,9 @@ def test_each_kill_explains_one_death() -> None:
 def test_what_it_was_is_forgotten_when_it_was_no_worker() -> None:
     ledger = OomLedger(0)
     ledger.update(7, 1.0)
-    ledger.update(7, 1.1 + FRESH)
+    ledger.update(7, 1.1 + KILL_EXPLAINS_FOR)
     assert not ledger.claim()
-    ledger.update(8, 2.0 + FRESH)
+    ledger.update(8, 2.0 + KILL_EXPLAINS_FOR)
     assert [ledger.claim() for _ in range(2)] == [True, False]
 
 
@@ -158,7 +158,9 @@ def test_a_count_that_cannot_be_read_for_a_moment_is_no_news() -> None:
 
 @given(
     st.lists(
-        st.tuples(st.integers(0, 3), st.floats(0.0, 2 * FRESH), st.integers(0, 4)),
+        st.tuples(
+            st.integers(0, 3), st.floats(0.0, 2 * KILL_EXPLAINS_FOR), st.integers(0, 4)
+        ),
         max_size=20,
     )
 )
@@ -175,4 +177,4 @@ def test_no_more_deaths_are_explained_than_there_were_kills(
         explained += found
         assert explained <= count
         assert found >= min(kills, deaths), "each new one explains a death"
-        assert not found or now - last <= FRESH, "none is old"
+        assert not found or now - last <= KILL_EXPLAINS_FOR, "none is old"

@@ -38,7 +38,7 @@ from asyncpool._wire.messages import (
 )
 from asyncpool._wire.page import (
     BEATS_SIZE,
-    BEGUN,
+    JOB_KEY,
     LANE_OUTCOME_SIZE,
     LANE_STACK_SIZE,
     LOG_SIZE,
@@ -230,7 +230,7 @@ def test_each_lane_has_its_room(width: int) -> None:
     parts = [(0, STACKS_START), (layout.stacks, STACKS_SIZE)]
     for lane in range(width):
         parts += [
-            (layout.begun_offset(lane), BEGUN.size),
+            (layout.begun_offset(lane), JOB_KEY.size),
             (layout.beats_offset(lane), BEATS_SIZE),
             (layout.log_offset(lane), LOG_SIZE),
             (layout.stack_offset(lane), LANE_STACK_SIZE),

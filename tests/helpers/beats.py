@@ -12,7 +12,7 @@ import asyncpool
 from asyncpool import heartbeat
 from asyncpool._wire.frames import FrameKind, header
 from asyncpool._wire.page import BEATS_START, Beat, beat_offset
-from asyncpool._wire.posix import INTERRUPT
+from asyncpool._wire.posix import INTERRUPT_SIGNAL
 from asyncpool.errors import JobCancelled
 from tests.helpers import faults
 from tests.helpers.faults import say, say_to_control
@@ -84,7 +84,7 @@ def beat_trapped(gate: str) -> None:
 
 def beat_deaf(gate: str) -> NoReturn:
     """Beat for ever, and hear no signal."""
-    signal.pthread_sigmask(signal.SIG_BLOCK, [INTERRUPT])
+    signal.pthread_sigmask(signal.SIG_BLOCK, [INTERRUPT_SIGNAL])
     with arrive(gate, "deaf"):
         while True:
             heartbeat()

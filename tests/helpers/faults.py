@@ -21,7 +21,7 @@ from typing import Any, NoReturn
 
 from asyncpool._wire.frames import HEADER_SIZE, VERSION, FrameKind, header
 from asyncpool._wire.messages import pack_numbers
-from asyncpool._wire.page import BEGUN
+from asyncpool._wire.page import JOB_KEY
 from tests.helpers.inside import socket_of
 from tests.helpers.jobs import arrive, spin, wait_at
 
@@ -411,7 +411,7 @@ class _Note:
 
     def pack_into(self, *args: Any) -> None:
         if self._moment == "behind its note":
-            BEGUN.pack_into(*args)
+            JOB_KEY.pack_into(*args)
         os._exit(3)
 
 
@@ -424,13 +424,13 @@ def die_between(moment: str) -> str:
         if moment == "written":
             os._exit(3)
 
-    def take(self: ends.Endings) -> bool:
+    def take(self: ends.EndRequests) -> bool:
         os._exit(3)
 
     vars(runner)["send"] = send
     if moment == "turn":
-        ends.Endings.claim = take  # type: ignore[method-assign] # on purpose
-    vars(runner)["BEGUN"] = _Note(moment)
+        ends.EndRequests.claim = take  # type: ignore[method-assign] # on purpose
+    vars(runner)["JOB_KEY"] = _Note(moment)
     return "answered"
 
 

@@ -25,7 +25,7 @@ from asyncpool import current_job
 from asyncpool._wire.frames import MAX_PAYLOAD, FrameKind, header
 from asyncpool._wire.messages import pack_numbers
 from asyncpool._wire.page import (
-    BEGUN,
+    JOB_KEY,
     LOG_HEAD,
     NOTED,
     Beat,
@@ -123,7 +123,7 @@ def forge_from_lane(victim: int) -> None:
         NOTED.pack_into(
             page, layout.outcome_offset(lane), victim, 1, FrameKind.VALUE, 0, 1
         )
-    BEGUN.pack_into(page, layout.begun_offset(1), victim, 1)
+    JOB_KEY.pack_into(page, layout.begun_offset(1), victim, 1)
     os._exit(3)
 
 

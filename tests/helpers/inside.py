@@ -667,12 +667,12 @@ def pretend_machine(
 
 def die_before_jobs() -> None:
     """Have this worker die when it gets a job, before it notes that it begins."""
-    from asyncpool._worker.channels import Endings
+    from asyncpool._worker.channels import EndRequests
 
-    def claim(_: Endings) -> bool:
+    def claim(_: EndRequests) -> bool:
         os._exit(7)
 
-    Endings.claim = claim  # type: ignore[method-assign, assignment]
+    EndRequests.claim = claim  # type: ignore[method-assign, assignment]
 
 
 def give_workers_cgroups(monkeypatch: pytest.MonkeyPatch, parent: Path) -> None:

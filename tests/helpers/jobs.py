@@ -17,7 +17,7 @@ from contextlib import suppress
 from contextvars import ContextVar
 
 import asyncpool
-from asyncpool._wire.posix import INTERRUPT
+from asyncpool._wire.posix import INTERRUPT_SIGNAL
 
 TYPE_CHECKING = False  # see asyncpool/_dataclass.py
 if TYPE_CHECKING:
@@ -154,19 +154,19 @@ class StopAtImport:
         if name != self._name:
             return
         sys.meta_path.remove(self)
-        heard: Any = signal.getsignal(INTERRUPT)
+        heard: Any = signal.getsignal(INTERRUPT_SIGNAL)
         asked, ask = os.pipe()
 
         def hear(*args: Any) -> None:
             os.write(ask, b".")
             heard(*args)
 
-        signal.signal(INTERRUPT, hear)
+        signal.signal(INTERRUPT_SIGNAL, hear)
         try:
             pass_by(self._gate, "importing")
             os.read(asked, 1)
         finally:
-            signal.signal(INTERRUPT, heard)
+            signal.signal(INTERRUPT_SIGNAL, heard)
             os.close(asked)
             os.close(ask)
 

@@ -17,8 +17,8 @@ from asyncpool._remote.begun_page import make_page, open_page
 from asyncpool._wire.frames import Frame, FrameKind
 from asyncpool._wire.memory import available
 from asyncpool._wire.page import (
-    BEGUN,
     CHUNK_SIZE,
+    JOB_KEY,
     LANE_OUTCOME_SIZE,
     LOG_HEAD,
     LOST,
@@ -43,7 +43,7 @@ class Desk:
             os.close(fd)
 
     def begin(self, lane: int, job: int, attempt: int = 1) -> None:
-        BEGUN.pack_into(self.memory, self.layout.begun_offset(lane), job, attempt)
+        JOB_KEY.pack_into(self.memory, self.layout.begun_offset(lane), job, attempt)
 
     def note(self, lane: int, job: int, kind: int, data: bytes, size: int) -> None:
         start = self.layout.outcome_offset(lane)
@@ -138,7 +138,7 @@ def test_what_cannot_be_read_counts_as_begun_and_lost(
     assert desk.page.log(11, 1) == [LOST] * CHUNK_SIZE
     assert desk.page.beats() == []
     assert desk.page.take_stacks() == ""
-    monkeypatch.setattr(page, "BEGUN", None)
+    monkeypatch.setattr(page, "JOB_KEY", None)
     assert desk.page.begun(12, 1)
     assert desk.page.stack(11, 1) == ""
     monkeypatch.setattr(page, "NOTED", None)

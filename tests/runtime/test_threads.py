@@ -123,7 +123,7 @@ async def test_others_get_a_moment_each_millisecond(clock: Clock) -> None:
 async def test_what_is_long_rests_while_it_is_not_the_first(clock: Clock) -> None:
     unwanted = False
     pause = Pause(lambda: unwanted)
-    pause.second = True
+    pause.yields = True
     pause()
     clock.compute(0.019)
     pause()
@@ -134,7 +134,7 @@ async def test_what_is_long_rests_while_it_is_not_the_first(clock: Clock) -> Non
     clock.compute(0.002)
 
     def be_first() -> None:
-        pause.second = len(clock.slept) < 7
+        pause.yields = len(clock.slept) < 7
 
     clock.on_sleep = be_first
     pause()
@@ -142,7 +142,7 @@ async def test_what_is_long_rests_while_it_is_not_the_first(clock: Clock) -> Non
     clock.compute(1)
     pause()
     assert clock.slept[7:] == [0.00005], "the first never rests"
-    pause.second, clock.on_sleep = True, lambda: None
+    pause.yields, clock.on_sleep = True, lambda: None
     unwanted = True
     clock.compute(1)
     with pytest.raises(AbandonedError):

@@ -15,9 +15,9 @@ import pytest
 from hypothesis import given, strategies as st
 
 from asyncpool._wire.messages import PLAIN
-from asyncpool._wire.posix import INTERRUPT
+from asyncpool._wire.posix import INTERRUPT_SIGNAL
 from asyncpool._worker.api import running
-from asyncpool._worker.channels import Endings
+from asyncpool._worker.channels import EndRequests
 from asyncpool._worker.runner import load_hook
 from asyncpool._worker.stacks import start_thread
 from asyncpool.errors import HookError, JobCancelled
@@ -29,7 +29,7 @@ STEPS = st.lists(st.none() | st.lists(st.integers(1, 20), unique=True), max_size
 
 @given(steps=STEPS)
 def test_each_place_goes_to_exactly_one_side(steps: list[list[int] | None]) -> None:
-    claims = Endings(set[int]().__contains__, sys.exit)
+    claims = EndRequests(set[int]().__contains__, sys.exit)
     begun: set[int] = set()
     revoked: set[int] = set()
     taken = 0
@@ -55,11 +55,11 @@ def test_each_place_goes_to_exactly_one_side(steps: list[list[int] | None]) -> N
 
 
 @pytest.fixture
-def interrupts() -> Endings:
-    return Endings(set[int]().__contains__, sys.exit)
+def interrupts() -> EndRequests:
+    return EndRequests(set[int]().__contains__, sys.exit)
 
 
-def ask(interrupts: Endings, sequence: int) -> None:
+def ask(interrupts: EndRequests, sequence: int) -> None:
     """Ask from another thread, and let what comes of it come."""
     thread = threading.Thread(target=interrupts.ask, args=(sequence,))
     thread.start()
@@ -67,26 +67,26 @@ def ask(interrupts: Endings, sequence: int) -> None:
     time.sleep(0)  # a signal is handled between two bytecodes
 
 
-def test_what_runs_is_interrupted_once(interrupts: Endings) -> None:
+def test_what_runs_is_interrupted_once(interrupts: EndRequests) -> None:
     interrupts.begin(3)
     with pytest.raises(JobCancelled):
         ask(interrupts, 3)
-    signal.raise_signal(INTERRUPT)
+    signal.raise_signal(INTERRUPT_SIGNAL)
     interrupts.begin(3)
 
 
-def test_what_is_over_is_not(interrupts: Endings) -> None:
+def test_what_is_over_is_not(interrupts: EndRequests) -> None:
     interrupts.begin(3)
     interrupts.running = None
     ask(interrupts, 3)
     interrupts.begin(4)
     ask(interrupts, 3)
-    signal.raise_signal(INTERRUPT)
+    signal.raise_signal(INTERRUPT_SIGNAL)
     with pytest.raises(JobCancelled):
         ask(interrupts, 4)
 
 
-def test_what_has_not_begun_does_not(interrupts: Endings) -> None:
+def test_what_has_not_begun_does_not(interrupts: EndRequests) -> None:
     interrupts.begin(3)
     interrupts.running = None
     ask(interrupts, 4)
@@ -115,7 +115,7 @@ class Desk:
     def __init__(self) -> None:
         self.running: set[int] = set()
         self.ended = threading.Event()
-        self.fences = Endings(self.running.__contains__, self.end)
+        self.fences = EndRequests(self.running.__contains__, self.end)
 
     def end(self) -> NoReturn:
         self.ended.set()
@@ -172,7 +172,7 @@ def test_a_watch_that_fails_ends_the_process() -> None:
         raise EndError
 
     runs: Callable[[int], bool] = fail
-    Endings(runs, end).fence(1, PAST)
+    EndRequests(runs, end).fence(1, PAST)
     assert ended.wait(PATIENCE)
 
 
@@ -201,11 +201,11 @@ def test_a_thread_runs_when_start_thread_returns(tmp_path: Path) -> None:
 def job() -> Iterator[None]:
     mark, before = (
         running.set((7, 1, PLAIN, 0.0, "shop.work")),
-        signal.getsignal(INTERRUPT),
+        signal.getsignal(INTERRUPT_SIGNAL),
     )
     yield
     running.reset(mark)
-    signal.signal(INTERRUPT, before)
+    signal.signal(INTERRUPT_SIGNAL, before)
 
 
 class Manager:
