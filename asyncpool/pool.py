@@ -402,8 +402,8 @@ class Submitter:
         A worker that is up runs it after the jobs that it has in flight, and before any other.
         A worker that starts later runs it after the initializer, before it is ready.  If it fails
         there, the start counts as failed.  Every worker runs broadcasts in their order.  *Of
-        several broadcasts of one function, later workers run only the last.*  Module, name and
-        line tell a function from others, not the arguments.
+        several broadcasts of one function, later workers run only the last.*  Module and name
+        tell a function from others, not the arguments.
 
         Args:
             fn: Any callable, as in :meth:`submit`.

@@ -209,23 +209,6 @@ FRAGMENTS = {
         """,
         "2026-11-22\n",
     ),
-    "def render(pages: list[str]) -> None:": Around(
-        """
-        import asyncio, asyncpool
-
-        def render_page(page):
-            assert page in {"first", "second", "last"}
-
-        async def main():
-            pages = ["first", "second", "last"]
-            async with asyncpool.Pool(1) as pool:
-                BLOCK
-                print(await job)
-
-        asyncio.run(main())
-        """,
-        "3 of 3 pages\nNone\n",
-    ),
     "with asyncpool.ProcessPoolExecutor(4) as executor:": Around(
         """
         import asyncio, asyncpool

@@ -7,33 +7,30 @@ from collections.abc import Iterable, Mapping, Sequence
 from benchmarks.torture.faults import FAULTS
 from benchmarks.torture.peers import PEERS
 from benchmarks.torture.results import CellResult
-from benchmarks.torture.rules import RULES, Value
+from benchmarks.torture.rules import RULES, Value, broken
 
 MARKS = {"good": "✓", "bad": "✗", "not applicable": "-"}
 
 HOW_TO_READ = """\
 # The torture table
 
-This page shows how asyncpool and other libraries (its *peers*) handle {faults} faults.
-`python -m benchmarks.torture --markdown docs/torture.md` wrote it. Each cell of the
-table is one run in a process of its own, in an event loop, with two workers. A peer has
-its default settings, and also uses what it offers against the fault (such as
-`cancellable=True`).
+How asyncpool and other libraries (its *peers*) handle {faults} faults, as written by
+`python -m benchmarks.torture --markdown docs/torture.md`. Each cell is one run in a process
+of its own, in an event loop, with two workers. Peers have their default settings, plus
+whatever they offer against the fault, such as `cancellable=True`. The rules are the same for
+all and ask only for what a caller needs: the job that causes the fault may get any error, and
+workers that lose their supervisor have three seconds to end.
 
-**ok** means that every rule of the row held. Otherwise the cell shows the worst result.
-The *culprit* is the job that causes the fault. A *bystander* is another job at the same
-time. *queued* jobs wait behind the culprit. *later* stands for three more calls after the
-fault. **HANG** means that there was no answer in time: a cell has {timeout:g} s, and each of
-its calls at least {share:g} s. (billiard waits 10 s before it reports a dead worker, so it
-counts as hanging.) **pool dead** means that every later call got an error. **another's
-error** means that a caller who had nothing to do with the fault got the error. A dash
-means that the peer does not offer what the row tests.
+- **ok**: every rule of the row held. Otherwise the cell shows the worst result.
+- *culprit*: the job that causes the fault; *bystander*: a job that runs at the same time;
+  *queued*: jobs behind the culprit; *later*: three more calls after the fault.
+- **HANG**: no answer in time. A cell has {timeout:g} s, and each of its calls at least
+  {share:g} s. (billiard waits 10 s before it reports a dead worker, so it counts as hanging.)
+- **pool dead**: every later call fails.
+- **another's error**: a caller unrelated to the fault got its error.
+- A dash: the peer lacks the feature that the row tests.
 
-The rules are the same for everybody; `benchmarks/torture/rules.py` has them in one table.
-They ask for what a caller needs, and leave the rest open: the culprit may get any error,
-and workers that lose their supervisor have three seconds to notice. Below the table the
-page lists everything that was observed. Some faults are races, above all Ctrl-C, so their
-numbers differ from run to run.
+Some faults are races, above all Ctrl-C, so figures vary between runs.
 """
 
 
@@ -80,8 +77,10 @@ def as_markdown(cells: Sequence[CellResult], timeout: float) -> str:
             "",
             f"Measured with {', '.join(about)}.",
             "",
-            "## What was seen",
-            *seen_in_full(cells),
+            "## The rules",
+            "",
+            "Peers are listed where they break more than one rule.",
+            *rules_and_breaches(cells),
             "",
         ]
     )
@@ -105,12 +104,19 @@ def good_of(cells: Sequence[CellResult], peer: str, faults: int) -> str:
     return f"{good}" if asked == faults else f"{good} of {asked}"
 
 
-def seen_in_full(cells: Sequence[CellResult]) -> list[str]:
+def rules_and_breaches(cells: Sequence[CellResult]) -> list[str]:
+    """Give the rules of each fault, and the peers that break more than the table shows."""
     lines = []
     for fault, row in by_fault(cells).items():
         rules = "; ".join(f"{aspect}: {rule}" for aspect, rule in RULES[fault].items())
-        lines += ["", f"### {FAULTS[fault].title}", "", f"Good is: {rules}.", ""]
-        lines += [f"- {cell.peer}: {details(cell)}" for cell in row]
+        lines += ["", f"### {FAULTS[fault].title}", "", f"Good is: {rules}."]
+        seen: dict[str, list[str]] = {}
+        for cell in row:
+            wrong = broken(fault, cell.seen) if cell.verdict == "bad" else {}
+            if len(wrong) > 1:
+                seen.setdefault(listed(wrong), []).append(cell.peer)
+        lines += [""] * bool(seen)
+        lines += [f"- {', '.join(peers)}: {what}" for what, peers in seen.items()]
     return lines
 
 
@@ -127,8 +133,11 @@ def short(cell: CellResult) -> str:
 
 
 def details(cell: CellResult) -> str:
-    seen = [f"{aspect} {worded(value)}" for aspect, value in cell.seen.items()]
-    return ", ".join(seen) or " ".join([cell.text, *cell.notes.values()])
+    return listed(cell.seen) or " ".join([cell.text, *cell.notes.values()])
+
+
+def listed(seen: Mapping[str, Value]) -> str:
+    return ", ".join(f"{aspect} {worded(value)}" for aspect, value in seen.items())
 
 
 def worded(value: Value) -> str:

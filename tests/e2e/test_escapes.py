@@ -5,9 +5,11 @@ from __future__ import annotations
 import errno
 import multiprocessing
 import os
+import re
 import socket
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -139,9 +141,10 @@ async def test_all_of_it_works_without_one(there: dict[str, Any]) -> None:
     assert succeeded >= 40
 
 
-def test_the_table_in_the_documents_is_this_one() -> None:
+def test_the_table_in_the_documents_counts_these() -> None:
     page = ROOT / "docs" / "hostile-input.md"
     tried = page.read_text().partition("## What was tried")[2]
     assert f"makes these {len(ATTEMPTS)} attempts" in tried
-    rows = [line for line in tried.splitlines() if line.startswith("| ")][1:]
-    assert rows == [f"| {a.group} | {a.name} | {a.stopped_by} |" for a in ATTEMPTS]
+    rows = re.findall(r"^\| (\S+) \| (\d+) \|", tried, re.MULTILINE)
+    counts = Counter(attempt.group for attempt in ATTEMPTS)
+    assert {group: int(count) for group, count in rows} == counts
