@@ -271,8 +271,7 @@ class WorkerPage:
             return None
         start, end = map(self._layout.begun_offset, (0, self._layout.width))
         table, place = self._memory[start:end], -1
-        wanted = JOB_KEY.pack(job, attempt)
-        while (place := table.find(wanted, place + 1)) >= 0:
+        while (place := table.find(JOB_KEY.pack(job, attempt), place + 1)) >= 0:
             lane, inside = divmod(place, JOB_KEY.size)
             if not inside:
                 return lane
