@@ -4,32 +4,29 @@ from __future__ import annotations
 
 import json
 import subprocess
+import sys
 from pathlib import Path
-from typing import Any
 
-from asyncpool.prometheus._cluster_metrics import CLUSTER_METRICS
-from asyncpool.prometheus._families import ExportedMetric
-from asyncpool.prometheus._pool_metrics import METRICS as POOL_METRICS
+from asyncpool._observe.metrics import CLUSTER_METRICS, NODE_METRICS, POOL_METRICS
 from tests.helpers.programs import find_program
 from tests.helpers.scraping import names_in
 from tests.helpers.scripts import ROOT
 
-METRICS: tuple[ExportedMetric[Any], ...] = (
-    *POOL_METRICS,
-    *CLUSTER_METRICS,
-)
+METRICS = [
+    metric for metric in (*POOL_METRICS, *NODE_METRICS, *CLUSTER_METRICS) if metric.name
+]
 MONITORING = ROOT / "docs" / "monitoring"
 SUFFIXES = {
     "counter": ("_total",),
     "gauge": ("",),
+    "up_down_counter": ("",),
     "histogram": ("_bucket", "_sum", "_count"),
 }
 
 
 def series() -> set[str]:
     """Return the names of the series that a collector exports."""
-    families = [metric.family() for metric in METRICS]
-    return {each.name + suffix for each in families for suffix in SUFFIXES[each.type]}
+    return {each.name + suffix for each in METRICS for suffix in SUFFIXES[each.kind]}
 
 
 def expressions() -> list[str]:
@@ -75,3 +72,10 @@ def test_the_alerts_tell_what_they_should() -> None:
         check=False,
     )
     assert checked.returncode == 0, checked.stdout + checked.stderr
+
+
+def test_the_tables_of_the_pages_are_those_of_the_code() -> None:
+    """``.ci/tables.py`` writes them anew."""
+    command = [sys.executable, ".ci/tables.py", "--check"]
+    done = subprocess.run(command, cwd=ROOT, check=False)
+    assert done.returncode == 0

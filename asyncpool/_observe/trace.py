@@ -9,22 +9,17 @@ import itertools
 import os
 import stat
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from contextlib import suppress
 from queue import SimpleQueue
 from time import monotonic
-from typing import Any
 
 from asyncpool._core import log_messages as say
-from asyncpool._core.deadlines import RateLimit
-from asyncpool._engine.hub import Attempt, PoolHub
-from asyncpool._engine.job import PoolJob
+from asyncpool._engine.hub import PoolHub
 from asyncpool._engine.life_log import NamedLog
-from asyncpool._engine.registry import job_ended, job_queued, job_started
-from asyncpool._observe.traces import HEAD, LONG, TraceBook
-from asyncpool.enums import JobOutcome
-from asyncpool.events import Event, JobQueued, JobStarted
-from asyncpool.stats import PoolStats, SlotStats
+from asyncpool._observe.traces import HEAD, TraceBook
+from asyncpool.events import Event
+from asyncpool.stats import PoolStats
 
 # The file of a trace, written by a thread of its own.
 #
@@ -165,132 +160,16 @@ def _lock(file: int) -> None:
         pass  # a file system without locks
 
 
-# Which jobs of a pool its trace shows: all of them, or a part if they are very many.
-#
-# What has failed is always shown, and so is what takes long: these jobs are followed from then on,
-# and what was before is told with the times that it had.
-
-
-class TracedJobs:
-    """Tells the book of the jobs that the trace shows; see :class:`JobTracer` for its methods.
-
-    Args:
-        hub: What tells of the jobs.
-        book: What makes lines of them.
-        most: How many jobs a second are shown; ``None`` for all.
-        on_line: Called when the book may have many lines.
-
-    Attributes:
-        limit: Which jobs are shown; it counts the others.
-    """
-
-    def __init__(
-        self,
-        hub: PoolHub,
-        book: TraceBook,
-        most: int | None,
-        on_line: Callable[[], object],
-    ) -> None:
-        self._hub = hub
-        self._book = book
-        self._on_line = on_line
-        self._open: set[int] = set()
-        self.limit = RateLimit(most)
-
-    def queued(self, job: PoolJob[Any], /) -> None:
-        """Show a new job, unless they are too many."""
-        at, limit = job.queued_at, self.limit
-        if at < limit.next_at:  # the same as take(), whose call takes 60 ns
-            limit.refused += 1
-            return
-        limit.take(at)
-        number = job.id
-        self._open.add(number)
-        self._hub.trace(number)
-        self._book.queued(job_queued(job, at))
-
-    def sending(self, job: PoolJob[Any], slot: int, /) -> None:
-        """Do nothing: how long a job waited is known when it ends."""
-
-    def given_back(self, job: PoolJob[Any], /) -> None:
-        """Show that an attempt has not begun after all."""
-        if job.id in self._open:
-            self._book.queued(job_queued(job, job.queued_at))
-
-    def attempt_failed(
-        self, job: PoolJob[Any], _: BaseException, attempt: Attempt | None, /
-    ) -> None:
-        """Show an attempt that has failed, and that the job waits again."""
-        self._show(job, attempt)
-        self._book.queued(job_queued(job, job.queued_at))
-
-    def ended(
-        self,
-        job: PoolJob[Any],
-        outcome: JobOutcome,
-        error: BaseException | None,
-        attempt: Attempt | None,
-        /,
-    ) -> None:
-        """Show the end of a job, and all of it if it has failed."""
-        # A call that was refused has never waited.
-        if job.id in self._open or (error and outcome is not JobOutcome.REFUSED):
-            self._show(job, attempt)
-        elif error is None:
-            return
-        self._open.discard(job.id)
-        self._book.ended(job_ended(job, outcome, attempt))
-        self._on_line()
-
-    def look(self, slots: Iterable[SlotStats], now: float) -> None:
-        """Show which attempts have been running for long."""
-        for slot in slots:
-            for job in slot.running:
-                if job.seconds * 1e6 < LONG:
-                    continue
-                number, name, began = job.job_id, job.function, now - job.seconds
-                if number not in self._open:
-                    # How long it has waited is not known any more.
-                    self._follow(number)
-                    self._book.queued(
-                        JobQueued(number, name, "submit", job.attempt - 1, began)
-                    )
-                self._book.started(
-                    JobStarted(number, name, job.attempt, slot.slot, began)
-                )
-        self._book.look(now)
-
-    def _show(self, job: PoolJob[Any], attempt: Attempt | None) -> None:
-        """Show what there was of a job up to now."""
-        if job.id not in self._open:
-            self._follow(job.id)
-            queued = job.queued_at if attempt is None else attempt.queued
-            self._book.queued(job_queued(job, queued))
-        if attempt is not None:
-            self._book.started(job_started(job, attempt.slot, attempt.began))
-
-    def _follow(self, number: int) -> None:
-        self.limit.refused -= 1
-        self._open.add(number)
-        self._hub.trace(number)
-
-
 # Seconds between two looks at the figures, and how long a line waits at most.
-INTERVAL = 0.5
+_INTERVAL = 0.5
 
 # As many lines are handed over without waiting for that.
 _MANY = 1000
 
-# The pools of one service are told apart by these.
 _numbers = itertools.count()
 
 # A process has at most 2**22 - 1 as its id, and a track's pid has 32 bits.
 _POOLS = 1000
-
-
-def next_number() -> int:
-    """Return what the trace calls the next pool of this process."""
-    return os.getpid() * _POOLS + next(_numbers) % _POOLS
 
 
 class Trace:
@@ -303,9 +182,6 @@ class Trace:
         hub: What tells the events.
         stats: Returns the pool's figures.
         most: How many jobs a second are shown; ``None`` for all.
-
-    Attributes:
-        jobs: What follows the jobs.
 
     Raises:
         OSError: If the file cannot be written.
@@ -325,58 +201,54 @@ class Trace:
         self._file = TraceFile(path, title)
         self._hub = hub
         self._stats = stats
-        self._book = TraceBook(title, next_number(), os.getpid(), concurrency)
-        self.jobs = TracedJobs(hub, self._book, most, self.hand_over_many)
-        self._loop = asyncio.get_running_loop()
-        self._timer = self._loop.call_later(INTERVAL, self._look)
-        hub.ends.append(self.end)
-        hub.add_listener(self.hear)
-        hub.add_tracer(self.jobs)
-
-    def stop(self) -> None:
-        """Hear of nothing any more but of the end."""
-        self._hub.remove_listener(self.hear)
-        self._hub.remove_tracer(self.jobs)
-
-    def count(self) -> None:
-        """Have the book note the figures, and which attempts run for long."""
-        stats, now = self._stats(), monotonic()
-        self.jobs.look(stats.slots, now)
-        self._book.count(
-            now,
-            queued=stats.queued,
-            busy=stats.busy,
-            memory=sum(slot.memory for slot in stats.slots),
-            omitted=self.jobs.limit.refused,
+        self._book = TraceBook(
+            title,
+            # The pools of one service are told apart.
+            os.getpid() * _POOLS + next(_numbers) % _POOLS,
+            os.getpid(),
+            concurrency,
+            most=most,
+            follow=hub.trace,
+            clock=monotonic,
+            on_job=self._hand_over_many,
         )
+        self._loop = asyncio.get_running_loop()
+        self._timer = self._loop.call_later(_INTERVAL, self._look)
+        hub.ends.append(self._end)
+        hub.add_listener(self._hear)
+        hub.add_tracer(self._book)
 
-    def hear(self, event: Event) -> None:
-        """Take note of an event."""
-        self._book.happened(event, monotonic())
-        self.hand_over_many()
-
-    def hand_over_many(self) -> None:
-        """Hand the lines over, if they are many."""
-        if len(self._book.lines) >= _MANY:
-            self._hand_over()
-
-    def end(self) -> None:
-        """Write what is left, and close the file."""
-        self._timer.cancel()
-        try:
-            self.count()
-        finally:
-            self._book.end(monotonic())
-            self._hand_over()
-            self._file.close()
+    def _hear(self, event: Event) -> None:
+        self._book.happened(event)
+        self._hand_over_many()
 
     def _look(self) -> None:
         if self._file.stopped:
-            self.stop()
+            self._hub.remove_listener(self._hear)
+            self._hub.remove_tracer(self._book)
             return
-        self._timer = self._loop.call_later(INTERVAL, self._look)
-        self.count()
+        self._timer = self._loop.call_later(_INTERVAL, self._look)
+        self._count()
         self._hand_over()
+
+    def _count(self) -> None:
+        stats, now = self._stats(), monotonic()
+        self._book.look(stats.slots, now)
+        self._book.count(now, stats)
+
+    def _end(self) -> None:
+        """Write what is left, and close the file."""
+        self._timer.cancel()
+        try:
+            self._count()
+        finally:
+            self._book.end()
+            self._hand_over()
+            self._file.close()
+
+    def _hand_over_many(self) -> None:
+        if len(self._book.lines) >= _MANY:
+            self._hand_over()
 
     def _hand_over(self) -> None:
         file, book = self._file, self._book
@@ -386,4 +258,4 @@ class Trace:
             book.lines.clear()
         if file.lost == lost and lost:
             file.lost = 0
-            book.lost(monotonic(), lost)
+            book.lost(lost)

@@ -43,14 +43,13 @@ from asyncpool._wire.messages import JobContext, with_parts
 from asyncpool.enums import JobOutcome
 from asyncpool.errors import JobTimeoutError, WorkerCrashedError
 from asyncpool.events import Via
-from asyncpool.opentelemetry._metrics import (
-    ERROR,
-    FUNCTION,
-    OUTCOME,
-    POOL,
-    SLOT,
-    VIA,
-)
+
+POOL = "asyncpool.pool.name"
+FUNCTION = "code.function.name"
+VIA = "asyncpool.job.via"
+OUTCOME = "asyncpool.job.outcome"
+ERROR = "error.type"
+SLOT = "asyncpool.worker.slot"
 
 # What a span says of a job, or of an attempt, that has failed.
 
