@@ -12,7 +12,6 @@ import threading
 from collections.abc import Callable
 from contextlib import suppress
 from queue import SimpleQueue
-from time import monotonic
 
 from asyncpool._core import log_messages as say
 from asyncpool._engine.hub import PoolHub
@@ -61,9 +60,8 @@ class TraceFile:
             raise type(error)(error.errno, why, path) from None
         self.stopped = False
         self.lost = 0
-        self._size = 0
         self._waiting = 0
-        self._lines: SimpleQueue[tuple[str, int] | None] = SimpleQueue()
+        self._lines: SimpleQueue[str | None] = SimpleQueue()
         self._thread = threading.Thread(
             target=self._work, name="asyncpool-trace", daemon=True
         )
@@ -79,7 +77,7 @@ class TraceFile:
             return
         # The thread takes away and this adds: only the sum of both is wrong for a moment.
         self._waiting += len(text)
-        self._lines.put((text, len(text)))
+        self._lines.put(text)
 
     def close(self) -> None:
         """Write what is left, and close the file; a disk that hangs has a moment."""
@@ -87,14 +85,21 @@ class TraceFile:
         self._thread.join(_LAST_WRITES)
 
     def _work(self) -> None:
+        size = 0  # of whole lines
         try:
-            while (entry := self._lines.get()) is not None:
-                text, size = entry
-                self._write(text.encode())
-                self._waiting -= size
+            while (text := self._lines.get()) is not None:
+                data, written = text.encode(), 0
+                try:
+                    while written < len(data):
+                        written += os.write(self._file, memoryview(data)[written:])
+                finally:
+                    # What a full disk has taken, up to its last whole line.
+                    size += data.rfind(b"\n", 0, written) + 1
+                self._waiting -= len(text)
         except OSError as error:
             self.stopped = True
-            self._cut()
+            with suppress(OSError):  # it is no file on a disk
+                os.ftruncate(self._file, size)
             what, _, name = self._title.partition(" ")
             log = NamedLog(name, self._title)
             extra = {"path": str(self._path)}
@@ -102,23 +107,9 @@ class TraceFile:
         finally:
             os.close(self._file)
 
-    def _write(self, data: bytes) -> None:
-        written = 0
-        try:
-            while written < len(data):
-                written += os.write(self._file, memoryview(data)[written:])
-        finally:
-            # What a full disk has taken, up to its last whole line.
-            self._size += data.rfind(b"\n", 0, written) + 1
-
-    def _cut(self) -> None:
-        """Take away half a line."""
-        with suppress(OSError):  # it is no file on a disk
-            os.ftruncate(self._file, self._size)
-
 
 def _open(path: str) -> int:
-    """Open a file, and leave alone what is no trace.
+    """Open a file, and leave alone what is no trace, since it would be lost.
 
     Raises:
         OSError: If that cannot be, or another pool or cluster writes it.
@@ -128,36 +119,28 @@ def _open(path: str) -> int:
     file = os.open(path, flags, 0o666)
     try:
         if not stat.S_ISCHR(os.fstat(file).st_mode):  # /dev/null, for one
-            _check_content(file)
-            _lock(file)
-            os.ftruncate(file, 0)
+            _take_over(file)
     except BaseException:
         os.close(file)
         raise
     return file
 
 
-def _check_content(file: int) -> None:
-    """Refuse a file that is no trace, since it would be lost."""
+def _take_over(file: int) -> None:
+    head = HEAD.encode()
     if not stat.S_ISREG(os.fstat(file).st_mode):
         raise OSError(errno.EINVAL, "it is no file")
-    head = HEAD.encode()
-    begin = os.pread(file, len(head), 0)
     # A trace whose disk was full may have no whole head.
-    if not head.startswith(begin):
+    if not head.startswith(os.pread(file, len(head), 0)):
         raise FileExistsError(errno.EEXIST, "there is a file that is no trace")
-
-
-def _lock(file: int) -> None:
-    """Refuse a file that another pool or cluster writes."""
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        raise FileExistsError(
-            errno.EEXIST, "another pool or cluster writes it"
-        ) from None
+        in_use = "another pool or cluster writes it"
+        raise FileExistsError(errno.EEXIST, in_use) from None
     except OSError:
         pass  # a file system without locks
+    os.ftruncate(file, 0)
 
 
 # Seconds between two looks at the figures, and how long a line waits at most.
@@ -172,7 +155,7 @@ _numbers = itertools.count()
 _POOLS = 1000
 
 
-class Trace:
+class Trace(TraceBook):
     """Hears the events of a pool, follows its jobs, and writes its trace.
 
     Args:
@@ -197,65 +180,55 @@ class Trace:
         stats: Callable[[], PoolStats],
         most: int | None,
     ) -> None:
-        title = f"pool {name}"
+        title, service = f"pool {name}", os.getpid()
         self._file = TraceFile(path, title)
-        self._hub = hub
         self._stats = stats
-        self._book = TraceBook(
-            title,
-            # The pools of one service are told apart.
-            os.getpid() * _POOLS + next(_numbers) % _POOLS,
-            os.getpid(),
-            concurrency,
-            most=most,
-            follow=hub.trace,
-            clock=monotonic,
-            on_job=self._hand_over_many,
-        )
+        # The pools of one service are told apart.
+        number = service * _POOLS + next(_numbers) % _POOLS
+        super().__init__(hub, title, number, service, concurrency, most)
         self._loop = asyncio.get_running_loop()
-        self._timer = self._loop.call_later(_INTERVAL, self._look)
-        hub.ends.append(self._end)
+        self._timer = self._loop.call_later(_INTERVAL, self._write_all)
+        hub.ends.append(self._close)
         hub.add_listener(self._hear)
-        hub.add_tracer(self._book)
+        hub.add_tracer(self)
 
     def _hear(self, event: Event) -> None:
-        self._book.happened(event)
+        self.happened(event)
         self._hand_over_many()
 
-    def _look(self) -> None:
+    def _write_all(self) -> None:
         if self._file.stopped:
             self._hub.remove_listener(self._hear)
-            self._hub.remove_tracer(self._book)
+            self._hub.remove_tracer(self)
             return
-        self._timer = self._loop.call_later(_INTERVAL, self._look)
-        self._count()
+        self._timer = self._loop.call_later(_INTERVAL, self._write_all)
+        self._look_at_all()
         self._hand_over()
 
-    def _count(self) -> None:
-        stats, now = self._stats(), monotonic()
-        self._book.look(stats.slots, now)
-        self._book.count(now, stats)
+    def _look_at_all(self) -> None:
+        stats = self._stats()
+        self.look(stats.slots)
+        self.count(stats)
 
-    def _end(self) -> None:
+    def _close(self) -> None:
         """Write what is left, and close the file."""
         self._timer.cancel()
         try:
-            self._count()
+            self._look_at_all()
         finally:
-            self._book.end()
+            self.end()
             self._hand_over()
             self._file.close()
 
     def _hand_over_many(self) -> None:
-        if len(self._book.lines) >= _MANY:
+        if len(self.lines) >= _MANY:
             self._hand_over()
 
     def _hand_over(self) -> None:
-        file, book = self._file, self._book
-        lost = file.lost
-        if book.lines:
-            file.put(book.lines)
-            book.lines.clear()
+        file, lost = self._file, self._file.lost
+        if self.lines:
+            file.put(self.lines)
+            self.lines.clear()
         if file.lost == lost and lost:
             file.lost = 0
-            book.lost(lost)
+            self.lost(lost)

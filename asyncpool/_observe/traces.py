@@ -14,9 +14,10 @@ from __future__ import annotations
 
 import json
 from bisect import bisect_right, insort
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import fields
 from functools import lru_cache
+from time import monotonic
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from asyncpool._core.deadlines import RateLimit
@@ -26,7 +27,7 @@ from asyncpool.events import Broken, Crash, Crashed, Event, Ready, TakenOver
 from asyncpool.stats import PoolStats, SlotStats
 
 if TYPE_CHECKING:
-    from asyncpool._engine.hub import Attempt
+    from asyncpool._engine.hub import Attempt, PoolHub
     from asyncpool._engine.job import PoolJob
 
 # How a file begins.  A file that begins otherwise is no trace of a pool.
@@ -159,6 +160,7 @@ class TraceBook:
     It keeps a number for each open job that it shows, and nothing of those that have ended.
 
     Args:
+        hub: What tells of the jobs.
         name: What the pool is called.
         number: What the trace calls the pool: its ``pid``.
         service: The process id of the service.
@@ -166,9 +168,6 @@ class TraceBook:
         most: How many jobs a second are shown; ``None`` for all.  What has failed is always
             shown, and so is what takes long: these jobs are followed from then on, and what was
             before is told with the times that it had.
-        follow: Takes note that a job is followed.
-        clock: Returns the time.
-        on_job: Called when a job has ended, and there may be many lines.
 
     Attributes:
         lines: What is to be written; whoever writes it takes it out.
@@ -177,18 +176,14 @@ class TraceBook:
 
     def __init__(
         self,
+        hub: PoolHub,
         name: str,
         number: int,
         service: int,
         concurrency: int,
-        *,
         most: int | None,
-        follow: Callable[[int], object],
-        clock: Callable[[], float],
-        on_job: Callable[[], object],
     ) -> None:
-        self._number, self._concurrency = number, concurrency
-        self._follow, self._clock, self._on_job = follow, clock, on_job
+        self._hub, self._number, self._concurrency = hub, number, concurrency
         self.limit = RateLimit(most)
         self._waiting: dict[
             int, int
@@ -220,7 +215,7 @@ class TraceBook:
             limit.refused += 1
             return
         limit.take(at)
-        self._follow(job.id)
+        self._hub.trace(job.id)
         self._wait(job.id, job.title, int(at * _MICRO), _OUT)
 
     def sending(self, job: PoolJob[Any], slot: int, /) -> None:
@@ -255,13 +250,13 @@ class TraceBook:
         /,
     ) -> None:
         """Show the end of a job, and all of it if it has failed."""
-        now = int(self._clock() * _MICRO)
+        now = self._now()
         if error is None and job.id not in self._waiting:
             return
         # A call that was refused has never waited.
         if job.id not in self._waiting and outcome is JobOutcome.REFUSED:
             self._instant(outcome, now, {"job": job.id, "function": job.title})
-            self._on_job()
+            self._hand_over_many()
             return
         before = self._wait_of(job, attempt)
         if attempt is not None or job.id in self._shown:
@@ -271,7 +266,7 @@ class TraceBook:
         else:
             self.lines.append(self._dequeued(job.id, max(before, now), outcome))
         del self._waiting[job.id]
-        self._on_job()
+        self._hand_over_many()
 
     # The lines of a job.
 
@@ -284,7 +279,7 @@ class TraceBook:
 
     def _add(self, job: int, function: str, at: int) -> None:
         self.limit.refused -= 1
-        self._follow(job)
+        self._hub.trace(job)
         self._wait(job, function, at, _OUT)
 
     def _wait(self, job: int, function: str, at: int, flow: str) -> None:
@@ -331,14 +326,14 @@ class TraceBook:
             f'"args":{{"job":{job},{details},"worker":{self._pids.get(slot, 0)}}}}},\n'
         )
 
-    def look(self, slots: Iterable[SlotStats], now: float) -> None:
+    def look(self, slots: Iterable[SlotStats]) -> None:
         """Show the attempts that have been running for long, and are not over."""
         for slot in slots:
             for job in slot.running:
                 number, name, run = job.job_id, job.function, int(job.seconds * _MICRO)
                 if run < LONG or number in self._shown:
                     continue
-                begin = int(now * _MICRO) - run
+                begin = self._now() - run
                 if number not in self._waiting:
                     # How long it has waited is not known any more.
                     self._add(number, name, begin)
@@ -383,10 +378,10 @@ class TraceBook:
         about = event.crash if isinstance(event, Crashed) else event
         slot: int | None = getattr(about, "slot", None)
         track = None if slot is None else self._track_of(slot, 0)
-        name, at = type(event).__name__.lower(), int(self._clock() * _MICRO)
+        name, at = type(event).__name__.lower(), self._now()
         self._instant(name, at, _told_of(event), track)
 
-    def count(self, now: float, stats: PoolStats) -> None:
+    def count(self, stats: PoolStats) -> None:
         """Write those of some figures that have changed."""
         memory = sum(slot.memory for slot in stats.slots)
         for name, unit, value in (
@@ -397,22 +392,26 @@ class TraceBook:
         ):
             if self._figures.get(name) != value:
                 self._figures[name] = value
-                about = {"cat": "pool", "name": name, "ts": int(now * _MICRO)}
+                about = {"cat": "pool", "name": name, "ts": self._now()}
                 self._line("C", None, **about, args={unit: value})
 
     def lost(self, lines: int) -> None:
         """Write that so many lines are missing, since the disk was too slow for them."""
-        at = int(self._clock() * _MICRO)
-        self._instant("lines are missing", at, {"lines": lines})
+        self._instant("lines are missing", self._now(), {"lines": lines})
         self._figures.clear()
         for where, name in self._tracks.items():  # these may be among them
             self._name_track(track_of(*where), name)
 
     def end(self) -> None:
         """Write the end of the trace."""
-        at = int(self._clock() * _MICRO)
-        self._instant("end of the trace", at, {})
+        self._instant("end of the trace", self._now(), {})
         self.lines[-1] = self.lines[-1].replace(",\n", "\n]\n")
+
+    def _now(self) -> int:
+        return int(monotonic() * _MICRO)
+
+    def _hand_over_many(self) -> None:
+        """Hand the lines over, if they are many."""
 
     def _instant(
         self, name: str, at: int, args: dict[str, object], track: int | None = None

@@ -10,7 +10,7 @@ from typing import Any
 
 from hypothesis import given, strategies as st
 
-from asyncpool._engine.hub import Attempt
+from asyncpool._engine.hub import Attempt, PoolHub
 from asyncpool._observe.traces import (
     POOL_TRACK,
     SlotLanes,
@@ -43,16 +43,10 @@ class Book(TraceBook):
 
     def __init__(self, number: int = 7000, concurrency: int = 1) -> None:
         self.now = 3.0
-        super().__init__(
-            "pool shop",
-            number,
-            7,
-            concurrency,
-            most=None,
-            follow=int,
-            clock=lambda: self.now,
-            on_job=dict,
-        )
+        super().__init__(PoolHub(), "pool shop", number, 7, concurrency, None)
+
+    def _now(self) -> int:
+        return int(self.now * 1e6)
 
     def fails(
         self, job: Any, error: Exception, attempt: Attempt | None, at: float
@@ -70,7 +64,8 @@ class Book(TraceBook):
             attempt=job.attempt,
             seconds=now - began,
         )
-        self.look([replace(SLOT, slot=slot, running=(runs,))], now)
+        self.now = now
+        self.look([replace(SLOT, slot=slot, running=(runs,))])
 
     def shows(self) -> Traced:
         """Return what a trace shows that ends here."""

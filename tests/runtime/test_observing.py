@@ -171,12 +171,12 @@ async def test_what_runs_for_long_is_shown_although_there_are_too_many_jobs(
     path, hub = tmp_path / "trace.json", PoolHub()
     slots = [SLOT]
     trace = trace_of(path, hub, lambda: replace(figures(), slots=tuple(slots)), 1)
-    trace._book.limit.next_at = math.inf
+    trace.limit.next_at = math.inf
     job: Any = QuickJob(815, title="shop.resize")
     assert hub.news_heard
     hub.queued(job)
-    trace._look()
-    trace._look()
+    trace._write_all()
+    trace._write_all()
     slots.clear()
     end_job(hub, job, 3_000_000, time.monotonic())
     hub.end()
@@ -191,13 +191,13 @@ async def test_what_runs_for_long_is_shown_although_there_are_too_many_jobs(
 async def test_what_is_lost_is_counted_in_the_trace(tmp_path: Path) -> None:
     path, hub = tmp_path / "trace.json", PoolHub()
     trace = trace_of(path, hub)
-    trace._look()
+    trace._write_all()
     wait_for_disk(trace, 100 << 20)
     run_jobs(hub, 1, 10)
-    trace._look()
+    trace._write_all()
     wait_for_disk(trace, 0)
     run_jobs(hub, 11, 10)
-    trace._look()
+    trace._write_all()
     hub.end()
     found = read_trace(path)
     assert [slice_.args["job"] for slice_ in found.slices] == list(range(11, 21))
@@ -212,7 +212,7 @@ async def test_nobody_is_told_of_jobs_behind_the_end_of_a_disk() -> None:
     trace._hand_over()
     join_writer(trace)
     watched = [bool(hub.tracers)]
-    trace._look()
+    trace._write_all()
     run_jobs(hub, 1, 1)
     watched.append(bool(hub.tracers))
     assert watched == [True, False]

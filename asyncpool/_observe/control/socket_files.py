@@ -126,12 +126,12 @@ def clear_path(path: str) -> str:
         raise OSError(
             errno.EADDRINUSE, "there is a file of that name, which is no socket"
         )
-    for tries in range(_REFUSALS):
-        if tries:
-            time.sleep(_CONNECT_EVERY)
-        answer = try_connect(path)
+    answer = try_connect(path)
+    for _ in range(_REFUSALS - 1):
         if answer != errno.ECONNREFUSED:
             break
+        time.sleep(_CONNECT_EVERY)
+        answer = try_connect(path)
     if answer == errno.ECONNREFUSED:
         Path(path).unlink(missing_ok=True)
     elif answer in {0, errno.EAGAIN, errno.EINPROGRESS, errno.EPROTOTYPE}:

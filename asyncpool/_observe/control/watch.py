@@ -36,13 +36,14 @@ def plain(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {str(name): plain(each) for name, each in value.items()}
     if is_dataclass(value):
-        return {name: plain(getattr(value, name)) for name in _names(type(value))}
+        kind: Any = type(value)
+        return {name: plain(getattr(value, name)) for name in _names(kind)}
     return value if type(value) is bool else repr(value)
 
 
 # To ask a record for its fields takes longer than to read them.
 @cache
-def _names(kind: type) -> tuple[str, ...]:
+def _names(kind: Any) -> tuple[str, ...]:
     return tuple(field.name for field in fields(kind))
 
 
