@@ -55,9 +55,7 @@ TABLES = {
     "cluster": for_prometheus(CLUSTER_METRICS),
     "opentelemetry": for_opentelemetry(POOL_METRICS),
 }
-PLACE = re.compile(
-    r"(?<=<!-- metrics: )(\w+)( -->\n\n)(.*?)(?=\n\n<!-- end -->)", re.DOTALL
-)
+PLACE = re.compile(r"(?<=<!--)(?!end)(\w+)(-->\n\n)(.*?)(?=\n\n<!--end-->)", re.DOTALL)
 
 
 def main(option: str = "") -> int:

@@ -65,6 +65,10 @@ class Durations:
         """Tell whether none is missing of those that *earlier* has counted."""
         return all(map(int.__ge__, self.counts, earlier.counts))
 
+    def pack(self) -> list[int]:
+        """Return the numbers of a report: their sum, and the counts."""
+        return [round(self.total), *self.counts]
+
 
 # How often the jobs of each function have ended in which way, and how long they took.
 #
@@ -210,12 +214,12 @@ class RequestFigures:
         """Return the numbers of a report, up to those about the event loop."""
         numbers = [getattr(self, name) for name in _COUNTERS]
         for each in self.responses:
-            numbers += round(each.total), *each.counts
+            numbers += each.pack()
         return numbers
 
     def pack(self) -> list[int]:
         """Return the numbers of a report."""
-        return [*self.pack_requests(), round(self.lag.total), *self.lag.counts]
+        return self.pack_requests() + self.lag.pack()
 
     @classmethod
     def unpack(cls, numbers: Sequence[int], before: RequestFigures) -> RequestFigures:

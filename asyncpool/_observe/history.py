@@ -216,6 +216,7 @@ class History:
 # The outcomes for which somebody should look at the function.
 FAILURES = frozenset(("raised", "crashed", "timeout"))
 
+_NO_TIMES: Figures = {"bounds": (), "counts": ()}
 _GAUGES = ("queued", "oldest_queued", "busy", "workers")
 
 
@@ -226,10 +227,11 @@ class Snapshot(NamedTuple):
         at: When, in Unix time.
         pid: The program's process.
         counts: What only grows while the process lives: ``ok``, ``failed`` and ``other``
-            jobs, or ``handed`` connections.
+            jobs; or ``handed`` connections, and responses by their class.
         gauges: What goes up and down.
         cpu: Seconds of CPU time of each worker, by slot and generation.
         memory: Bytes of memory of each worker, by slot.
+        took: How long responses took.
     """
 
     at: float
@@ -238,6 +240,7 @@ class Snapshot(NamedTuple):
     gauges: Mapping[str, float]
     cpu: Mapping[tuple[int, int], float]
     memory: Mapping[int, int]
+    took: Figures
 
 
 def snapshot_of(at: float, status: Mapping[str, Any]) -> Snapshot:
@@ -248,8 +251,14 @@ def snapshot_of(at: float, status: Mapping[str, Any]) -> Snapshot:
         TypeError: If one is no number.
     """
     slots: list[dict[str, Any]] = status["slots"]
+    responses = status.get("requests", {}).get("responses", {})
+    took: dict[float, int] = {}
     if status.get("kind") == "cluster":
         counts: dict[str, float] = {"handed": status["handed"] + 0}
+        for name, told in responses.items():
+            counts[name] = sum(told["counts"])
+            for bound, count in zip(told["bounds"], told["counts"], strict=True):
+                took[bound] = took.get(bound, 0) + count
         connections = sum(slot["connections"] for slot in slots)
         ready = sum(1 for slot in slots if slot["ready"])
         gauges = {"connections": connections, "ready": ready}
@@ -271,6 +280,7 @@ def snapshot_of(at: float, status: Mapping[str, Any]) -> Snapshot:
             (slot["slot"], slot["generation"]): slot.get("cpu", 0.0) for slot in living
         },
         memory={slot["slot"]: slot["memory"] for slot in living},
+        took={"bounds": sorted(took), "counts": [took[it] for it in sorted(took)]},
     )
 
 
@@ -282,7 +292,7 @@ def point_between(before: Snapshot, after: Snapshot) -> dict[str, Any]:
     """
     seconds = after.at - before.at
     if before.pid != after.pid:
-        before = before._replace(counts={}, cpu={})
+        before = before._replace(counts={}, cpu={}, took=_NO_TIMES)
     return {
         "at": round(after.at, 3),
         **{
@@ -295,6 +305,7 @@ def point_between(before: Snapshot, after: Snapshot) -> dict[str, Any]:
             for which, used in after.cpu.items()
         },
         "memory": dict(after.memory),
+        "p99": histogram_of(after.took, before.took).quantile(0.99),
     }
 
 
@@ -328,10 +339,10 @@ def function_rows(
 
 def histogram_of(told: Figures, before: Figures | None = None) -> Histogram:
     """Return the histogram that a line tells of; of the durations since *before*, if given."""
-    counts, total, known = told["counts"], told["total"], {}
+    counts, total, known = told["counts"], told.get("total", 0.0), {}
     if before is not None:
         known = dict(zip(before["bounds"], before["counts"], strict=True))
-        total = max(0.0, total - before["total"])
+        total = max(0.0, total - before.get("total", 0.0))
     pairs = zip(told["bounds"], counts, strict=True)
     return Histogram(
         bounds=tuple(told["bounds"]),

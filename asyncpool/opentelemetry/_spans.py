@@ -75,6 +75,9 @@ _ASKED = 0.1
 # of maps that they are sampled.
 _MOST_KEPT = 1000
 
+# What was sent of no job yet.
+_NOTHING = (None, b"", b"")
+
 _Method = TypeVar("_Method", bound=Callable[..., None])
 
 
@@ -180,15 +183,16 @@ class JobSpans:
         """Begin the span in which a job waits, if there may be one, and the sampler wants it."""
         try:
             context, limit = get_current(), self.limit
-            kind: Any = job.function.name
-            above = job.queued_at < limit.next_at
-            if above:
+            kind: Any
+            if above := job.queued_at < limit.next_at:
                 limit.refused += 1
                 kind = job.options.hold is not None and _is_of_map(job)
+            else:
+                kind = job.function.name
             # Nearly all jobs of a busy pool end here.
-            known = self._sent.get(kind)
-            if known and known[0] is context and known[1] == job.context:
-                job.context = known[2]
+            known_in, before, after = self._sent.get(kind, _NOTHING)
+            if known_in is context and before == job.context:
+                job.context = after
             elif above:
                 self._hand_on(job, context, of_map=kind)
             else:
@@ -243,9 +247,9 @@ class JobSpans:
         elif span.get_span_context().is_valid:  # else there is no SDK
             # One for all jobs without a trace: which one they have not makes no difference.
             self._unsampled = self._unsampled or span
-            known = self._sent.get(None)
-            if known and known[0] is context and known[1] == job.context:
-                job.context = known[2]
+            known_in, before, after = self._sent.get(None, _NOTHING)
+            if known_in is context and before == job.context:
+                job.context = after
             else:
                 sent = set_span_in_context(self._unsampled, context)
                 self._send_as(None, job, context, sent)

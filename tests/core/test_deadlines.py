@@ -214,17 +214,17 @@ def test_what_is_spent_is_missing_later() -> None:
     ]
 
 
-@given(rates, pauses, st.integers(1, 5))
+@given(rates, pauses, st.integers(1, 5), st.sampled_from([1.0, 0.1, 60.0]))
 def test_never_more_than_a_bucket_and_what_came_into_it(
-    rate: float, pauses: list[float], each: int
+    rate: float, pauses: list[float], each: int, span: float
 ) -> None:
-    limit, now, times = RateLimit(rate), 0.0, list[float]()
+    limit, now, times = RateLimit(rate, span), 0.0, list[float]()
     for pause in pauses:
         now += pause
         times += [now] * sum(limit.take(now) for _ in range(each))
     for first, begin in enumerate(times):
         for last in range(first, len(times), 7):
-            most = rate + (times[last] - begin) * rate
+            most = max(1, rate * span) + (times[last] - begin) * rate
             assert last - first + 1 <= most + 1 + 1e-6
 
 

@@ -57,8 +57,6 @@ _OPTIONAL = frozenset(("slot", "job", "function"))
 
 
 def _check(name: str, value: Any) -> None:
-    if value is None and name in _OPTIONAL:
-        return
     if name == "function":
         if type(value) is not str or not 0 < len(value) <= _MAX_FUNCTION:
             raise ProtocolError(
@@ -124,7 +122,8 @@ class Request:
             raise ProtocolError(f"there is no action {action!r}")
         for name, value in [*fields.items()]:
             if name in ACTIONS[action]:
-                _check(name, value)
+                if value is not None or name not in _OPTIONAL:
+                    _check(name, value)
             elif value is None or value is False:  # as older clients send
                 del fields[name]
             else:

@@ -159,10 +159,10 @@ class JobFeed:
     """
 
     def __init__(self, hub: PoolHub, concurrency: int) -> None:
-        self._hub = hub
+        self._hub, self._concurrency = hub, concurrency
         self._wishes: dict[object, tuple[int, float]] = {}
         self._limit = RateLimit(None)
-        self._rows: deque[JobRow] = deque(maxlen=_KEPT)
+        self._heard: deque[tuple[JobEnded, int]] = deque(maxlen=_KEPT)
         self._lanes = defaultdict[int, SlotLanes](lambda: SlotLanes(concurrency))
         self.count = 0
         self._listens = False
@@ -185,8 +185,14 @@ class JobFeed:
 
     def since(self, seen: int, most: int) -> list[JobRow]:
         """Return the last jobs, at most *most*, after so many that were *seen*."""
-        new = min(self.count - seen, len(self._rows), most)
-        return [self._rows[place] for place in range(-new, 0)]
+        new, offset = min(self.count - seen, len(self._heard), most), clock_offset()
+        rows: list[JobRow] = []
+        for place in range(-new, 0):
+            event, lane = self._heard[place]
+            job, function, outcome, attempts, slot, wait, run, at = event
+            at += offset
+            rows.append((job, function, slot, lane, at, wait, run, outcome, attempts))
+        return rows
 
     def _set_limit(self) -> None:
         # All watchers hear of the same jobs, so the one that wants most decides.
@@ -203,7 +209,11 @@ class JobFeed:
 
     def _hear(self, event: JobEnded) -> None:
         self.count += 1
-        self._rows.append(self._row(event))
+        lane = 0
+        if event.slot is not None and self._concurrency > 1:
+            begin = int((event.at - event.run) * 1e6)
+            lane, _ = self._lanes[event.slot].put(begin, int(event.run * 1e6))
+        self._heard.append((event, lane))
         self._limit.spend(event.at, 1.0)
         wait = self._limit.next_at - event.at
         if wait > 0:
@@ -214,20 +224,3 @@ class JobFeed:
         if self._listens:
             self._hub.remove_listener(self._hear)
             self._listens = False
-
-    def _row(self, event: JobEnded) -> JobRow:
-        lane = 0
-        if event.slot is not None:
-            begin = int((event.at - event.run) * 1e6)
-            lane, _ = self._lanes[event.slot].put(begin, int(event.run * 1e6))
-        return (
-            event.job_id,
-            event.function,
-            event.slot,
-            lane,
-            event.at + clock_offset(),
-            event.wait,
-            event.run,
-            event.outcome,
-            event.attempts,
-        )
