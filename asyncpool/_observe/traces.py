@@ -185,9 +185,8 @@ class TraceBook:
     ) -> None:
         self._hub, self._number, self._concurrency = hub, number, concurrency
         self.limit = RateLimit(most)
-        self._waiting: dict[
-            int, int
-        ] = {}  # the open jobs that are shown, and since when
+        # The open jobs that are shown, and since when they wait.
+        self._waiting: dict[int, int] = {}
         self._shown: dict[int, _Shown] = {}
         self._lanes: dict[int, SlotLanes] = {}
         self._tracks: dict[tuple[int, int], str] = {}  # their names, by slot and lane

@@ -133,23 +133,19 @@ class Sampler:
             now = monotonic()
             if due := times.take(now):
                 self._missed += due - 1
-                self._count(reader, due)
+                stack, others = reader.read()
+                if stack is None:
+                    self._idle += due
+                elif request.wants(stack[0]):
+                    count_stack(self._stacks, stack, due, _MOST_STACKS)
+                else:
+                    self._skipped += due
+                for other in others if request.wants(NO_JOB) else ():
+                    count_stack(self._stacks, other, due, _MOST_STACKS)
             if now >= report_at:
                 report_at = now + _REPORT_EVERY
                 self._report()
         self._report(last=True)
-
-    def _count(self, reader: StackReader, due: int) -> None:
-        stack, others = reader.read()
-        wants = self._request.wants
-        if stack is None:
-            self._idle += due
-        elif wants(stack[0]):
-            count_stack(self._stacks, stack, due, _MOST_STACKS)
-        else:
-            self._skipped += due
-        for other in others if wants(NO_JOB) else ():
-            count_stack(self._stacks, other, due, _MOST_STACKS)
 
     def _report(self, error: str = "", *, last: bool = False) -> None:
         figures = self._idle, self._skipped, self._missed

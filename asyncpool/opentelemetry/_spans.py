@@ -44,7 +44,6 @@ from asyncpool._engine.life_log import LOGGER
 from asyncpool._wire.messages import JobContext, with_parts
 from asyncpool.enums import JobOutcome
 from asyncpool.errors import JobTimeoutError, WorkerCrashedError
-from asyncpool.events import Via
 
 POOL = "asyncpool.pool.name"
 FUNCTION = "code.function.name"
@@ -71,8 +70,8 @@ _NO_FAILURES = frozenset((JobOutcome.OK, JobOutcome.CANCELLED, GIVEN_BACK))
 # the event loop, and the other one takes 65.
 _ASKED = 0.1
 
-# Of so many functions the name and the attributes of their spans are kept, and of so many callers
-# of maps that they are sampled.
+# Of so many kinds of jobs it is kept what their workers get, and of so many callers of maps that
+# they are sampled.
 _MOST_KEPT = 1000
 
 # What was sent of no job yet.
@@ -163,7 +162,6 @@ class JobSpans:
         self.traced: dict[int, _Trace] = {}
         self.limit = RateLimit(most)
         self._failures = RateLimit(most)
-        self._named: dict[tuple[str, Via], tuple[str, dict[str, str]]] = {}
         # What a worker gets of jobs without spans: for each kind of job the context of the last
         # one, and its packed context before and after.  With the same ones the same is done.
         # The kinds: above the bound, in a map or not; dropped, by function; and without a trace.
@@ -279,15 +277,9 @@ class JobSpans:
 
     def _name(self, job: PoolJob[Any]) -> tuple[str, dict[str, str]]:
         """Return what the first span of a job is called, and its attributes."""
-        function, via = job.function.name, job.function.figures.via
-        named = self._named.get((function, via))
-        if named is None:
-            attributes = {POOL: self._pool, FUNCTION: function, VIA: via}
-            named = f"submit {function}", attributes
-            if len(self._named) >= _MOST_KEPT:
-                self._named.clear()
-            self._named[function, via] = named
-        return named
+        function = job.function.name
+        about = {POOL: self._pool, FUNCTION: function, VIA: job.function.figures.via}
+        return f"submit {function}", about
 
     # Of jobs that are recorded.
 

@@ -8,7 +8,7 @@ import html
 import json
 import os
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from importlib import resources
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -331,18 +331,14 @@ def lay_out(
         for name in (stack.function, *stack.frames):
             call = call.calls.setdefault(name, _Call(name))
             call.samples += stack.samples
-    found: list[Rectangle] = []
-    todo = [(top, 0, 0)]
-    while todo:
-        call, depth, start = todo.pop()
-        found.append(Rectangle(call.name, depth, start, call.samples))
-        below: list[tuple[_Call, int, int]] = []
+
+    def place(call: _Call, depth: int, start: int) -> Iterator[Rectangle]:
+        yield Rectangle(call.name, depth, start, call.samples)
+        inner = call.calls.values()
         # The widest first.  What a call did itself stays free, to the right.
-        for inner in sorted(
-            call.calls.values(), key=lambda each: (-each.samples, each.name)
-        ):
-            if inner.samples >= least:
-                below.append((inner, depth + 1, start))
-            start += inner.samples
-        todo += reversed(below)
-    return found
+        for each in sorted(inner, key=lambda it: (-it.samples, it.name)):
+            if each.samples >= least:
+                yield from place(each, depth + 1, start)
+            start += each.samples
+
+    return list(place(top, 0, 0))

@@ -83,9 +83,8 @@ async def open_control(
         return find(f"{wanted or owner.name}{tail}", make=True)
 
     try:
-        async with folders_locked(
-            [path_with("")]
-        ):  # the others would be in the same one
+        # The others would be in the same folder.
+        async with folders_locked([path_with("")]):
             made = _made(map(path_with, tails), answer, watch)
     except (OSError, ValueError) as error:
         in_use = getattr(error, "errno", None) == errno.EADDRINUSE
