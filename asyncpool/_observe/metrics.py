@@ -399,24 +399,28 @@ class Exports:
                     f"name, or {self._undo} the other one first"
                 )
             self._by_name[name] = exported
-            ended = [each for each in self._by_name.values() if each.ended]
+            ended = [each for each in list(self._by_name.values()) if each.ended]
             for each in ended[:-_MOST_ENDED]:
-                del self._by_name[each.name]
+                self._forget(each)
 
     def remove(self, it: object) -> bool:
         """Export *it* no more; tell whether it was there."""
         with LOCK:
-            for each in self._by_name.values():
-                if each.it() is it:
-                    del self._by_name[each.name]
-                    return True
-            return False
+            known = [each for each in list(self._by_name.values()) if each.it() is it]
+            for each in known:
+                self._forget(each)
+            return bool(known)
+
+    def _forget(self, exported: Exported) -> None:
+        if self._by_name.get(exported.name) is exported:
+            del self._by_name[exported.name]
 
     def readings(self) -> list[tuple[str, Reading]]:
         """Return the figures of each, with its name, as they are now."""
         with LOCK:
-            for each in [each for each in self._by_name.values() if each.over]:
-                del self._by_name[each.name]
+            for each in list(self._by_name.values()):
+                if each.over:
+                    self._forget(each)
             exported = list(self._by_name.values())
         found = [(each.name, each.read()) for each in exported]
         return [(name, reading) for name, reading in found if reading]
