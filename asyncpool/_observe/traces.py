@@ -22,7 +22,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from asyncpool._core.deadlines import RateLimit
 from asyncpool.enums import JobOutcome
-from asyncpool.errors import WorkerCrashedError
 from asyncpool.events import Broken, Crash, Crashed, Event, Ready, TakenOver
 from asyncpool.stats import PoolStats, SlotStats
 
@@ -188,6 +187,7 @@ class TraceBook:
         # The open jobs that are shown, and since when they wait.
         self._waiting: dict[int, int] = {}
         self._shown: dict[int, _Shown] = {}
+        self._taken_over: int | None = None
         self._lanes: dict[int, SlotLanes] = {}
         self._tracks: dict[tuple[int, int], str] = {}  # their names, by slot and lane
         self._pids: dict[int, int] = {}
@@ -227,12 +227,13 @@ class TraceBook:
             self._wait(job.id, job.title, at, f"{_IN},{_OUT}")
 
     def attempt_failed(
-        self, job: PoolJob[Any], error: BaseException, attempt: Attempt | None, /
+        self, job: PoolJob[Any], _: BaseException, attempt: Attempt | None, /
     ) -> None:
         """Show an attempt that has failed, and that the job waits again."""
         before, at = self._wait_of(job, attempt), int(job.queued_at * _MICRO)
         if attempt is not None or job.id in self._shown:
-            outcome = "taken over" if isinstance(error, WorkerCrashedError) else "retry"
+            outcome = "taken over" if self._taken_over == job.id else "retry"
+            self._taken_over = None
             at = max(at, self._over(job, attempt, at, outcome, f"{_IN},{_OUT}"))
         elif at > before:
             self.lines.append(self._dequeued(job.id, at, "lost"))
@@ -370,7 +371,8 @@ class TraceBook:
 
     def happened(self, event: Event) -> None:
         """Take note of what is not about one job."""
-        if isinstance(event, TakenOver):
+        if isinstance(event, TakenOver):  # its attempt is about to be told as failed
+            self._taken_over = event.job_id
             return
         if isinstance(event, Ready):
             self._pids[event.slot] = event.pid

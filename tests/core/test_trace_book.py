@@ -19,13 +19,12 @@ from asyncpool._observe.traces import (
     track_of,
 )
 from asyncpool.enums import JobOutcome
-from asyncpool.errors import WorkerCrashedError
+from asyncpool.events import TakenOver
 from asyncpool.stats import RunningJob
 from tests.helpers.told_pool import SLOT
 from tests.helpers.traces import Traced, check
 
 TRACK_0, TRACK_1 = 10_000, 20_000
-CRASH = WorkerCrashedError.__new__(WorkerCrashedError)
 
 
 @dataclass
@@ -48,12 +47,10 @@ class Book(TraceBook):
     def _now(self) -> int:
         return int(self.now * 1e6)
 
-    def fails(
-        self, job: Any, error: Exception, attempt: Attempt | None, at: float
-    ) -> None:
+    def fails(self, job: Any, attempt: Attempt | None, at: float) -> None:
         """Have an attempt fail, and the next one wait since *at*."""
         job.queued_at = at
-        self.attempt_failed(job, error, attempt)
+        self.attempt_failed(job, LookupError(), attempt)
         job.attempt += 1
 
     def looks(self, job: Any, slot: int, began: float, now: float) -> None:
@@ -76,8 +73,9 @@ def test_a_retry_after_a_takeover_is_told_as_one() -> None:
     it, job = Book(), Told()
     tell: Any = job
     it.queued(tell)
-    it.fails(job, CRASH, Attempt(0, 1.0, 2.0, None), 2.5)
-    it.fails(job, LookupError(), Attempt(0, 2.5, 2.6, 0.1), 2.7)
+    it.happened(TakenOver(1, 1))
+    it.fails(job, Attempt(0, 1.0, 2.0, None), 2.5)
+    it.fails(job, Attempt(0, 2.5, 2.6, 0.1), 2.7)
     it.ended(tell, JobOutcome.OK, None, Attempt(0, 2.7, 2.8, 0.2))
     outcomes = [s.args["outcome"] for s in it.shows().of_job(1)]
     assert outcomes == ["taken over", "retry", "ok"]
@@ -155,7 +153,7 @@ def test_the_slices_of_a_track_nest_for_any_order_of_events(
         if step == "given_back":
             it.given_back(job)
         elif step == "fails":
-            it.fails(job, CRASH, attempt, at)
+            it.fails(job, attempt, at)
         elif step == "looks":
             it.looks(job, slot, at, at + 1.5)
         elif step == "ended":
