@@ -33,7 +33,7 @@ ROOMS = {
     "remote (clients, agents, shared pools, Ray)": "_remote sharedpool ray",
     "cluster (servers)": "_cluster cluster",
     "seen (control, trace, profile, metrics, dashboard's data)": (
-        "_core/profile_book _core/figures _wire/profile _worker/profile profile _observe "
+        "_core/figures _wire/profile _worker/profile profile _observe "
         "prometheus opentelemetry"
     ),
     "command line": "_cli cli __main__",

@@ -959,7 +959,7 @@ class Pool(Submitter, Supervised, JobEventSource):
         """Return what the supervisor is told, and begin what watches it before it starts."""
         # Few pools are watched, and the pool itself knows nothing of who does.
         if self._control is not None or self._config.trace is not None:
-            from asyncpool._observe.control.local_orders import open_beside  # noqa: PLC0415
+            from asyncpool._observe.control.pool_control import open_beside  # noqa: PLC0415
 
             await open_beside(self._life, self._config, self._control)
         return self._config

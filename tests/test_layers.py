@@ -71,7 +71,6 @@ def test_workers_start_light(module: str) -> None:
 OF_FEW_POOLS = [
     "asyncpool._cluster",
     "asyncpool._core.data_only",
-    "asyncpool._core.profile_book",
     "asyncpool._observe",
     "asyncpool._remote",
     "asyncpool._sandbox",

@@ -20,27 +20,25 @@ from asyncpool.errors import ProtocolError
 # It is kept as a time: from when on there is one token.  Whoever asks for each of 100 000 jobs a
 # second then compares two numbers.
 
-# Seconds in which an empty bucket is filled: so many things may come at once.
-_SPAN = 1.0
-
 
 class RateLimit:
     """A bucket of tokens.  The times come from outside, and never go backwards.
 
     Args:
-        rate: How many things may pass in a second, one at least, and in an instant after a second
-            without any; ``None`` for all.
+        rate: How many things may pass in a second; ``None`` for all.
+        span: For how many seconds the bucket has tokens, so that as many things may pass in an
+            instant after as long without any; for one at least.
 
     Attributes:
         next_at: Before this time nothing passes.
         refused: How many things did not pass; whoever compares *next_at* himself counts too.
     """
 
-    def __init__(self, rate: float | None) -> None:
-        self._interval = 0.0 if rate is None else _SPAN / rate
+    def __init__(self, rate: float | None, span: float = 1.0) -> None:
+        self._interval = 0.0 if rate is None else 1 / rate
         # In a full bucket the tokens but one have been there for so long; and a bit more, since
         # a sum of many intervals is not exact.
-        self._ahead = _SPAN - (1 - 1e-6) * self._interval
+        self._ahead = span - (1 - 1e-6) * self._interval
         self.next_at = -math.inf
         self.refused = 0
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import field
+from itertools import islice
 
 from asyncpool._dataclass import dataclass
 from asyncpool.enums import JobOutcome
@@ -16,9 +17,6 @@ from asyncpool.stats import NO_DURATIONS, FunctionStats, Histogram
 
 # A count for each number of binary digits that a duration of microseconds may have.
 BUCKETS = 64
-
-# Before packed counts: the sum, the first bucket that has any, and how many counts follow.
-HEAD = 3
 
 
 class Durations:
@@ -68,27 +66,8 @@ class Durations:
         return all(map(int.__ge__, self.counts, earlier.counts))
 
     def pack(self) -> list[int]:
-        """Return numbers that :meth:`unpack` reads; there are few of them if most counts are 0."""
-        used = [digits for digits, count in enumerate(self.counts) if count]
-        among = self.counts[used[0] : used[-1] + 1] if used else []
-        return [round(self.total), used[0] if used else 0, len(among), *among]
-
-    def unpack(self, numbers: Sequence[int], at: int) -> int:
-        """Take over what was packed, from *numbers* at *at* on; return where its end is.
-
-        Raises:
-            ProtocolError: If there is nothing such.
-        """
-        begin = at + HEAD
-        if begin > len(numbers):
-            raise ProtocolError("durations are cut short")
-        total, first, size = numbers[at:begin]
-        end = begin + size
-        if first + size > BUCKETS or end > len(numbers):
-            raise ProtocolError("durations cannot be read")
-        self.total = total
-        self.counts[first : first + size] = numbers[begin:end]
-        return end
+        """Return the numbers of a report: their sum, and the counts."""
+        return [round(self.total), *self.counts]
 
 
 # How often the jobs of each function have ended in which way, and how long they took.
@@ -253,13 +232,13 @@ class RequestFigures:
         Raises:
             ProtocolError: If it is no report, or fewer were counted than before.
         """
-        figures, at = cls(), len(_COUNTERS)
-        for name, number in zip(_COUNTERS, numbers, strict=False):
-            setattr(figures, name, number)
-        for each in figures._durations:
-            at = each.unpack(numbers, at)
-        if at != len(numbers):
+        if len(numbers) != MOST_NUMBERS:
             raise ProtocolError(f"its figures have {len(numbers)} numbers")
+        figures, rest = cls(), iter(numbers)
+        for name in _COUNTERS:
+            setattr(figures, name, next(rest))
+        for each in figures._durations:
+            each.total, *each.counts = islice(rest, 1 + BUCKETS)
         if not figures._follows(before):
             raise ProtocolError("its figures are less than before")
         return figures
@@ -283,5 +262,5 @@ def class_of(status: object) -> int:
     return status // 100 if isinstance(status, int) and 100 <= status < 600 else 0  # noqa: PLR2004 - of HTTP
 
 
-# The most numbers of a report: more cannot be one.
-MOST_NUMBERS = len(_COUNTERS) + (len(CLASSES) + 1) * (BUCKETS + HEAD)
+# How many numbers a report has.
+MOST_NUMBERS = len(_COUNTERS) + (len(CLASSES) + 1) * (1 + BUCKETS)

@@ -13,7 +13,7 @@ import contextlib
 import itertools
 import math
 from collections.abc import Callable
-from dataclasses import field, fields
+from dataclasses import field
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
@@ -33,10 +33,9 @@ from asyncpool._wire.text import printable_block
 from asyncpool.errors import NoWorkerError, ProfileInProgressError, ProtocolError
 
 if TYPE_CHECKING:
-    from asyncpool._core.profile_book import ProfileBook
     from asyncpool._engine.engine import Engine
     from asyncpool._wire.profile import ProfileRequest
-    from asyncpool.profile import Profile
+    from asyncpool.profile import Profile, ProfileBook
 
 
 # Read the heartbeats of jobs.
@@ -623,7 +622,7 @@ class Profiles:
         handles = {index: engine.handles[index] for index in ready}
         if slot is not None and slot not in handles:
             raise NoWorkerError(slot, there=tuple(handles))
-        from asyncpool._core.profile_book import ProfileBook  # noqa: PLC0415 - few take one
+        from asyncpool.profile import ProfileBook  # noqa: PLC0415 - few take one
 
         now = engine.loop.time()
         number, until = next(self._numbers), now + request.seconds
@@ -678,33 +677,27 @@ class Profiles:
 
     def _look(self, run: _Run) -> None:
         """End a profile whose time is over when all workers have sent everything."""
-        if self._engine.loop.time() >= run.until and not run.book.is_open:
+        if self._engine.loop.time() >= run.until and not run.book.open:
             run.over.set()
 
     def _end(self, run: _Run) -> None:
         """End the samplers that are still at work."""
-        open_ones = {(r.slot, r.generation) for r in run.book.records if r.is_open}
         for handle in self._engine.handles.values():
-            if (handle.slot, handle.generation) in open_ones and not handle.ignored:
+            which = handle.slot, handle.generation
+            if which in run.book.open and not handle.ignored:
                 handle.ask(FrameKind.PROFILE, b"", run.number)
 
     def _profile_of(self, run: _Run, took: float) -> Profile:
-        from asyncpool.profile import Profile, ProfiledWorker, StackSamples  # noqa: PLC0415 - see above
+        from asyncpool.profile import Profile  # noqa: PLC0415 - see above
 
-        figures = [each.name for each in fields(ProfiledWorker)]
-        # A record has these fields, too.
-        shown = [{it: getattr(r, it) for it in figures} for r in run.book.records]
         return Profile(
             pool=self._engine.config.title,
             seconds=took,
             rate=run.request.rate,
             slot=run.slot,
             function=run.request.function or None,
-            stacks=tuple(
-                StackSamples(function=function, frames=frames, samples=samples)
-                for (function, frames), samples in run.book.stacks
-            ),
-            workers=tuple(ProfiledWorker(**each) for each in shown),
+            stacks=run.book.stacks,
+            workers=run.book.workers,
         )
 
 

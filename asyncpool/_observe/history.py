@@ -12,11 +12,12 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import field
-from typing import Any, NamedTuple, TypeVar
+from itertools import pairwise
+from typing import Any, NamedTuple
 
-from asyncpool._dataclass import dataclass
 from asyncpool.stats import Histogram
+
+Figures = Mapping[str, Any]
 
 # What is shown of a crash; all of its text comes from a process that has failed.
 
@@ -50,8 +51,6 @@ def clip(text: str, most: int = _MOST_TEXT) -> str:
     return text if len(text) <= most else f"{text[: most - 1]}…"
 
 
-T = TypeVar("T")
-
 # Two a second are five minutes.
 _MOST_SNAPSHOTS = 600
 _MOST_JOBS = 12_000
@@ -74,14 +73,6 @@ _SUMMARY = ("kind", "state", "pid", "workers", "busy", "queued")
 _LEFT_OUT = frozenset(("functions", "slots", "loop_lag", "started"))
 
 
-class _Earlier(NamedTuple):
-    """The functions of a pool as they were some time ago."""
-
-    at: float
-    pid: int
-    functions: list[dict[str, Any]]
-
-
 class History:
     """The figures of one program of the last minutes, and a sample of its jobs."""
 
@@ -91,7 +82,8 @@ class History:
         self._at = 0.0
         self._snapshots: deque[tuple[int, Snapshot]] = deque(maxlen=_MOST_SNAPSHOTS)
         self._jobs: deque[tuple[int, list[Any]]] = deque(maxlen=_MOST_JOBS)
-        self._earlier: deque[_Earlier] = deque()
+        # When, the program's process, and its functions.
+        self._earlier: deque[tuple[float, int, list[dict[str, Any]]]] = deque()
         self._crashes: deque[tuple[int, dict[str, Any]]] = deque(maxlen=_MOST_CRASHES)
         self._names: dict[str, int] = {}
         self._named_at = 0
@@ -149,46 +141,37 @@ class History:
         """
         if cursor > self._cursor:  # it is another history's
             cursor = 0
-        status = self._status
-        slots = [self._slot(slot) for slot in status.get("slots", ())]
+        program, slots = dict(self._status), self._status.get("slots", ())
+        for name in _LEFT_OUT:
+            program.pop(name, None)
         return {
             "cursor": self._cursor,
             "fresh": cursor == 0,
             "at": self._at,
-            "program": {
-                name: value for name, value in status.items() if name not in _LEFT_OUT
-            },
-            "points": self._points(cursor),
-            "jobs": _newer(self._jobs, cursor),
+            "program": program,
+            "points": [
+                point_between(before, after)
+                for (_, before), (number, after) in pairwise(self._snapshots)
+                if number > cursor
+            ],
+            "jobs": [job for number, job in self._jobs if number > cursor],
             "sample": {
                 "shown": self._shown,
                 "ended": self._ended,
                 "lost": self._lost,
             },
             "functions": self._functions(),
-            "slots": slots,
-            "crashes": _newer(self._crashes, cursor),
+            "slots": [self._slot(slot) for slot in slots],
+            "crashes": [crash for number, crash in self._crashes if number > cursor],
             # After all others, which may bring new names.
             "names": list(self._names) if self._named_at >= cursor else None,
         }
 
-    def _points(self, cursor: int) -> list[dict[str, Any]]:
-        kept = list(self._snapshots)
-        pairs: list[tuple[Snapshot, Snapshot]] = []
-        for (_, before), (number, after) in zip(
-            reversed(kept[:-1]), reversed(kept[1:]), strict=True
-        ):
-            if number <= cursor:
-                break
-            pairs.append((before, after))
-        return [point_between(*pair) for pair in reversed(pairs)]
-
     def _functions(self) -> list[dict[str, Any]]:
-        now = self._status.get("functions", [])
         if not self._earlier:
             return []
-        earlier = self._earlier[0]
-        rows = function_rows(now, earlier.functions, self._at - earlier.at)
+        at, _, earlier = self._earlier[0]
+        rows = function_rows(self._status.get("functions", []), earlier, self._at - at)
         for row in rows:
             row["index"] = self._index(row["name"])
             row["name"] = clip(row["name"])
@@ -196,11 +179,11 @@ class History:
 
     def _remember(self, at: float, pid: int, functions: list[dict[str, Any]]) -> None:
         earlier = self._earlier
-        if earlier and earlier[-1].pid != pid:
+        if earlier and earlier[-1][1] != pid:
             earlier.clear()
-        if not earlier or at - earlier[-1].at >= _APART:
-            earlier.append(_Earlier(at, pid, functions))
-        while len(earlier) > 1 and at - earlier[1].at >= _WINDOW:
+        if not earlier or at - earlier[-1][0] >= _APART:
+            earlier.append((at, pid, functions))
+        while len(earlier) > 1 and at - earlier[1][0] >= _WINDOW:
             earlier.popleft()
 
     def _job(self, job: Iterable[Any]) -> list[Any]:
@@ -209,16 +192,12 @@ class History:
         index = self._index(function)
         return [job_id, index, slot, lane, began_at, ended_at, wait, outcome, attempts]
 
-    def _slot(self, slot: Mapping[str, Any]) -> dict[str, Any]:
+    def _slot(self, slot: Figures) -> dict[str, Any]:
         row = {name: slot[name] for name in _SLOT if name in slot}
+        running = slot.get("running", ())[:_MOST_RUNNING]
         row["running"] = [
-            [
-                job["job_id"],
-                self._index(job["function"]),
-                job["attempt"],
-                job["seconds"],
-            ]
-            for job in slot.get("running", ())[:_MOST_RUNNING]
+            [it["job_id"], self._index(it["function"]), it["attempt"], it["seconds"]]
+            for it in running
         ]
         return row
 
@@ -232,44 +211,36 @@ class History:
         return self._names.setdefault(name, len(self._names))
 
 
-def _newer(kept: deque[tuple[int, T]], cursor: int) -> list[T]:
-    """Return what came after *cursor*, in order."""
-    found: list[T] = []
-    for number, item in reversed(kept):
-        if number <= cursor:
-            break
-        found.append(item)
-    return found[::-1]
-
-
 # The figures of a program at one time, and what has happened between two of them.
 
 # The outcomes for which somebody should look at the function.
 FAILURES = frozenset(("raised", "crashed", "timeout"))
 
+_NO_TIMES: Figures = {"bounds": (), "counts": ()}
 _GAUGES = ("queued", "oldest_queued", "busy", "workers")
 
 
-@dataclass(frozen=True, slots=True)
-class Snapshot:
+class Snapshot(NamedTuple):
     """What a program has told at one time.
 
     Attributes:
         at: When, in Unix time.
         pid: The program's process.
         counts: What only grows while the process lives: ``ok``, ``failed`` and ``other``
-            jobs, or ``handed`` connections.
+            jobs; or ``handed`` connections, and responses by their class.
         gauges: What goes up and down.
         cpu: Seconds of CPU time of each worker, by slot and generation.
         memory: Bytes of memory of each worker, by slot.
+        took: How long responses took.
     """
 
     at: float
     pid: int
     counts: Mapping[str, float]
     gauges: Mapping[str, float]
-    cpu: Mapping[tuple[int, int], float] = field(default_factory=dict)
-    memory: Mapping[int, int] = field(default_factory=dict)
+    cpu: Mapping[tuple[int, int], float]
+    memory: Mapping[int, int]
+    took: Figures
 
 
 def snapshot_of(at: float, status: Mapping[str, Any]) -> Snapshot:
@@ -280,13 +251,23 @@ def snapshot_of(at: float, status: Mapping[str, Any]) -> Snapshot:
         TypeError: If one is no number.
     """
     slots: list[dict[str, Any]] = status["slots"]
+    responses = status.get("requests", {}).get("responses", {})
+    took: dict[float, int] = {}
     if status.get("kind") == "cluster":
         counts: dict[str, float] = {"handed": status["handed"] + 0}
+        for name, told in responses.items():
+            counts[name] = sum(told["counts"])
+            for bound, count in zip(told["bounds"], told["counts"], strict=True):
+                took[bound] = took.get(bound, 0) + count
         connections = sum(slot["connections"] for slot in slots)
         ready = sum(1 for slot in slots if slot["ready"])
         gauges = {"connections": connections, "ready": ready}
     else:
-        counts = _outcomes(status["functions"])
+        counts = {"ok": 0, "failed": 0, "other": 0}
+        for function in status["functions"]:
+            for outcome, jobs in function["jobs"].items():
+                group = "failed" if outcome in FAILURES else "other"
+                counts["ok" if outcome == "ok" else group] += jobs
         gauges = {name: status[name] + 0 for name in _GAUGES}
     gauges["workers"] = status["workers"] + 0
     living = [slot for slot in slots if slot["pid"] is not None]
@@ -299,22 +280,8 @@ def snapshot_of(at: float, status: Mapping[str, Any]) -> Snapshot:
             (slot["slot"], slot["generation"]): slot.get("cpu", 0.0) for slot in living
         },
         memory={slot["slot"]: slot["memory"] for slot in living},
+        took={"bounds": sorted(took), "counts": [took[it] for it in sorted(took)]},
     )
-
-
-def _outcomes(functions: list[dict[str, Any]]) -> dict[str, float]:
-    counts: dict[str, float] = {"ok": 0, "failed": 0, "other": 0}
-    for function in functions:
-        for outcome, jobs in function["jobs"].items():
-            counts[outcome_group(outcome)] += jobs
-    return counts
-
-
-def outcome_group(outcome: str) -> str:
-    """Return whether an outcome is ``"ok"``, ``"failed"``, or ``"other"``: nobody's fault."""
-    if outcome == "ok":
-        return outcome
-    return "failed" if outcome in FAILURES else "other"
 
 
 def point_between(before: Snapshot, after: Snapshot) -> dict[str, Any]:
@@ -324,21 +291,21 @@ def point_between(before: Snapshot, after: Snapshot) -> dict[str, Any]:
     tells has begun at 0.
     """
     seconds = after.at - before.at
-    is_same = before.pid == after.pid
-    counts_before: Mapping[str, float] = before.counts if is_same else {}
-    cpu_before: Mapping[tuple[int, int], float] = before.cpu if is_same else {}
+    if before.pid != after.pid:
+        before = before._replace(counts={}, cpu={}, took=_NO_TIMES)
     return {
         "at": round(after.at, 3),
         **{
-            name: _rate(count, counts_before.get(name, 0), seconds)
+            name: _rate(count, before.counts.get(name, 0), seconds)
             for name, count in after.counts.items()
         },
         **{name: round(value, 3) for name, value in after.gauges.items()},
         "cpu": {
-            slot: _rate(used, cpu_before.get((slot, generation), 0.0), seconds)
-            for (slot, generation), used in after.cpu.items()
+            which[0]: _rate(used, before.cpu.get(which, 0.0), seconds)
+            for which, used in after.cpu.items()
         },
         "memory": dict(after.memory),
+        "p99": histogram_of(after.took, before.took).quantile(0.99),
     }
 
 
@@ -354,8 +321,6 @@ def _rate(after: float, before: float, seconds: float) -> float:
 
 _SHARES = (0.5, 0.95, 0.99)
 
-Figures = Mapping[str, Any]
-
 
 def function_rows(
     now: Sequence[Figures], before: Sequence[Figures], seconds: float
@@ -367,28 +332,32 @@ def function_rows(
         before: The same some time ago; empty means at the pool's start.
         seconds: How long ago that was.
     """
-    known = {_key(each): each for each in before}
-    rows = [_row(each, known.get(_key(each)), seconds) for each in now]
+    known = {(it["function"], it["via"]): it for it in before}
+    rows = [_row(it, known.get((it["function"], it["via"])), seconds) for it in now]
     return sorted(rows, key=lambda row: (not row["recent"], -row["busy"], row["name"]))
 
 
-def histogram_of(told: Figures) -> Histogram:
-    """Return the histogram that a line tells of."""
+def histogram_of(told: Figures, before: Figures | None = None) -> Histogram:
+    """Return the histogram that a line tells of; of the durations since *before*, if given."""
+    counts, total, known = told["counts"], told.get("total", 0.0), {}
+    if before is not None:
+        known = dict(zip(before["bounds"], before["counts"], strict=True))
+        total = max(0.0, total - before.get("total", 0.0))
+    pairs = zip(told["bounds"], counts, strict=True)
     return Histogram(
-        bounds=tuple(told["bounds"]), counts=tuple(told["counts"]), total=told["total"]
+        bounds=tuple(told["bounds"]),
+        counts=tuple(max(0, count - known.get(bound, 0)) for bound, count in pairs),
+        total=total,
     )
 
 
-def _key(figures: Figures) -> tuple[str, str]:
-    return figures["function"], figures["via"]
-
-
 def _row(now: Figures, before: Figures | None, seconds: float) -> dict[str, Any]:
-    jobs = _grown(now["jobs"], before["jobs"] if before else {})
-    run = _between(now["run"], before and before["run"])
-    wait = _between(now["wait"], before and before["wait"])
+    old: Figures = before or {"jobs": {}, "run": None, "wait": None}
+    ended = now["jobs"].items()
+    new = sum(max(0, count - old["jobs"].get(outcome, 0)) for outcome, count in ended)
+    run, wait = (histogram_of(now[it], old[it]) for it in ("run", "wait"))
     # An idle function shows what its jobs took when there were some.
-    recent = any(jobs.values()) or run.count > 0
+    recent = new > 0 or run.count > 0
     if not recent:
         run, wait = histogram_of(now["run"]), histogram_of(now["wait"])
     return {
@@ -397,31 +366,9 @@ def _row(now: Figures, before: Figures | None, seconds: float) -> dict[str, Any]
         "recent": recent,
         "jobs": sum(now["jobs"].values()),
         "failed": sum(now["jobs"].get(outcome, 0) for outcome in FAILURES),
-        "failures": {
-            outcome: jobs
-            for outcome, jobs in now["jobs"].items()
-            if jobs and outcome != "ok"
-        },
-        "rate": round(sum(jobs.values()) / seconds, 3) if seconds > 0 else 0.0,
+        "failures": {it: jobs for it, jobs in ended if jobs and it != "ok"},
+        "rate": round(new / seconds, 3) if seconds > 0 else 0.0,
         "busy": round(run.total / seconds, 4) if recent and seconds > 0 else 0.0,
         "run": [run.quantile(share) for share in _SHARES],
         "wait": [wait.quantile(share) for share in _SHARES],
     }
-
-
-def _grown(now: Mapping[str, int], before: Mapping[str, int]) -> dict[str, int]:
-    return {name: max(0, count - before.get(name, 0)) for name, count in now.items()}
-
-
-def _between(now: Figures, before: Figures | None) -> Histogram:
-    """Return the durations that were counted since *before*."""
-    known = dict(zip(before["bounds"], before["counts"], strict=True)) if before else {}
-    counts = [
-        max(0, count - known.get(bound, 0))
-        for bound, count in zip(now["bounds"], now["counts"], strict=True)
-    ]
-    return Histogram(
-        bounds=tuple(now["bounds"]),
-        counts=tuple(counts),
-        total=max(0.0, now["total"] - (before["total"] if before else 0.0)),
-    )

@@ -9,22 +9,16 @@ import itertools
 import os
 import stat
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from contextlib import suppress
 from queue import SimpleQueue
-from time import monotonic
-from typing import Any
 
 from asyncpool._core import log_messages as say
-from asyncpool._core.deadlines import RateLimit
-from asyncpool._engine.hub import Attempt, PoolHub
-from asyncpool._engine.job import PoolJob
+from asyncpool._engine.hub import PoolHub
 from asyncpool._engine.life_log import NamedLog
-from asyncpool._engine.registry import job_ended, job_queued, job_started
-from asyncpool._observe.traces import HEAD, LONG, TraceBook
-from asyncpool.enums import JobOutcome
-from asyncpool.events import Event, JobQueued, JobStarted
-from asyncpool.stats import PoolStats, SlotStats
+from asyncpool._observe.traces import HEAD, TraceBook
+from asyncpool.events import Event
+from asyncpool.stats import PoolStats
 
 # The file of a trace, written by a thread of its own.
 #
@@ -66,9 +60,8 @@ class TraceFile:
             raise type(error)(error.errno, why, path) from None
         self.stopped = False
         self.lost = 0
-        self._size = 0
         self._waiting = 0
-        self._lines: SimpleQueue[tuple[str, int] | None] = SimpleQueue()
+        self._lines: SimpleQueue[str | None] = SimpleQueue()
         self._thread = threading.Thread(
             target=self._work, name="asyncpool-trace", daemon=True
         )
@@ -84,7 +77,7 @@ class TraceFile:
             return
         # The thread takes away and this adds: only the sum of both is wrong for a moment.
         self._waiting += len(text)
-        self._lines.put((text, len(text)))
+        self._lines.put(text)
 
     def close(self) -> None:
         """Write what is left, and close the file; a disk that hangs has a moment."""
@@ -92,14 +85,21 @@ class TraceFile:
         self._thread.join(_LAST_WRITES)
 
     def _work(self) -> None:
+        size = 0  # of whole lines
         try:
-            while (entry := self._lines.get()) is not None:
-                text, size = entry
-                self._write(text.encode())
-                self._waiting -= size
+            while (text := self._lines.get()) is not None:
+                data, written = text.encode(), 0
+                try:
+                    while written < len(data):
+                        written += os.write(self._file, memoryview(data)[written:])
+                finally:
+                    # What a full disk has taken, up to its last whole line.
+                    size += data.rfind(b"\n", 0, written) + 1
+                self._waiting -= len(text)
         except OSError as error:
             self.stopped = True
-            self._cut()
+            with suppress(OSError):  # it is no file on a disk
+                os.ftruncate(self._file, size)
             what, _, name = self._title.partition(" ")
             log = NamedLog(name, self._title)
             extra = {"path": str(self._path)}
@@ -107,23 +107,9 @@ class TraceFile:
         finally:
             os.close(self._file)
 
-    def _write(self, data: bytes) -> None:
-        written = 0
-        try:
-            while written < len(data):
-                written += os.write(self._file, memoryview(data)[written:])
-        finally:
-            # What a full disk has taken, up to its last whole line.
-            self._size += data.rfind(b"\n", 0, written) + 1
-
-    def _cut(self) -> None:
-        """Take away half a line."""
-        with suppress(OSError):  # it is no file on a disk
-            os.ftruncate(self._file, self._size)
-
 
 def _open(path: str) -> int:
-    """Open a file, and leave alone what is no trace.
+    """Open a file, and leave alone what is no trace, since it would be lost.
 
     Raises:
         OSError: If that cannot be, or another pool or cluster writes it.
@@ -133,167 +119,43 @@ def _open(path: str) -> int:
     file = os.open(path, flags, 0o666)
     try:
         if not stat.S_ISCHR(os.fstat(file).st_mode):  # /dev/null, for one
-            _check_content(file)
-            _lock(file)
-            os.ftruncate(file, 0)
+            _take_over(file)
     except BaseException:
         os.close(file)
         raise
     return file
 
 
-def _check_content(file: int) -> None:
-    """Refuse a file that is no trace, since it would be lost."""
+def _take_over(file: int) -> None:
+    head = HEAD.encode()
     if not stat.S_ISREG(os.fstat(file).st_mode):
         raise OSError(errno.EINVAL, "it is no file")
-    head = HEAD.encode()
-    begin = os.pread(file, len(head), 0)
     # A trace whose disk was full may have no whole head.
-    if not head.startswith(begin):
+    if not head.startswith(os.pread(file, len(head), 0)):
         raise FileExistsError(errno.EEXIST, "there is a file that is no trace")
-
-
-def _lock(file: int) -> None:
-    """Refuse a file that another pool or cluster writes."""
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        raise FileExistsError(
-            errno.EEXIST, "another pool or cluster writes it"
-        ) from None
+        in_use = "another pool or cluster writes it"
+        raise FileExistsError(errno.EEXIST, in_use) from None
     except OSError:
         pass  # a file system without locks
-
-
-# Which jobs of a pool its trace shows: all of them, or a part if they are very many.
-#
-# What has failed is always shown, and so is what takes long: these jobs are followed from then on,
-# and what was before is told with the times that it had.
-
-
-class TracedJobs:
-    """Tells the book of the jobs that the trace shows; see :class:`JobTracer` for its methods.
-
-    Args:
-        hub: What tells of the jobs.
-        book: What makes lines of them.
-        most: How many jobs a second are shown; ``None`` for all.
-        on_line: Called when the book may have many lines.
-
-    Attributes:
-        limit: Which jobs are shown; it counts the others.
-    """
-
-    def __init__(
-        self,
-        hub: PoolHub,
-        book: TraceBook,
-        most: int | None,
-        on_line: Callable[[], object],
-    ) -> None:
-        self._hub = hub
-        self._book = book
-        self._on_line = on_line
-        self._open: set[int] = set()
-        self.limit = RateLimit(most)
-
-    def queued(self, job: PoolJob[Any], /) -> None:
-        """Show a new job, unless they are too many."""
-        at, limit = job.queued_at, self.limit
-        if at < limit.next_at:  # the same as take(), whose call takes 60 ns
-            limit.refused += 1
-            return
-        limit.take(at)
-        number = job.id
-        self._open.add(number)
-        self._hub.trace(number)
-        self._book.queued(job_queued(job, at))
-
-    def sending(self, job: PoolJob[Any], slot: int, /) -> None:
-        """Do nothing: how long a job waited is known when it ends."""
-
-    def given_back(self, job: PoolJob[Any], /) -> None:
-        """Show that an attempt has not begun after all."""
-        if job.id in self._open:
-            self._book.queued(job_queued(job, job.queued_at))
-
-    def attempt_failed(
-        self, job: PoolJob[Any], _: BaseException, attempt: Attempt | None, /
-    ) -> None:
-        """Show an attempt that has failed, and that the job waits again."""
-        self._show(job, attempt)
-        self._book.queued(job_queued(job, job.queued_at))
-
-    def ended(
-        self,
-        job: PoolJob[Any],
-        outcome: JobOutcome,
-        error: BaseException | None,
-        attempt: Attempt | None,
-        /,
-    ) -> None:
-        """Show the end of a job, and all of it if it has failed."""
-        # A call that was refused has never waited.
-        if job.id in self._open or (error and outcome is not JobOutcome.REFUSED):
-            self._show(job, attempt)
-        elif error is None:
-            return
-        self._open.discard(job.id)
-        self._book.ended(job_ended(job, outcome, attempt))
-        self._on_line()
-
-    def look(self, slots: Iterable[SlotStats], now: float) -> None:
-        """Show which attempts have been running for long."""
-        for slot in slots:
-            for job in slot.running:
-                if job.seconds * 1e6 < LONG:
-                    continue
-                number, name, began = job.job_id, job.function, now - job.seconds
-                if number not in self._open:
-                    # How long it has waited is not known any more.
-                    self._follow(number)
-                    self._book.queued(
-                        JobQueued(number, name, "submit", job.attempt - 1, began)
-                    )
-                self._book.started(
-                    JobStarted(number, name, job.attempt, slot.slot, began)
-                )
-        self._book.look(now)
-
-    def _show(self, job: PoolJob[Any], attempt: Attempt | None) -> None:
-        """Show what there was of a job up to now."""
-        if job.id not in self._open:
-            self._follow(job.id)
-            queued = job.queued_at if attempt is None else attempt.queued
-            self._book.queued(job_queued(job, queued))
-        if attempt is not None:
-            self._book.started(job_started(job, attempt.slot, attempt.began))
-
-    def _follow(self, number: int) -> None:
-        self.limit.refused -= 1
-        self._open.add(number)
-        self._hub.trace(number)
+    os.ftruncate(file, 0)
 
 
 # Seconds between two looks at the figures, and how long a line waits at most.
-INTERVAL = 0.5
+_INTERVAL = 0.5
 
 # As many lines are handed over without waiting for that.
 _MANY = 1000
 
-# The pools of one service are told apart by these.
 _numbers = itertools.count()
 
 # A process has at most 2**22 - 1 as its id, and a track's pid has 32 bits.
 _POOLS = 1000
 
 
-def next_number() -> int:
-    """Return what the trace calls the next pool of this process."""
-    return os.getpid() * _POOLS + next(_numbers) % _POOLS
-
-
-class Trace:
+class Trace(TraceBook):
     """Hears the events of a pool, follows its jobs, and writes its trace.
 
     Args:
@@ -303,9 +165,6 @@ class Trace:
         hub: What tells the events.
         stats: Returns the pool's figures.
         most: How many jobs a second are shown; ``None`` for all.
-
-    Attributes:
-        jobs: What follows the jobs.
 
     Raises:
         OSError: If the file cannot be written.
@@ -321,69 +180,55 @@ class Trace:
         stats: Callable[[], PoolStats],
         most: int | None,
     ) -> None:
-        title = f"pool {name}"
+        title, service = f"pool {name}", os.getpid()
         self._file = TraceFile(path, title)
-        self._hub = hub
         self._stats = stats
-        self._book = TraceBook(title, next_number(), os.getpid(), concurrency)
-        self.jobs = TracedJobs(hub, self._book, most, self.hand_over_many)
+        # The pools of one service are told apart.
+        number = service * _POOLS + next(_numbers) % _POOLS
+        super().__init__(hub, title, number, service, concurrency, most)
         self._loop = asyncio.get_running_loop()
-        self._timer = self._loop.call_later(INTERVAL, self._look)
-        hub.ends.append(self.end)
-        hub.add_listener(self.hear)
-        hub.add_tracer(self.jobs)
+        self._timer = self._loop.call_later(_INTERVAL, self._write_all)
+        hub.ends.append(self._close)
+        hub.add_listener(self._hear)
+        hub.add_tracer(self)
 
-    def stop(self) -> None:
-        """Hear of nothing any more but of the end."""
-        self._hub.remove_listener(self.hear)
-        self._hub.remove_tracer(self.jobs)
+    def _hear(self, event: Event) -> None:
+        self.happened(event)
+        self._hand_over_many()
 
-    def count(self) -> None:
-        """Have the book note the figures, and which attempts run for long."""
-        stats, now = self._stats(), monotonic()
-        self.jobs.look(stats.slots, now)
-        self._book.count(
-            now,
-            queued=stats.queued,
-            busy=stats.busy,
-            memory=sum(slot.memory for slot in stats.slots),
-            omitted=self.jobs.limit.refused,
-        )
+    def _write_all(self) -> None:
+        if self._file.stopped:
+            self._hub.remove_listener(self._hear)
+            self._hub.remove_tracer(self)
+            return
+        self._timer = self._loop.call_later(_INTERVAL, self._write_all)
+        self._look_at_all()
+        self._hand_over()
 
-    def hear(self, event: Event) -> None:
-        """Take note of an event."""
-        self._book.happened(event, monotonic())
-        self.hand_over_many()
+    def _look_at_all(self) -> None:
+        stats = self._stats()
+        self.look(stats.slots)
+        self.count(stats)
 
-    def hand_over_many(self) -> None:
-        """Hand the lines over, if they are many."""
-        if len(self._book.lines) >= _MANY:
-            self._hand_over()
-
-    def end(self) -> None:
+    def _close(self) -> None:
         """Write what is left, and close the file."""
         self._timer.cancel()
         try:
-            self.count()
+            self._look_at_all()
         finally:
-            self._book.end(monotonic())
+            self.end()
             self._hand_over()
             self._file.close()
 
-    def _look(self) -> None:
-        if self._file.stopped:
-            self.stop()
-            return
-        self._timer = self._loop.call_later(INTERVAL, self._look)
-        self.count()
-        self._hand_over()
+    def _hand_over_many(self) -> None:
+        if len(self.lines) >= _MANY:
+            self._hand_over()
 
     def _hand_over(self) -> None:
-        file, book = self._file, self._book
-        lost = file.lost
-        if book.lines:
-            file.put(book.lines)
-            book.lines.clear()
+        file, lost = self._file, self._file.lost
+        if self.lines:
+            file.put(self.lines)
+            self.lines.clear()
         if file.lost == lost and lost:
             file.lost = 0
-            book.lost(monotonic(), lost)
+            self.lost(lost)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Protocol
 
-from asyncpool._observe.control.local_orders import RATE, over
+from asyncpool._observe.control.pool_control import RATE, over
 from asyncpool._remote.client import Client
 from asyncpool.events import RollResult
 from asyncpool.profile import Profile
@@ -43,7 +43,7 @@ class RemotePool(Protocol):
 
 
 class RemoteOrders:
-    """The :class:`PoolOrders` of such a pool.
+    """The :class:`LocalOrders` of such a pool.
 
     Args:
         pool: The pool.

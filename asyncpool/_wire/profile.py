@@ -27,35 +27,17 @@ OTHER = "(other)"
 NO_JOB = "(no job)"
 
 
-class StackCounts:
-    """How many samples have found which stack.
+def count_stack(
+    counts: dict[Stack, int], stack: Stack, samples: int, most: int
+) -> None:
+    """Count *samples* that have found *stack*.
 
-    Args:
-        most: How many different stacks are counted.  The samples of all others count together,
-            as those of ``OTHER``.
-
-    Attributes:
-        counts: The numbers, by stack.
-        total: The sum of all of them.
+    Only *most* different stacks are counted.  The samples of all others count together, as those
+    of ``OTHER``.
     """
-
-    def __init__(self, most: int) -> None:
-        self.counts: dict[Stack, int] = {}
-        self.total = 0
-        self._most = most
-
-    def add(self, stack: Stack, samples: int) -> None:
-        """Count *samples* that have found *stack*."""
-        counts = self.counts
-        if stack not in counts and len(counts) >= self._most:
-            stack = (OTHER, ())
-        counts[stack] = counts.get(stack, 0) + samples
-        self.total += samples
-
-    def take(self) -> dict[Stack, int]:
-        """Return the numbers, and begin again with none."""
-        counts, self.counts, self.total = self.counts, {}, 0
-        return counts
+    if stack not in counts and len(counts) >= most:
+        stack = (OTHER, ())
+    counts[stack] = counts.get(stack, 0) + samples
 
 
 # The range of the generator of pseudo-random numbers, and its constants.  The module random
@@ -114,10 +96,6 @@ MAX_COUNT = 1 << 32
 
 _MAX_ERROR = 500
 
-# The most bytes of a number in a stack with the comma behind it, and of all but names and stacks.
-_NUMBER = 11
-_REST = 4096
-
 
 class ProfileRequest(Record):
     """What a worker is to sample.
@@ -148,31 +126,18 @@ class ProfileRequest(Record):
         return not wanted or function == wanted or function.endswith(f".{wanted}")
 
 
-class SampleFigures(Record):
-    """What a sampler has counted besides stacks.
-
-    Attributes:
-        idle: The samples that found no job.
-        skipped: Those that found a job of another function.
-        missed: Those that were taken late; they count for what was found then.
-    """
-
-    idle: int = 0
-    skipped: int = 0
-    missed: int = 0
-
-
 class SampleChunk(Record):
     """A part of what a worker has found.
 
     Attributes:
         stacks: How many samples have found which stack.
-        figures: What else was counted.
+        figures: How many samples have found no job, and how many a job of another function; and
+            how many were taken late, which count for what was found then.
         error: Why the sampler has ended early, if it has.
     """
 
     stacks: dict[Stack, int]
-    figures: SampleFigures
+    figures: tuple[int, int, int] = (0, 0, 0)
     error: str = ""
 
     def pack(self) -> Iterator[bytes]:
@@ -180,21 +145,20 @@ class SampleChunk(Record):
 
         The figures and the error are in the first one.
         """
-        figures, error = self.figures, self.error[:_MAX_ERROR]
         names: dict[str, int] = {}
-        rows: list[list[int]] = []
-        room = MAX_CHUNK - _REST
-        for (function, frames), samples in self.stacks.items():
-            calls = (function, *frames)
-            size = _size_of(calls, names)
-            if size > room:
-                yield _dump([list(names), rows, figures, error])
-                figures, error, names, rows = SampleFigures(), "", {}, []
-                room, size = MAX_CHUNK - _REST, _size_of(calls, names)
-            room -= size
-            places = [names.setdefault(name, len(names)) for name in calls]
-            rows.append([samples, *places])
-        yield _dump([list(names), rows, figures, error])
+        rows = [
+            [samples, *(names.setdefault(it, len(names)) for it in (function, *frames))]
+            for (function, frames), samples in self.stacks.items()
+        ]
+        told = [list(names), rows, self.figures, self.error[:_MAX_ERROR]]
+        payload = json.dumps(told, ensure_ascii=False, separators=(",", ":")).encode()
+        if len(payload) <= MAX_CHUNK:
+            yield payload
+            return
+        # One stack always fits.
+        stacks, half = list(self.stacks.items()), len(self.stacks) // 2
+        yield from SampleChunk(dict(stacks[:half]), self.figures, self.error).pack()
+        yield from SampleChunk(dict(stacks[half:])).pack()
 
     @classmethod
     def unpack(cls, payload: bytes) -> SampleChunk:
@@ -221,20 +185,14 @@ class SampleChunk(Record):
                 raise ValueError("a stack is too deep")
             stack = (function, tuple(frames))
             stacks[stack] = stacks.get(stack, 0) + _checked(samples, MAX_COUNT)
-        counted = SampleFigures(*(_checked(each, MAX_COUNT) for each in figures))
+        idle, skipped, missed = (_checked(each, MAX_COUNT) for each in figures)
+        counted = idle, skipped, missed
         return cls(stacks, counted, printable(str(error), _MAX_ERROR))
 
 
 def as_name(text: str) -> str:
     """Return *text* as it may be in a chunk: printable, and not too long."""
     return short_name(printable(text))
-
-
-def _size_of(calls: tuple[str, ...], known: dict[str, int]) -> int:
-    """Return the most bytes that a stack adds to a chunk that has the names in *known*."""
-    new = {name for name in calls if name not in known}
-    size = sum(len(_dump(name)) + 1 for name in new)
-    return size + _NUMBER * (len(calls) + 1)
 
 
 def _checked_name(name: Any) -> str:
@@ -247,7 +205,3 @@ def _checked(number: Any, limit: int) -> int:
     if type(number) is not int or not 0 <= number < limit:
         raise ValueError("a number is out of range")
     return number
-
-
-def _dump(value: object) -> bytes:
-    return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode()

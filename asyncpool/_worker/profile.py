@@ -21,11 +21,11 @@ from asyncpool._wire.profile import (
     NO_JOB,
     ProfileRequest,
     SampleChunk,
-    SampleFigures,
     SamplingTimes,
-    StackCounts,
     as_name,
+    count_stack,
 )
+from asyncpool._wire.records import Record
 from asyncpool._wire.text import function_name
 from asyncpool._worker.api import running
 from asyncpool._worker.stacks import start_thread, waiting_frames
@@ -96,7 +96,7 @@ class Sampler:
         self._main = main
         self._control = _thread.get_ident()
         self._send = send
-        self._counts = StackCounts(_MOST_STACKS)
+        self._stacks: dict[Stack, int] = {}
         self._idle = self._skipped = self._missed = 0
         self._ended = _thread.allocate_lock()
         self._ended.acquire()
@@ -133,28 +133,25 @@ class Sampler:
             now = monotonic()
             if due := times.take(now):
                 self._missed += due - 1
-                self._count(reader, due)
+                stack, others = reader.read()
+                if stack is None:
+                    self._idle += due
+                elif request.wants(stack[0]):
+                    count_stack(self._stacks, stack, due, _MOST_STACKS)
+                else:
+                    self._skipped += due
+                for other in others if request.wants(NO_JOB) else ():
+                    count_stack(self._stacks, other, due, _MOST_STACKS)
             if now >= report_at:
                 report_at = now + _REPORT_EVERY
                 self._report()
         self._report(last=True)
 
-    def _count(self, reader: StackReader, due: int) -> None:
-        stack, others = reader.read()
-        if stack is None:
-            self._idle += due
-        elif self._request.wants(stack[0]):
-            self._counts.add(stack, due)
-        else:
-            self._skipped += due
-        if self._request.wants(NO_JOB):
-            for other in others:
-                self._counts.add(other, due)
-
     def _report(self, error: str = "", *, last: bool = False) -> None:
-        figures = SampleFigures(self._idle, self._skipped, self._missed)
+        figures = self._idle, self._skipped, self._missed
+        chunk = SampleChunk(self._stacks, figures, error)
         self._idle = self._skipped = self._missed = 0
-        chunk = SampleChunk(self._counts.take(), figures, error)
+        self._stacks = {}
         *payloads, final = chunk.pack()
         for payload in payloads:
             self._send(payload, False)
@@ -190,31 +187,29 @@ _MOST_CODES = 20_000
 _DEEPER = "(deeper)"
 
 
-class _Code:
+class _Code(Record):
     """What is known of a code object."""
 
-    __slots__ = (
-        "attribute",
-        "is_call",
-        "is_runner",
-        "is_wait",
-        "mark",
-        "name",
-        "variable",
-    )
+    name: str
+    mark: int
+    variable: str
+    attribute: str
+    is_call: bool
+    is_runner: bool
+    is_wait: bool
 
-    def __init__(self, module: str, code: CodeType) -> None:
-        name = code.co_qualname
-        self.mark, self.variable, self.attribute = _TELLING_FRAMES.get(
-            (module, name), (0, "", "")
-        )
-        self.is_call = (module, name) == _CALL
-        dotted = f"{module}."
-        self.is_runner = dotted.startswith(_RUNNERS)
-        self.is_wait = dotted.startswith(_WAITS)
-        if module == "__mp_main__":  # what workers call the script
-            module = "__main__"
-        self.name = as_name(f"{module}.{name}:{code.co_firstlineno}")
+
+def _known_of(module: str, code: CodeType) -> _Code:
+    which, dotted = (module, code.co_qualname), f"{module}."
+    if module == "__mp_main__":  # what workers call the script
+        module = "__main__"
+    return _Code(
+        as_name(f"{module}.{code.co_qualname}:{code.co_firstlineno}"),
+        *_TELLING_FRAMES.get(which, (0, "", "")),
+        which == _CALL,
+        dotted.startswith(_RUNNERS),
+        dotted.startswith(_WAITS),
+    )
 
 
 class StackReader:
@@ -292,7 +287,7 @@ class StackReader:
                 self._codes.clear()
             module = frame.f_globals.get("__name__")
             name = module if type(module) is str else "?"
-            found = self._codes[frame.f_code] = _Code(name, frame.f_code)
+            found = self._codes[frame.f_code] = _known_of(name, frame.f_code)
         return found
 
 

@@ -7,20 +7,34 @@ which exports, is the service's own choice.
 
 from __future__ import annotations
 
-import threading
 import weakref
-from collections.abc import Callable
+from contextlib import ExitStack
+from functools import cache, partial
+from typing import Any
 
+from asyncpool import __version__
 from asyncpool._core import checks
-from asyncpool._observe.readings import Readable
+from asyncpool._observe.metrics import (
+    LOCK,
+    POOL_METRICS,
+    Exported,
+    Exports,
+    Metric,
+    Reading,
+)
 from asyncpool.enums import RunState
 from asyncpool.errors import PoolClosedError
 from asyncpool.pool import Pool
 from asyncpool.sharedpool._remote_pool import RemotePool, figures_of
-from asyncpool.stats import PoolStats
 
 try:
-    from opentelemetry.metrics import MeterProvider
+    from opentelemetry.metrics import (
+        CallbackOptions,
+        MeterProvider,
+        Observation,
+        get_meter,
+        get_meter_provider,
+    )
     from opentelemetry.trace import TracerProvider, get_tracer
 except ModuleNotFoundError as _error:
     if (_error.name or "").partition(".")[0] != "opentelemetry":
@@ -31,15 +45,12 @@ except ModuleNotFoundError as _error:
         name=_error.name,
     ) from None
 
-from asyncpool.opentelemetry._metrics import (
-    SCOPE,
-    ExportedPool,
-    PoolMetrics,
-    metrics_of,
-)
-from asyncpool.opentelemetry._spans import JobSpans
+from asyncpool.opentelemetry._spans import POOL, JobSpans
 
 __all__ = ["instrument", "uninstrument"]
+
+# What says who has made a metric or a span.
+_SCOPE = ("asyncpool", __version__)
 
 
 def instrument(
@@ -87,24 +98,45 @@ def instrument(
     if not spans and not metrics:
         raise ValueError("instrument() needs spans, or metrics, or both")
     checks.at_least(1).or_none()("max_traced", max_traced)
-    pool._life.check_loop()  # noqa: SLF001
-    with _lock:
+    # Nothing here holds the pool, or nobody would notice that it is dropped.
+    life: Any = pool._life  # noqa: SLF001
+    is_remote = isinstance(pool, RemotePool)
+    life.check_loop()
+    with LOCK:
         if pool in _instrumented:
             raise ValueError(
                 f"pool {pool.name} is already instrumented: uninstrument() it first"
             )
-        if _is_closed(pool):
+        if (
+            life.over
+            if is_remote
+            else figures_of(pool).stats().state is RunState.CLOSED
+        ):
             raise PoolClosedError(f"pool {pool.name} is closed")
-        made = None
+        made, undo = None, ExitStack()
         if spans:
-            hub = pool._life.hub  # noqa: SLF001
-            tracer = get_tracer(*SCOPE, tracer_provider)
-            node_with = None
-            if isinstance(pool, RemotePool):
-                node_with = pool._life.node_with  # noqa: SLF001
-            made = JobSpans(tracer, pool.name, hub, max_traced, node_with)
-        meter = metrics_of(meter_provider) if metrics else None
-        _instrumented[pool] = _Instrumentation(pool, made, meter)
+            node_with = life.node_with if is_remote else None
+            tracer = get_tracer(*_SCOPE, tracer_provider)
+            made = JobSpans(tracer, pool.name, life.hub, max_traced, node_with)
+        if metrics:
+            figures = weakref.ref(figures_of(pool))
+            exported = Exported(figures(), life, made.limit if made else None)
+            exports = _metrics_of(meter_provider).exports
+            exports.add(exported)
+            undo.callback(lambda: exports.remove(figures()))
+
+            def keep_last() -> None:
+                """Keep the last figures of the pool, which may be gone at the next collection."""
+                last = figures() if is_remote else life.supervisor
+                if last is not None:
+                    exported.end(last)
+
+            life.hub.ends.append(keep_last)
+        if made is not None:
+            life.hub.add_tracer(made)
+            undo.callback(made.stop)
+            undo.callback(life.hub.remove_tracer, made)
+        _instrumented[pool] = undo
 
 
 def uninstrument(pool: Pool | RemotePool) -> None:
@@ -119,68 +151,11 @@ def uninstrument(pool: Pool | RemotePool) -> None:
     """
     _check_pool("uninstrument", pool)
     pool._life.check_loop()  # noqa: SLF001
-    with _lock:
-        instrumentation = _instrumented.pop(pool, None)
-    if instrumentation is None:
+    with LOCK:
+        undo = _instrumented.pop(pool, None)
+    if undo is None:
         raise ValueError(f"pool {pool.name} is not instrumented")
-    instrumentation.undo()
-
-
-class _Instrumentation:
-    """What was added to one pool.
-
-    Args:
-        pool: The pool.
-        spans: Makes its spans, if anything does.
-        metrics: Has its figures, if anything does.
-    """
-
-    def __init__(
-        self,
-        pool: Pool | RemotePool,
-        spans: JobSpans | None,
-        metrics: PoolMetrics | None,
-    ) -> None:
-        # Not the pool, or nobody would notice that it is dropped.
-        self._life = pool._life  # noqa: SLF001
-        self._last = _last_figures(pool)
-        self._spans = spans
-        self._metrics = metrics
-        self._exported: ExportedPool | None = None
-        if metrics is not None:
-            self._exported = metrics.add(pool, None if spans is None else spans.limit)
-            self._life.hub.ends.append(self._on_end)
-        if spans is not None:
-            self._life.hub.add_tracer(spans)
-
-    def undo(self) -> None:
-        if self._spans is not None:
-            self._life.hub.remove_tracer(self._spans)
-            self._spans.stop()
-        if self._metrics is not None and self._exported is not None:
-            self._metrics.remove(self._exported)
-
-    def _on_end(self) -> None:
-        """Keep the last figures of the pool, which may be gone when they are collected."""
-        last = self._last()
-        if self._exported is not None and last is not None:
-            self._exported.end(last)
-
-
-def _last_figures(
-    pool: Pool | RemotePool,
-) -> Callable[[], Readable[PoolStats] | None]:
-    """Return what finds the figures of *pool* at its end, if they are still there."""
-    if isinstance(pool, RemotePool):
-        return weakref.ref(figures_of(pool))
-    life = pool._life  # noqa: SLF001
-    return lambda: life.supervisor
-
-
-def _is_closed(pool: Pool | RemotePool) -> bool:
-    if isinstance(pool, RemotePool):
-        return pool._life.over  # noqa: SLF001
-    return pool.stats().state is RunState.CLOSED
+    undo.close()
 
 
 def _check_pool(caller: str, pool: object) -> None:
@@ -195,8 +170,66 @@ def _check(caller: str, given: object, kind: type) -> None:
         )
 
 
-# Reentrant, since the garbage collector may run any code, also an uninstrument().
-_lock = threading.RLock()
-_instrumented: weakref.WeakKeyDictionary[Pool | RemotePool, _Instrumentation] = (
+_instrumented: weakref.WeakKeyDictionary[Any, ExitStack] = weakref.WeakKeyDictionary()
+
+
+class _PoolMetrics:
+    """The metrics of all pools of one meter provider, which has each instrument only once.
+
+    Args:
+        provider: The provider; ``None`` for the global one, whichever that will be.
+    """
+
+    def __init__(self, provider: MeterProvider | None) -> None:
+        self.exports = Exports("pool", "instrumented", "uninstrument()")
+        self._readings: list[tuple[str, Reading]] = []
+        # The metrics that have these readings; at first it is as if all had.
+        self._seen = set(POOL_METRICS)
+        meter = get_meter(*_SCOPE, provider)
+        for metric in POOL_METRICS:
+            if metric.otel:
+                getattr(meter, f"create_observable_{metric.kind}")(
+                    metric.otel,
+                    callbacks=[partial(self._observe, metric)],
+                    unit=metric.unit,
+                    description=metric.meaning,
+                )
+
+    def _observe(self, metric: Metric, _: CallbackOptions) -> list[Observation]:
+        with LOCK:
+            # The SDK asks for each metric by itself, and to read a pool takes 30 us for each
+            # worker.  When a metric is asked for once more, a new collection has begun.
+            if metric in self._seen:
+                self._seen.clear()
+                self._readings = self.exports.readings()
+            self._seen.add(metric)
+            readings = self._readings
+        observations: list[Observation] = []
+        for pool, reading in readings:
+            for values, figure in metric.read(reading):
+                # Of 200 functions all outcomes would be more series than an SDK keeps (2000).
+                if "outcome" in metric.labels and not figure and values[-1] != "ok":
+                    continue
+                shown = (it if type(it) is int else str(it) for it in values)
+                about = dict(zip(metric.attributes, shown, strict=True))
+                observations.append(Observation(figure, {POOL: pool, **about}))  # type: ignore[arg-type]
+        return observations
+
+
+_by_provider: weakref.WeakKeyDictionary[MeterProvider, _PoolMetrics] = (
     weakref.WeakKeyDictionary()
 )
+
+
+@cache
+def _global_metrics() -> _PoolMetrics:
+    return _PoolMetrics(None)
+
+
+def _metrics_of(provider: MeterProvider | None) -> _PoolMetrics:
+    # Before there is a global provider there is a proxy of it, which leads to it later.
+    if provider is None or provider is get_meter_provider():
+        return _global_metrics()
+    if provider not in _by_provider:
+        _by_provider[provider] = _PoolMetrics(provider)
+    return _by_provider[provider]

@@ -8,86 +8,23 @@ import html
 import json
 import os
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from importlib import resources
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from asyncpool._wire.profile import Stack
+from asyncpool._wire.profile import count_stack
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from asyncpool._wire.profile import Stack
+    from asyncpool._wire.profile import SampleChunk, Stack
 
 __all__ = ["FrameSamples", "Profile", "ProfiledWorker", "StackSamples"]
 
+# How many different stacks of all workers are counted.
+_MOST_STACKS = 20_000
 
-# The page of a flame graph: one file, with the data, the style and the script in it.
-
-# Where the rectangles of a flame graph are.
-#
-# The root is at the top, and each call is below its caller, as wide as its number of samples.
-
-
-class Rectangle(NamedTuple):
-    """One call, in all stacks that begin in the same way.
-
-    Attributes:
-        name: What it shows.
-        depth: How many rectangles are above it.
-        start: How many samples are left of it.
-        samples: How wide it is.
-    """
-
-    name: str
-    depth: int
-    start: int
-    samples: int
-
-
-class _Call:
-    __slots__ = ("calls", "name", "samples")
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-        self.samples = 0
-        self.calls: dict[str, _Call] = {}
-
-
-def lay_out(
-    stacks: Iterable[tuple[Stack, int]], root: str, *, least: int = 1
-) -> list[Rectangle]:
-    """Return the rectangles, each before those below it, and from left to right.
-
-    Args:
-        stacks: The stacks and their samples.
-        root: The name of the one that has all others below it.
-        least: Those with fewer samples are left out, with all that is below them.
-    """
-    top = _Call(root)
-    for (function, frames), samples in stacks:
-        call = top
-        call.samples += samples
-        for name in (function, *frames):
-            call = call.calls.setdefault(name, _Call(name))
-            call.samples += samples
-    found: list[Rectangle] = []
-    todo = [(top, 0, 0)]
-    while todo:
-        call, depth, start = todo.pop()
-        found.append(Rectangle(call.name, depth, start, call.samples))
-        below: list[tuple[_Call, int, int]] = []
-        # The widest first.  What a call did itself stays free, to the right.
-        for inner in sorted(
-            call.calls.values(), key=lambda each: (-each.samples, each.name)
-        ):
-            if inner.samples >= least:
-                below.append((inner, depth + 1, start))
-            start += inner.samples
-        todo += reversed(below)
-    return found
-
+# What is counted besides stacks.
+_FIGURES = ("idle", "skipped", "missed")
 
 # Narrower rectangles than this part of the whole are left out: no screen is as wide.
 _FINEST = 5000
@@ -96,86 +33,6 @@ _FINEST = 5000
 _HARMLESS = str.maketrans(
     {"<": "\\u003c", ">": "\\u003e", "&": "\\u0026", "\u2028": "\\u2028"}
 )
-
-
-def flame_graph_page(
-    stacks: list[tuple[Stack, int]],
-    *,
-    title: str,
-    rate: float,
-    facts: list[str],
-    top: Iterable[tuple[str, int, int]],
-) -> str:
-    """Return the page.
-
-    Args:
-        stacks: The stacks and their samples.
-        title: What it shows.
-        rate: How many samples a worker has in a second.
-        facts: What it says in words.
-        top: The most frequent functions: the name, its own samples, and all of them.
-    """
-    least = sum(samples for _, samples in stacks) // _FINEST + 1
-    names: dict[str, int] = {}
-    rows = [
-        (names.setdefault(name, len(names)), depth, start, samples)
-        for name, depth, start, samples in lay_out(stacks, "all", least=least)
-    ]
-    data = {
-        "names": list(names),
-        "rows": rows,
-        "rate": rate,
-        "facts": facts,
-        "top": list(top),
-    }
-    packed = json.dumps(data, separators=(",", ":")).translate(_HARMLESS)
-    source = resources.files("asyncpool.profile").joinpath("flame_graph.html")
-    page = source.read_text(encoding="utf-8")
-    for element in ("style", "script"):
-        # The browser runs nothing that has another hash.
-        text = page.split(f"<{element}>")[1].split(f"</{element}>")[0]
-        page = page.replace(f"@{element.upper()}@", _hash_of(text))
-    before, after = page.split("@DATA@")
-    return before.replace("@TITLE@", html.escape(title)) + packed + after
-
-
-def _hash_of(text: str) -> str:
-    digest = hashlib.sha256(text.encode()).digest()
-    return f"'sha256-{base64.b64encode(digest).decode()}'"
-
-
-# What a profile is as text and as a table.
-
-
-def collapse(stacks: Iterable[tuple[Stack, int]]) -> str:
-    """Return the stacks in the format of ``flamegraph.pl``: one in a line, and its samples."""
-    # Stacks that differ only in a character that the format does not have are one here.
-    lines = Counter[str]()
-    for (function, frames), samples in stacks:
-        lines[";".join(map(_in_line, (function, *frames)))] += samples
-    return "".join(f"{line} {samples}\n" for line, samples in lines.items())
-
-
-def _in_line(name: str) -> str:
-    return name.replace(";", ":").replace("\n", " ")
-
-
-def count_frames(
-    stacks: Iterable[tuple[Stack, int]],
-) -> list[tuple[str, int, int]]:
-    """Return each call with its samples: on top of the stack, and anywhere in it.
-
-    A job without any calls of Python counts as a call of its function.  The calls that were
-    on top most often come first.  A call that calls itself counts once in each sample.
-    """
-    own, total = Counter[str](), Counter[str]()
-    for (function, frames), samples in stacks:
-        calls = frames or (function,)
-        own[calls[-1]] += samples
-        for name in set(calls):
-            total[name] += samples
-    found = [(name, own[name], samples) for name, samples in total.items()]
-    return sorted(found, key=lambda entry: (-entry[1], -entry[2], entry[0]))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -284,9 +141,17 @@ class Profile:
 
     def top(self, most: int = 20) -> tuple[FrameSamples, ...]:
         """Return the functions that were the innermost call most often, *most* of them."""
-        found = count_frames(self._counts())[:most]
+        own, total = Counter[str](), Counter[str]()
+        for stack in self.stacks:
+            # A job without any calls of Python counts as a call of its function.
+            calls = stack.frames or (stack.function,)
+            own[calls[-1]] += stack.samples
+            for name in set(calls):  # one that calls itself counts once in each sample
+                total[name] += stack.samples
+        found = sorted(total, key=lambda name: (-own[name], -total[name], name))
         return tuple(
-            FrameSamples(name=name, own=own, total=total) for name, own, total in found
+            FrameSamples(name=name, own=own[name], total=total[name])
+            for name in found[:most]
         )
 
     def collapsed(self) -> str:
@@ -294,17 +159,42 @@ class Profile:
 
         Each line has one stack, the job's function first, and the number of its samples.
         """
-        return collapse(self._counts())
+        # Stacks that differ only in a character that the format does not have are one here.
+        lines = Counter[str]()
+        for stack in self.stacks:
+            calls = [
+                name.replace(";", ":").replace("\n", " ")
+                for name in (stack.function, *stack.frames)
+            ]
+            lines[";".join(calls)] += stack.samples
+        return "".join(f"{line} {samples}\n" for line, samples in lines.items())
 
     def html(self) -> str:
         """Return a page with a flame graph, which needs no other file and no other host."""
-        return flame_graph_page(
-            self._counts(),
-            title=f"{self.pool}, {self.seconds:.3g} s",
-            rate=self.rate,
-            facts=self._facts(),
-            top=[(frame.name, frame.own, frame.total) for frame in self.top()],
-        )
+        least = self.samples // _FINEST + 1
+        names: dict[str, int] = {}
+        rows = [
+            (names.setdefault(name, len(names)), depth, start, samples)
+            for name, depth, start, samples in lay_out(self.stacks, "all", least=least)
+        ]
+        data = {
+            "names": list(names),
+            "rows": rows,
+            "rate": self.rate,
+            "facts": self._facts(),
+            "top": [(frame.name, frame.own, frame.total) for frame in self.top()],
+        }
+        packed = json.dumps(data, separators=(",", ":")).translate(_HARMLESS)
+        source = resources.files("asyncpool.profile").joinpath("flame_graph.html")
+        page = source.read_text(encoding="utf-8")
+        for element in ("style", "script"):
+            # The browser runs nothing that has another hash.
+            text = page.split(f"<{element}>")[1].split(f"</{element}>")[0]
+            digest = base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
+            page = page.replace(f"@{element.upper()}@", f"'sha256-{digest}'")
+        before, after = page.split("@DATA@")
+        title = html.escape(f"{self.pool}, {self.seconds:.3g} s")
+        return before.replace("@TITLE@", title) + packed + after
 
     def write_html(self, path: str | os.PathLike[str]) -> None:
         """Write the page of :meth:`html` to a file.
@@ -315,17 +205,12 @@ class Profile:
         with open(path, "w", encoding="utf-8") as file:  # noqa: PTH123 - takes any path
             file.write(self.html())
 
-    def _counts(self) -> list[tuple[Stack, int]]:
-        return [((each.function, each.frames), each.samples) for each in self.stacks]
-
     def _facts(self) -> list[str]:
         """Return what the page says in words."""
         workers, samples = self.workers, self.samples
         whole = f"{_count(samples, 'sample')} of {_count(len(workers), 'worker')}"
-        facts = [
-            f"{whole}, {self.rate:g} a second each",
-            f"{self.idle} more found no job",
-        ]
+        facts = [f"{whole}, {self.rate:g} a second each"]
+        facts.append(f"{self.idle} more found no job")
         if self.function is not None:
             skipped = sum(worker.skipped for worker in workers)
             facts.append(f"only jobs of {self.function}; {skipped} found another job")
@@ -333,14 +218,127 @@ class Profile:
             facts.append(f"only slot {self.slot}")
         if self.missed:
             facts.append(f"{self.missed} were taken late")
-        partly = [worker for worker in workers if not worker.complete]
+        partly = [f"{it.pid} in slot {it.slot}" for it in workers if not it.complete]
         if partly:
-            slots = ", ".join(
-                f"{worker.pid} in slot {worker.slot}" for worker in partly
-            )
-            facts.append(f"the last samples are missing of {slots}")
+            facts.append(f"the last samples are missing of {', '.join(partly)}")
         return facts
 
 
 def _count(number: int, what: str) -> str:
     return f"{number} {what}" if number == 1 else f"{number} {what}s"
+
+
+class ProfileBook:
+    """A profile that is being taken: the workers that were asked, and what they have sent.
+
+    Attributes:
+        open: Those from which more may come, by slot and generation.
+    """
+
+    def __init__(self) -> None:
+        self.open: set[tuple[int, int]] = set()
+        self._stacks: dict[Stack, int] = {}
+        self._workers: dict[tuple[int, int], dict[str, Any]] = {}
+
+    @property
+    def stacks(self) -> tuple[StackSamples, ...]:
+        """The stacks with their numbers of samples, the most frequent first."""
+        found = sorted(self._stacks.items(), key=lambda entry: (-entry[1], entry[0]))
+        return tuple(
+            StackSamples(function=function, frames=frames, samples=samples)
+            for (function, frames), samples in found
+        )
+
+    @property
+    def workers(self) -> tuple[ProfiledWorker, ...]:
+        """The workers that were asked, by slot and generation."""
+        rows = [self._workers[which] for which in sorted(self._workers)]
+        return tuple(ProfiledWorker(**row) for row in rows)
+
+    def ask(self, slot: int, generation: int, pid: int) -> None:
+        """Note that a worker was asked for samples."""
+        self.open.add((slot, generation))
+        row: dict[str, Any] = {"slot": slot, "generation": generation, "pid": pid}
+        row |= dict.fromkeys(("samples", *_FIGURES), 0)
+        self._workers[slot, generation] = row | {"complete": False, "error": ""}
+
+    def hear(
+        self, slot: int, generation: int, chunk: SampleChunk, *, last: bool
+    ) -> None:
+        """Take a part of a worker's samples; after the *last* one nothing counts."""
+        if (slot, generation) not in self.open:
+            return
+        row = self._workers[slot, generation]
+        for stack, samples in chunk.stacks.items():
+            count_stack(self._stacks, stack, samples, _MOST_STACKS)
+            row["samples"] += samples
+        for name, count in zip(_FIGURES, chunk.figures, strict=True):
+            row[name] += count
+        row["error"] = row["error"] or chunk.error
+        if last:
+            row["complete"] = not row["error"]
+            self.lost(slot, generation)
+
+    def lost(self, slot: int, generation: int) -> None:
+        """Note that no more will come from a worker."""
+        self.open.discard((slot, generation))
+
+
+# Where the rectangles of a flame graph are.
+#
+# The root is at the top, and each call is below its caller, as wide as its number of samples.
+
+
+class Rectangle(NamedTuple):
+    """One call, in all stacks that begin in the same way.
+
+    Attributes:
+        name: What it shows.
+        depth: How many rectangles are above it.
+        start: How many samples are left of it.
+        samples: How wide it is.
+    """
+
+    name: str
+    depth: int
+    start: int
+    samples: int
+
+
+class _Call:
+    __slots__ = ("calls", "name", "samples")
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.samples = 0
+        self.calls: dict[str, _Call] = {}
+
+
+def lay_out(
+    stacks: Iterable[StackSamples], root: str, *, least: int = 1
+) -> list[Rectangle]:
+    """Return the rectangles, each before those below it, and from left to right.
+
+    Args:
+        stacks: The stacks.
+        root: The name of the one that has all others below it.
+        least: Those with fewer samples are left out, with all that is below them.
+    """
+    top = _Call(root)
+    for stack in stacks:
+        call = top
+        call.samples += stack.samples
+        for name in (stack.function, *stack.frames):
+            call = call.calls.setdefault(name, _Call(name))
+            call.samples += stack.samples
+
+    def place(call: _Call, depth: int, start: int) -> Iterator[Rectangle]:
+        yield Rectangle(call.name, depth, start, call.samples)
+        inner = call.calls.values()
+        # The widest first.  What a call did itself stays free, to the right.
+        for each in sorted(inner, key=lambda it: (-it.samples, it.name)):
+            if each.samples >= least:
+                yield from place(each, depth + 1, start)
+            start += each.samples
+
+    return list(place(top, 0, 0))

@@ -8,15 +8,12 @@ did that have died.  The module needs the extra ``prometheus``.
 
 from __future__ import annotations
 
+import weakref
+from collections.abc import Iterator
 from typing import Any
-
-from asyncpool.cluster import Cluster
-from asyncpool.pool import Pool
-from asyncpool.sharedpool._remote_pool import RemotePool, figures_of
 
 try:
     from prometheus_client import REGISTRY
-    from prometheus_client.registry import CollectorRegistry
 except ModuleNotFoundError as _error:
     if _error.name != "prometheus_client":
         raise
@@ -26,160 +23,89 @@ except ModuleNotFoundError as _error:
         name=_error.name,
     ) from None
 
-import threading
-import weakref
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
-from typing import Generic, Protocol, TypeVar
-
-from prometheus_client.metrics_core import Metric
+from prometheus_client.metrics_core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    Metric as Family,
+)
 from prometheus_client.registry import Collector, CollectorRegistry
 
-from asyncpool._observe.readings import Reading, Stats, StatsReader
-from asyncpool.enums import RunState
-from asyncpool.prometheus._cluster_metrics import CLUSTER_METRICS
-from asyncpool.prometheus._families import ExportedMetric
-from asyncpool.prometheus._pool_metrics import METRICS
+from asyncpool._observe.metrics import (
+    CLUSTER_METRICS,
+    LOCK,
+    NODE_METRICS,
+    POOL_METRICS,
+    Exported,
+    Exports,
+    Metric,
+    Reading,
+)
+from asyncpool.cluster import Cluster
+from asyncpool.pool import Pool
+from asyncpool.sharedpool._remote_pool import RemotePool, figures_of
+from asyncpool.stats import Histogram
 
 __all__ = ["register", "unregister"]
 
+# The bounds in each exported histogram, in seconds.  They never change, or nobody could
+# compare two readings.  Each bound is a series for each function, so there are only powers of
+# four, from 64 us to 72 minutes: every second one of the powers of two in PoolStats.
+_BOUNDS = tuple((1 << digits) / 1e6 for digits in range(6, 34, 2))
 
-# What a registry asks at each scrape: a collector for its pools, and one for its clusters.
-
-# Reentrant, since the garbage collector may run any code, also an unregister().
-_lock = threading.RLock()
-
-
-S = TypeVar("S", bound=Stats)
-S_co = TypeVar("S_co", bound=Stats, covariant=True)
-
-
-class _Exported(Protocol[S_co]):
-    """A pool or a cluster."""
-
-    name: str
-
-    def stats(self) -> S_co:
-        """Return its figures."""
-        ...
+_KINDS = {"counter": CounterMetricFamily, "histogram": HistogramMetricFamily}
+_METRICS = {
+    "pool": [it for it in (*POOL_METRICS, *NODE_METRICS) if it.name],
+    "cluster": CLUSTER_METRICS,
+}
 
 
-@dataclass(slots=True)
-class _Entry(Generic[S]):
-    """One pool or cluster that is exported.
+class _StatsCollector(Collector):
+    """All pools of one registry, or all clusters: a registry may have each metric only once."""
 
-    Attributes:
-        exported: It, until the garbage collector removes it.
-        reader: What reads its figures.
-    """
-
-    exported: weakref.ref[_Exported[S]]
-    reader: StatsReader[S] = field(default_factory=StatsReader)
-
-
-class _StatsCollector(Collector, Generic[S]):
-    """All pools of one registry, or all clusters: a registry may have each metric only once.
-
-    Args:
-        what: What errors call one: ``"pool"``.
-        metrics: What is exported of each.
-    """
-
-    def __init__(self, what: str, metrics: Sequence[ExportedMetric[S]]) -> None:
+    def __init__(self, what: str) -> None:
         self._what = what
-        self._metrics = metrics
-        self._entries: dict[str, _Entry[S]] = {}
+        self.exports = Exports(what, "registered in this registry", "unregister()")
 
-    def add(self, exported: _Exported[S]) -> None:
-        """Export *exported*.
-
-        Raises:
-            ValueError: If it is exported, or another one with its name that is not closed.
-        """
-        what, name = self._what, exported.name
-        entry = self._entries.get(name)
-        there = None if entry is None else entry.exported()
-        if there is exported:
-            raise ValueError(f"{what} {name} is already registered in this registry")
-        # The garbage collector may remove a closed one much later: it blocks no new one.
-        if there is not None and there.stats().state is not RunState.CLOSED:
-            raise ValueError(
-                f"another {what} called {name} is registered in this registry: "
-                "give one of them another name, or unregister() the other one first"
-            )
-        self._entries[name] = _Entry(weakref.ref(exported))
-
-    def remove(self, exported: _Exported[S]) -> bool:
-        """Forget *exported*; tell whether it was there."""
-        entry = self._entries.get(exported.name)
-        if entry is None or entry.exported() is not exported:
-            return False
-        del self._entries[exported.name]
-        return True
-
-    def describe(self) -> Iterator[Metric]:
+    def describe(self) -> Iterator[Family]:
         """Yield the metrics without figures: the registry asks for their names."""
-        return (metric.family() for metric in self._metrics)
+        return self._families([])
 
-    def collect(self) -> Iterator[Metric]:
+    def collect(self) -> Iterator[Family]:
         """Yield all figures as they are now."""
-        readings = list(self._readings())
-        return (metric.family(readings) for metric in self._metrics)
+        return self._families(self.exports.readings())
 
-    def _readings(self) -> Iterator[tuple[str, Reading[S]]]:
-        with _lock:
-            entries = list(self._entries.items())
-        for name, entry in entries:
-            exported = entry.exported()
-            if exported is not None:
-                yield name, entry.reader.read(exported)
-                continue
-            with _lock:  # a new one may have got the name
-                if self._entries.get(name) is entry:
-                    del self._entries[name]
+    def _families(self, readings: list[tuple[str, Reading]]) -> Iterator[Family]:
+        for metric in _METRICS[self._what]:
+            yield _family(metric, self._what, readings)
 
 
-class _Collectors:
-    """The collectors of all registries, of pools or of clusters.
-
-    Args:
-        what: As of :class:`_StatsCollector`.
-        metrics: Likewise.
-    """
-
-    def __init__(self, what: str, metrics: Sequence[ExportedMetric[Any]]) -> None:
-        self._what = what
-        self._metrics = metrics
-        self._of: weakref.WeakKeyDictionary[CollectorRegistry, _StatsCollector[Any]] = (
-            weakref.WeakKeyDictionary()
-        )
-
-    def add(self, exported: _Exported[Any], registry: CollectorRegistry) -> None:
-        """Export *exported* in *registry*; see :meth:`_StatsCollector.add`."""
-        with _lock:
-            collector = self._of.get(registry)
-            if collector is None:
-                collector = _StatsCollector(self._what, self._metrics)
-                registry.register(collector)  # which calls its describe()
-                self._of[registry] = collector
-            collector.add(exported)
-
-    def remove(self, exported: _Exported[Any], registry: CollectorRegistry) -> None:
-        """Export *exported* in *registry* no more.
-
-        Raises:
-            ValueError: If it was not.
-        """
-        with _lock:
-            collector = self._of.get(registry)
-            if collector is None or not collector.remove(exported):
-                raise ValueError(
-                    f"{self._what} {exported.name} is not registered in this registry"
-                )
+def _family(metric: Metric, what: str, readings: list[tuple[str, Reading]]) -> Family:
+    kind: Any = _KINDS.get(metric.kind, GaugeMetricFamily)
+    family = kind(metric.name, metric.meaning, labels=(what, *metric.labels))
+    for name, reading in readings:
+        for values, figure in metric.read(reading):
+            labels = (name, *map(str, values))
+            if isinstance(figure, Histogram):
+                family.add_metric(labels, _buckets(figure), figure.total)
+            else:
+                family.add_metric(labels, figure)
+    return family  # type: ignore[no-any-return]
 
 
-_POOLS = _Collectors("pool", METRICS)
-_CLUSTERS = _Collectors("cluster", CLUSTER_METRICS)
+def _buckets(histogram: Histogram) -> list[tuple[str, float]]:
+    """Return each bound with the number of durations below it, and last all durations."""
+    pairs = list(zip(histogram.bounds, histogram.counts, strict=True))
+    buckets: list[tuple[str, float]] = [
+        (str(most), sum(count for bound, count in pairs if bound <= most))
+        for most in _BOUNDS
+    ]
+    return [*buckets, ("+Inf", histogram.count)]
+
+
+_collectors: dict[
+    str, weakref.WeakKeyDictionary[CollectorRegistry, _StatsCollector]
+] = {"pool": weakref.WeakKeyDictionary(), "cluster": weakref.WeakKeyDictionary()}
 
 
 def register(
@@ -214,8 +140,14 @@ def register(
         raise TypeError(
             f"register() needs a CollectorRegistry, not {type(registry).__name__}"
         )
-    exported = figures_of(pool)
-    _collectors_of(pool).add(exported, registry)
+    what = _kind_of(pool)
+    with LOCK:
+        collector = _collectors[what].get(registry)
+        if collector is None:
+            collector = _StatsCollector(what)
+            registry.register(collector)  # which calls its describe()
+            _collectors[what][registry] = collector
+        collector.exports.add(Exported(figures_of(pool)))
 
 
 def unregister(
@@ -230,9 +162,11 @@ def unregister(
     Raises:
         ValueError: If the registry does not have it.
     """
-    exported = figures_of(pool)
-    _collectors_of(pool).remove(exported, registry)
+    what = _kind_of(pool)
+    collector = _collectors[what].get(registry)
+    if collector is None or not collector.exports.remove(figures_of(pool)):
+        raise ValueError(f"{what} {pool.name} is not registered in this registry")
 
 
-def _collectors_of(pool: Pool | RemotePool | Cluster) -> _Collectors:
-    return _CLUSTERS if isinstance(pool, Cluster) else _POOLS
+def _kind_of(pool: Pool | RemotePool | Cluster) -> str:
+    return "cluster" if isinstance(pool, Cluster) else "pool"

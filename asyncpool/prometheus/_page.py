@@ -11,8 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Callable
-from types import TracebackType
-from typing import NamedTuple, Self
+from typing import Self
 
 from prometheus_client import ProcessCollector
 from prometheus_client.exposition import choose_encoder
@@ -35,12 +34,6 @@ _FRESH = 0.2
 _MOST_FORMATS = 4
 
 _PATH = "/metrics"
-
-
-class _Answer(NamedTuple):
-    status: str
-    content_type: str
-    body: bytes
 
 
 class MetricsPage:
@@ -77,12 +70,7 @@ class MetricsPage:
             )
         return self
 
-    async def __aexit__(
-        self,
-        error_type: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         """Close everything.
 
         Cancellation:
@@ -130,34 +118,30 @@ class MetricsPage:
         request, *lines = head.split("\r\n")
         method, _, rest = request.partition(" ")
         path = rest.partition(" ")[0].partition("?")[0]
-        headers = {
-            name.strip().lower(): value.strip()
-            for name, _, value in (line.partition(":") for line in lines)
-        }
+        status, kind = "200 OK", "text/plain; charset=utf-8"
         if method not in {"GET", "HEAD"}:
-            answer = _text("405 Method Not Allowed", "GET it")
+            status, body = "405 Method Not Allowed", b"GET it\n"
         elif path != _PATH:
-            answer = _text("404 Not Found", f"the metrics are at {_PATH}")
+            status, body = "404 Not Found", f"the metrics are at {_PATH}\n".encode()
         else:
-            answer = self._page(headers.get("accept", ""))
+            pairs = (line.partition(":") for line in lines)
+            headers = {name.strip().lower(): value for name, _, value in pairs}
+            kind, body = self._page(headers.get("accept", "").strip())
         start = (
-            f"HTTP/1.1 {answer.status}\r\ncontent-type: {answer.content_type}\r\n"
-            f"content-length: {len(answer.body)}\r\nconnection: close\r\n\r\n"
+            f"HTTP/1.1 {status}\r\ncontent-type: {kind}\r\n"
+            f"content-length: {len(body)}\r\nconnection: close\r\n\r\n"
         )
-        return start.encode() + (b"" if method == "HEAD" else answer.body)
+        return start.encode() + (b"" if method == "HEAD" else body)
 
-    def _page(self, accept: str) -> _Answer:
+    def _page(self, accept: str) -> tuple[str, bytes]:
+        """Return the page in one of its formats, and what that is called."""
         encode: Callable[[CollectorRegistry], bytes]
-        encode, content_type = choose_encoder(accept)
+        encode, kind = choose_encoder(accept)
         now = asyncio.get_running_loop().time
-        made_at, body = self._pages.get(content_type, (-_FRESH, b""))
+        made_at, body = self._pages.get(kind, (-_FRESH, b""))
         if now() - made_at >= _FRESH:
             body = encode(self.registry)
             if len(self._pages) >= _MOST_FORMATS:
                 self._pages.clear()
-            self._pages[content_type] = now(), body
-        return _Answer("200 OK", content_type, body)
-
-
-def _text(status: str, text: str) -> _Answer:
-    return _Answer(status, "text/plain; charset=utf-8", f"{text}\n".encode())
+            self._pages[kind] = now(), body
+        return kind, body

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from typing import Any, get_args
+from typing import Any
 
 import pytest
 from hypothesis import given, strategies as st
@@ -12,9 +12,9 @@ from hypothesis import given, strategies as st
 from asyncpool._core.options import MAX_WORKERS
 from asyncpool._observe.control import protocol
 from asyncpool._observe.control.protocol import (
+    ACTIONS,
     MAX_JOBS,
     MAX_REQUEST,
-    Action,
     Request,
     pack_reply,
     unpack_reply,
@@ -115,7 +115,7 @@ ANY_FIELDS = st.dictionaries(
 )
 
 
-@given(st.sampled_from(get_args(Action)), ANY_FIELDS)
+@given(st.sampled_from([*ACTIONS]), ANY_FIELDS)
 def test_any_object_is_a_request_or_a_protocol_error(
     action: str, fields: dict[str, Any]
 ) -> None:

@@ -13,7 +13,6 @@ from asyncpool._core.deadlines import (
     RateLimit,
     RecentCount,
 )
-from asyncpool._observe.control.watch import MOST_PER_SECOND, JobBudget
 from asyncpool._wire.profile import SamplingTimes
 from asyncpool.errors import ProtocolError
 
@@ -215,17 +214,17 @@ def test_what_is_spent_is_missing_later() -> None:
     ]
 
 
-@given(rates, pauses, st.integers(1, 5))
+@given(rates, pauses, st.integers(1, 5), st.sampled_from([1.0, 0.1, 60.0]))
 def test_never_more_than_a_bucket_and_what_came_into_it(
-    rate: float, pauses: list[float], each: int
+    rate: float, pauses: list[float], each: int, span: float
 ) -> None:
-    limit, now, times = RateLimit(rate), 0.0, list[float]()
+    limit, now, times = RateLimit(rate, span), 0.0, list[float]()
     for pause in pauses:
         now += pause
         times += [now] * sum(limit.take(now) for _ in range(each))
     for first, begin in enumerate(times):
         for last in range(first, len(times), 7):
-            most = rate + (times[last] - begin) * rate
+            most = max(1, rate * span) + (times[last] - begin) * rate
             assert last - first + 1 <= most + 1 + 1e-6
 
 
@@ -235,40 +234,6 @@ def test_who_waits_long_enough_passes(rate: float, pauses: list[float]) -> None:
     for pause in pauses:
         now += max(pause, 1 / rate)
         assert limit.take(now + 1e-9)
-
-
-# How many jobs a watcher hears of: of few all, of many a steady rate.
-
-
-def of(jobs: int, every: float) -> JobBudget:
-    budget = JobBudget()
-    budget.add("watcher", jobs, every, 0.0)
-    return budget
-
-
-def test_who_is_gone_wants_nothing() -> None:
-    budget = of(200, 0.5)
-    budget.add("other", 0, 1.0, 0.0)
-    budget.remove("watcher")
-    assert not budget.wanted
-    assert not budget.fill(100.0)
-    budget.remove("watcher")
-
-
-@given(
-    st.integers(0, 1000), st.floats(0.1, 60), st.lists(st.floats(0, 10), max_size=50)
-)
-def test_no_more_than_a_bucket_and_what_came_into_it(
-    jobs: int, every: float, pauses: list[float]
-) -> None:
-    budget, now, count = of(jobs, every), 0.0, 0
-    for pause in pauses:
-        now += pause
-        while budget.fill(now):
-            budget.take()
-            count += 1
-    assert count <= jobs + now * min(jobs / every, MOST_PER_SECOND) + 1e-6
-    assert not pauses or count >= jobs
 
 
 # When a sampler looks at the stacks.

@@ -13,6 +13,7 @@ from asyncpool.stats import FunctionStats
 from tests.helpers.told_lines import (
     BEGIN,
     as_read,
+    cluster_status,
     crashed,
     durations,
     function,
@@ -190,3 +191,25 @@ def test_its_texts_are_cut() -> None:
     assert len(row["stack"]) == 20_000
     assert len(row["stderr"]) == 80
     assert {len(line) for line in row["stderr"]} == {500}
+
+
+def test_the_requests_of_a_server_are_rates_by_class_and_a_share_of_their_times() -> (
+    None
+):
+    def after(at: float, quick: int, failed: int) -> dict[str, Any]:
+        responses = {
+            "2xx": {"bounds": [0.001, 0.002], "counts": [quick, 0], "total": 1.0},
+            "5xx": {"bounds": [4.0], "counts": [failed], "total": 3.0},
+        }
+        return line(at, cluster_status(responses=responses if quick else None))
+
+    shown = told(after(0, 0, 0), after(1, 100, 0), after(2, 300, 100))
+    first, second = shown.since(0)["points"]
+    assert (first["2xx"], first["5xx"], second["2xx"], second["5xx"]) == (
+        100.0,
+        0.0,
+        200.0,
+        100.0,
+    )
+    assert first["p99"] <= 0.001
+    assert 2.0 < second["p99"] <= 4.0

@@ -10,21 +10,19 @@ from typing import Any
 import pytest
 from hypothesis import given, strategies as st
 
-from asyncpool._core.profile_book import ProfileBook
 from asyncpool._wire.profile import (
     MAX_CHUNK,
     MAX_COUNT,
     MAX_DEPTH,
     OTHER,
     SampleChunk,
-    SampleFigures,
     Stack,
-    StackCounts,
     as_name,
+    count_stack,
 )
 from asyncpool._wire.text import MAX_NAME
 from asyncpool.errors import ProtocolError
-from asyncpool.profile import Rectangle, collapse, count_frames, lay_out
+from asyncpool.profile import Profile, ProfileBook, Rectangle, StackSamples, lay_out
 
 NAMES = st.text(max_size=30).map(as_name)
 STACKS = st.tuples(NAMES, st.lists(NAMES, max_size=6).map(tuple))
@@ -33,11 +31,11 @@ COUNTS = st.integers(0, MAX_COUNT - 1)
 
 @given(
     st.dictionaries(STACKS, COUNTS, max_size=5),
-    st.builds(SampleFigures, COUNTS, COUNTS, COUNTS),
+    st.tuples(COUNTS, COUNTS, COUNTS),
     st.text(st.characters(categories=["L"]), max_size=9),
 )
 def test_a_chunk_arrives_as_it_was(
-    stacks: dict[Stack, int], figures: SampleFigures, error: str
+    stacks: dict[Stack, int], figures: tuple[int, int, int], error: str
 ) -> None:
     chunk = SampleChunk(stacks, figures, error)
     [payload] = chunk.pack()
@@ -51,7 +49,7 @@ def test_many_stacks_arrive_in_several_chunks() -> None:
         (f"f{i}", tuple(f"{j}{widest[:-9]}{i}" for j in range(MAX_DEPTH))): i + 1
         for i in range(20)
     }
-    payloads = list(SampleChunk(stacks, SampleFigures(3, 2, 1), "late").pack())
+    payloads = list(SampleChunk(stacks, (3, 2, 1), "late").pack())
     assert len(payloads) == 20
     assert max(map(len, payloads)) <= MAX_CHUNK
     chunks = [SampleChunk.unpack(payload) for payload in payloads]
@@ -121,14 +119,28 @@ FEW_STACKS = st.tuples(
 
 @given(st.lists(st.tuples(FEW_STACKS, st.integers(1, 9))), st.integers(1, 8))
 def test_no_sample_is_lost(found: list[tuple[Stack, int]], most: int) -> None:
-    counts, kept = StackCounts(most), dict[Stack, int]()
+    counts, kept = dict[Stack, int](), dict[Stack, int]()
     for stack, samples in found:
-        counts.add(stack, samples)
+        count_stack(counts, stack, samples, most)
         if stack in kept or len(kept) < most:
             kept[stack] = kept.get(stack, 0) + samples
-    others = counts.counts.pop((OTHER, ()), 0)
-    assert counts.counts == kept, "the first ones are counted by themselves"
-    assert others + sum(kept.values()) == counts.total == sum(n for _, n in found)
+    others = counts.pop((OTHER, ()), 0)
+    assert counts == kept, "the first ones are counted by themselves"
+    assert others + sum(kept.values()) == sum(n for _, n in found)
+
+
+def samples_of(stacks: list[tuple[Stack, int]]) -> tuple[StackSamples, ...]:
+    return tuple(
+        StackSamples(function=function, frames=frames, samples=samples)
+        for (function, frames), samples in stacks
+    )
+
+
+def profile_of(stacks: list[tuple[Stack, int]]) -> Profile:
+    about: Any = {"slot": None, "function": None, "workers": ()}
+    return Profile(
+        pool="pool shop", seconds=1, rate=9, stacks=samples_of(stacks), **about
+    )
 
 
 SHORT_STACKS = st.dictionaries(
@@ -145,7 +157,7 @@ def test_each_lies_within_its_caller_and_beside_the_others(
 ) -> None:
     above: list[Rectangle] = []
     ends = dict[int, int]()
-    for found in lay_out(stacks, "all", least=least):
+    for found in lay_out(samples_of(stacks), "all", least=least):
         del above[found.depth :]
         assert len(above) == found.depth, "each comes after the one above it"
         if above:
@@ -164,7 +176,7 @@ def test_every_stack_is_there_with_all_of_its_samples(
 ) -> None:
     path: list[str] = []
     widths = dict[tuple[str, ...], int]()
-    for found in lay_out(stacks, "all"):
+    for found in lay_out(samples_of(stacks), "all"):
         path[found.depth :] = [found.name]
         assert tuple(path) not in widths, "what begins alike is one"
         widths[tuple(path)] = found.samples
@@ -188,7 +200,7 @@ ODD_STACKS = st.dictionaries(
 def test_the_text_has_every_sample_and_nothing_that_breaks_it(
     stacks: list[tuple[Stack, int]],
 ) -> None:
-    lines = collapse(stacks).split("\n")
+    lines = profile_of(stacks).collapsed().split("\n")
     assert lines.pop() == ""
     found = [re.fullmatch(r"(.+) (\d+)", line) for line in lines]
     assert all(found)
@@ -203,7 +215,8 @@ def test_a_call_that_calls_itself_counts_once() -> None:
         (("f", ("f:1",)), 4),
         (("time.sleep", ()), 1),
     ]
-    assert count_frames(stacks) == [("f:1", 4, 7), ("g:5", 3, 3), ("time.sleep", 1, 1)]
+    top = [(it.name, it.own, it.total) for it in profile_of(stacks).top()]
+    assert top == [("f:1", 4, 7), ("g:5", 3, 3), ("time.sleep", 1, 1)]
 
 
 # Whom a pool has asked for samples, and what they sent.
@@ -216,7 +229,7 @@ def chunk(error: str = "", **stacks: int) -> SampleChunk:
     known = {"sort": SORT, "parse": PARSE}
     return SampleChunk(
         {known[name]: samples for name, samples in stacks.items()},
-        SampleFigures(1, 2, 3),
+        (1, 2, 3),
         error,
     )
 
@@ -228,9 +241,9 @@ def test_the_samples_of_all_workers_are_counted_together() -> None:
     book.hear(0, 2, chunk(sort=1), last=False)
     book.hear(1, 1, chunk(sort=4, parse=6), last=True)
     book.hear(0, 2, chunk(parse=2), last=True)
-    assert not book.is_open
-    assert book.stacks == [(PARSE, 8), (SORT, 5)]
-    first, second = book.records
+    assert not book.open
+    assert book.stacks == samples_of([(PARSE, 8), (SORT, 5)])
+    first, second = book.workers
     assert (first.slot, first.generation, first.pid) == (0, 2, 100)
     assert (first.samples, first.idle, first.skipped, first.missed) == (3, 2, 4, 6)
     assert (second.slot, second.samples, second.complete) == (1, 10, True)

@@ -1,173 +1,167 @@
-"""Which lines events become: every order of events makes a trace that viewers accept."""
+"""Which lines jobs become: every order of what is told makes a trace that viewers accept."""
 
 from __future__ import annotations
 
 import itertools
 import json
-from collections import Counter, defaultdict
-from dataclasses import replace
+from collections import defaultdict
+from dataclasses import dataclass, replace
+from typing import Any
 
 from hypothesis import given, strategies as st
 
+from asyncpool._engine.hub import Attempt, PoolHub
 from asyncpool._observe.traces import (
     POOL_TRACK,
-    LineMaker,
     SlotLanes,
     TraceBook,
     text_of,
     track_of,
 )
 from asyncpool.enums import JobOutcome
-from asyncpool.events import Event, JobEnded, JobEvent, JobQueued, JobStarted, TakenOver
+from asyncpool.events import TakenOver
+from asyncpool.stats import RunningJob
+from tests.helpers.told_pool import SLOT
 from tests.helpers.traces import Traced, check
 
 TRACK_0, TRACK_1 = 10_000, 20_000
 
 
-def book(concurrency: int = 1) -> TraceBook:
-    return TraceBook("pool shop", 7000, 7, concurrency)
+@dataclass
+class Told:
+    """What is read of a job."""
+
+    id: int = 1
+    queued_at: float = 1.0
+    attempt: int = 1
+    title: str = "app.work"
 
 
-def hear(book: TraceBook, *events: Event | JobEvent, now: float = 0.0) -> None:
-    for event in events:
-        match event:
-            case JobQueued():
-                book.queued(event)
-            case JobStarted():
-                book.started(event)
-            case JobEnded():
-                book.ended(event)
-            case _:
-                book.happened(event, now)
+class Book(TraceBook):
+    """A book at a time that is given."""
 
+    def __init__(self, number: int = 7000, concurrency: int = 1) -> None:
+        self.now = 3.0
+        super().__init__(PoolHub(), "pool shop", number, 7, concurrency, None)
 
-def shown(book: TraceBook) -> Traced:
-    """Return what a trace shows that ends here."""
-    return check("".join(book.lines))
+    def _now(self) -> int:
+        return int(self.now * 1e6)
 
+    def fails(self, job: Any, attempt: Attempt | None, at: float) -> None:
+        """Have an attempt fail, and the next one wait since *at*."""
+        job.queued_at = at
+        self.attempt_failed(job, LookupError(), attempt)
+        job.attempt += 1
 
-def queued(job: int = 1, at: float = 1.0, attempts: int = 0) -> JobQueued:
-    return JobQueued(job, "app.work", "submit", attempts, at)
+    def looks(self, job: Any, slot: int, began: float, now: float) -> None:
+        """Look at a job that has been running since *began*."""
+        runs = RunningJob(
+            job_id=job.id,
+            function=job.title,
+            attempt=job.attempt,
+            seconds=now - began,
+        )
+        self.now = now
+        self.look([replace(SLOT, slot=slot, running=(runs,))])
 
-
-def started(job: int = 1, at: float = 2.0, attempt: int = 1, slot: int = 0) -> JobEvent:
-    return JobStarted(job, "app.work", attempt, slot, at)
-
-
-def ended(
-    job: int = 1,
-    at: float = 3.0,
-    *,
-    wait: float = 1.0,
-    run: float = 1.0,
-    outcome: JobOutcome = JobOutcome.OK,
-    slot: int | None = 0,
-    attempts: int = 1,
-) -> JobEnded:
-    return JobEnded(job, "app.work", outcome, attempts, slot, wait, run, at)
+    def shows(self) -> Traced:
+        """Return what a trace shows that ends here."""
+        return check("".join(self.lines))
 
 
 def test_a_retry_after_a_takeover_is_told_as_one() -> None:
-    it = book()
-    hear(it, queued(), started(), TakenOver(1, 1), queued(at=2.5, attempts=1))
-    hear(it, started(at=2.6, attempt=2), queued(at=2.7, attempts=2))
-    hear(it, started(at=2.8, attempt=3), ended(wait=0.1, run=0.2))
-    outcomes = [s.args["outcome"] for s in shown(it).of_job(1)]
+    it, job = Book(), Told()
+    tell: Any = job
+    it.queued(tell)
+    it.happened(TakenOver(1, 1))
+    it.fails(job, Attempt(0, 1.0, 2.0, None), 2.5)
+    it.fails(job, Attempt(0, 2.5, 2.6, 0.1), 2.7)
+    it.ended(tell, JobOutcome.OK, None, Attempt(0, 2.7, 2.8, 0.2))
+    outcomes = [s.args["outcome"] for s in it.shows().of_job(1)]
     assert outcomes == ["taken over", "retry", "ok"]
 
 
 def test_a_job_that_came_back_unbegun_waits_as_before() -> None:
-    it = book()
-    hear(it, queued(), started(), queued(), started(at=4.0, slot=1))
-    hear(it, ended(at=5.0, wait=3.0, slot=1))
-    trace = shown(it)
+    it, job = Book(), Told()
+    tell: Any = job
+    it.queued(tell)
+    it.given_back(tell)
+    it.ended(tell, JobOutcome.OK, None, Attempt(1, 1.0, 4.0, 1.0))
+    trace = it.shows()
     assert [(w.begin, w.end) for w in trace.waits[1]] == [(1_000_000, 4_000_000)]
     assert [s.track for s in trace.of_job(1)] == [TRACK_1]
 
 
 def test_a_long_attempt_is_told_before_its_end() -> None:
-    it = book()
-    hear(it, queued(), started())
-    it.look(2.9)
-    assert shown(it).slices == [], "it is not long yet"
-    it.look(3.1)
-    it.look(4.1)
-    (job,) = shown(it).of_job(1)
-    assert (job.begin, job.end) == (2_000_000, None)
-    hear(it, ended(at=9.0, run=7.0), queued(2), started(2), ended(2, wait=8.0))
-    job, other = shown(it).slices
-    assert (job.end, job.args["outcome"]) == (9_000_000, "ok")
-    assert (other.track, other.begin) == (job.track, 9_000_000)
-
-
-def test_an_attempt_has_its_begin_before_its_end() -> None:
-    """The pool hears of both from others, so neither may be where it should be."""
-    it = book()
-    hear(it, queued(at=2.5), started(at=2.0))
-    it.look(9.0)
-    hear(it, ended(at=9.0, wait=0.0, run=0.0))
-    (job,) = shown(it).slices
-    (wait,) = shown(it).waits[1]
-    assert (wait.begin, wait.end) == (2_500_000, 2_500_000)
-    assert (job.begin, job.end) == (2_500_000, 2_500_001)
-
-
-def test_nothing_is_kept_of_jobs_that_have_ended() -> None:
-    it = book()
-    for job in range(1, 500):
-        hear(it, queued(job), started(job))
-        it.look(10.0)
-        hear(it, ended(job))
-    assert (it._queued, it._running, it._shown) == ({}, {}, {})
-
-
-TIMES = st.integers(0, 5_000_000).map(lambda n: n / 1e6)
-JOBS, SLOTS = st.integers(1, 4), st.integers(0, 1)
-ANY_EVENT = st.one_of(
-    st.builds(queued, JOBS, TIMES, st.integers(0, 2)),
-    st.builds(started, JOBS, TIMES, st.integers(1, 3), SLOTS),
-    st.builds(
-        ended,
-        JOBS,
-        TIMES,
-        wait=TIMES,
-        run=TIMES,
-        slot=SLOTS,
-        outcome=st.sampled_from(JobOutcome),
-    ),
-    st.builds(TakenOver, JOBS, st.integers(0, 2)),
-    TIMES,  # a look at what runs
-)
+    it, job, other = Book(), Told(), Told(2)
+    tell: Any = job
+    it.queued(tell)
+    it.looks(job, 0, 2.0, 2.9)
+    assert it.shows().slices == [], "it is not long yet"
+    it.looks(job, 0, 2.0, 3.1)
+    it.looks(job, 0, 2.0, 4.1)
+    (long,) = it.shows().of_job(1)
+    assert (long.begin, long.end) == (2_000_000, None)
+    it.ended(tell, JobOutcome.OK, None, Attempt(0, 1.0, 2.0, 7.0))
+    tell = other
+    it.queued(tell)
+    it.ended(tell, JobOutcome.OK, None, Attempt(0, 1.0, 9.0, 1.0))
+    long, short = it.shows().slices
+    assert (long.end, long.args["outcome"]) == (9_000_000, "ok")
+    assert (short.track, short.begin) == (long.track, 9_000_000)
 
 
 def test_an_attempt_ends_in_the_slot_where_it_was_shown() -> None:
     """Although another one has begun elsewhere, and nobody has heard of the end of the first."""
-    it = book()
-    hear(it, queued(), started(slot=0))
-    it.look(10.0)
-    hear(it, started(slot=1), queued(at=11.0))
-    (job,) = shown(it).of_job(1)
-    assert (job.track, job.begin, job.end) == (TRACK_0, 2_000_000, 11_000_000)
-    assert job.args["outcome"] == "given back"
+    it, job = Book(), Told(queued_at=2.5)
+    tell: Any = job
+    it.queued(tell)
+    it.looks(job, 0, 2.0, 10.0)
+    job.queued_at = 11.0
+    it.given_back(tell)
+    (shown,) = it.shows().of_job(1)
+    # The pool hears of both from others, so the begin may not be where it should be.
+    assert (shown.track, shown.begin, shown.end) == (TRACK_0, 2_500_000, 11_000_000)
+    assert shown.args["outcome"] == "given back"
 
 
-@given(st.lists(ANY_EVENT, max_size=40), st.integers(1, 3))
+TIMES = st.integers(0, 5_000_000).map(lambda n: n / 1e6)
+JOBS, SLOTS = st.integers(1, 4), st.integers(0, 1)
+ATTEMPTS = st.none() | st.builds(Attempt, SLOTS, TIMES, TIMES, st.none() | TIMES)
+STEPS = st.tuples(
+    st.sampled_from(["queued", "given_back", "fails", "ended", "looks"]),
+    JOBS,
+    SLOTS,
+    TIMES,
+    ATTEMPTS,
+    st.sampled_from(JobOutcome),
+)
+
+
+@given(st.lists(STEPS, max_size=40), st.integers(1, 3))
 def test_the_slices_of_a_track_nest_for_any_order_of_events(
-    events: list[JobEvent | TakenOver | float], concurrency: int
+    steps: list[tuple[str, int, int, float, Attempt | None, JobOutcome]],
+    concurrency: int,
 ) -> None:
-    it, ends = book(concurrency), Counter[int]()
-    for event in events:
-        if isinstance(event, float):
-            it.look(event)
-            continue
-        job = event.job_id  # no number is given twice
-        number = job + 10 * ends[job]
-        if isinstance(event, TakenOver):
-            hear(it, replace(event, job_id=number))
-        else:
-            hear(it, event._replace(job_id=number))
-        ends[job] += isinstance(event, JobEnded)
-    shown(it)
+    it, jobs = Book(concurrency=concurrency), dict[int, Any]()
+    numbers = itertools.count(1)
+    for step, place, slot, at, attempt, outcome in steps:
+        if place not in jobs:
+            jobs[place] = Told(next(numbers), at)
+            it.queued(jobs[place])
+        it.now, job = at, jobs[place]
+        if step == "given_back":
+            it.given_back(job)
+        elif step == "fails":
+            it.fails(job, attempt, at)
+        elif step == "looks":
+            it.looks(job, slot, at, at + 1.5)
+        elif step == "ended":
+            it.ended(jobs.pop(place), outcome, LookupError(), attempt)
+    it.shows()
+    for job in jobs.values():
+        it.ended(job, JobOutcome.OK, None, None)
+    assert (it._waiting, it._shown) == ({}, {}), "nothing is kept of what has ended"
 
 
 # Lines.
@@ -199,9 +193,13 @@ def test_tracks_of_slots_are_their_own() -> None:
 
 
 def test_jobs_and_pools_have_ids_of_their_own() -> None:
-    makers = [LineMaker(12_345_000 + pool) for pool in range(3)]
-    lines = [m.queued(n, 1, '"f"', again=False) for m in makers for n in range(1, 30)]
-    assert len({str(only(line)["id"]) for line in lines}) == len(lines)
+    books = [Book(12_345_000 + pool) for pool in range(3)]
+    for book in books:
+        for number in range(1, 30):
+            job: Any = Told(number)
+            book.queued(job)
+    lines = [only(line) for book in books for line in book.lines if '"ph":"b"' in line]
+    assert len({str(line["id"]) for line in lines}) == len(lines) == 3 * 29
 
 
 # The lanes of a slot: never two attempts at once in one.

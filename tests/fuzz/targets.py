@@ -204,7 +204,7 @@ SEEDS = [
     _seed(
         "stack_texts", b'Thread 0x1 (most recent call first):\n  File "a.py", line 1'
     ),
-    _seed("figures", pack_numbers(range(20))),
+    _seed("figures", pack_numbers(RequestFigures().pack())),
     _seed("control_requests", b'{"version": 1, "action": "status"}\n'),
     _seed("data_values", b'\0\0\1\0{"b": [1, 2], "a": [null, 1.5]}'),
     *(

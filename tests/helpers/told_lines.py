@@ -82,7 +82,9 @@ def pool_status(
     return read
 
 
-def cluster_status(*, handed: int = 0, connections: int = 0) -> dict[str, Any]:
+def cluster_status(
+    *, handed: int = 0, connections: int = 0, responses: Any = None
+) -> dict[str, Any]:
     """Return the status of a server."""
     worker = {
         "slot": 0,
@@ -111,6 +113,7 @@ def cluster_status(*, handed: int = 0, connections: int = 0) -> dict[str, Any]:
         "restarts": 0,
         "spawned": 1,
         "slots": [worker],
+        **({} if responses is None else {"requests": {"responses": responses}}),
     }
 
 

@@ -466,7 +466,7 @@ class Counter:
         self.looked, self.closed = asyncio.Event(), asyncio.Event()
         self._ballast, self._error = "x" * ballast, error
 
-    def look(self) -> dict[str, Any]:
+    def __next__(self) -> dict[str, Any]:
         self.looks += 1
         self.looked.set()
         if self._error is not None:
@@ -585,7 +585,7 @@ async def test_whoever_is_written_to_may_be_gone_already() -> None:
             writer.transport.abort()
             with suppress(ConnectionError):
                 await writer.wait_closed()
-            counter = Counter()
+            counter: Any = Counter()
             with pytest.raises(ConnectionResetError, match="the client is gone"):
                 await send_lines(counter, 0.1, reader, writer)
     assert counter.looks == 1

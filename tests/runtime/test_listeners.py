@@ -285,7 +285,7 @@ def test_a_server_that_refuses_again_and_again_is_dead(
     refusal = errno.ECONNREFUSED
     answers = [refusal, refusal, refusal if dead else 0]
     monkeypatch.setattr(socket_files, "_REFUSALS", 3)
-    monkeypatch.setattr(socket_files, "_connect", lambda _: answers.pop(0))
+    monkeypatch.setattr(socket_files, "try_connect", lambda _: answers.pop(0))
     lives = pytest.raises(OSError, match="another process listens there")
     with (
         short_folder() as folder,

@@ -20,7 +20,7 @@ from asyncpool._core.options import JobOptions
 from asyncpool._engine.hub import PoolHub
 from asyncpool._engine.registry import JobEvents
 from asyncpool._observe.trace import Trace, TraceFile
-from asyncpool._observe.traces import LineMaker
+from asyncpool._observe.traces import HEAD
 from asyncpool._wire.frames import Frame, FrameKind
 from asyncpool.enums import JobOutcome, RunState
 from asyncpool.events import Event, JobEnded, JobEvent, JobStarted, Recovered
@@ -123,7 +123,7 @@ async def test_who_listens_to_ends_hears_of_nothing_else() -> None:
 
 # The trace.
 
-HEAD = LineMaker(7000).head("pool shop", 7)
+START = f'{HEAD}"pid":7000,"args":{{"name":"pool shop","service":7}}}},\n'
 
 
 def figures() -> PoolStats:
@@ -171,12 +171,12 @@ async def test_what_runs_for_long_is_shown_although_there_are_too_many_jobs(
     path, hub = tmp_path / "trace.json", PoolHub()
     slots = [SLOT]
     trace = trace_of(path, hub, lambda: replace(figures(), slots=tuple(slots)), 1)
-    trace.jobs.limit.next_at = math.inf
+    trace.limit.next_at = math.inf
     job: Any = QuickJob(815, title="shop.resize")
     assert hub.news_heard
     hub.queued(job)
-    trace._look()
-    trace._look()
+    trace._write_all()
+    trace._write_all()
     slots.clear()
     end_job(hub, job, 3_000_000, time.monotonic())
     hub.end()
@@ -191,18 +191,18 @@ async def test_what_runs_for_long_is_shown_although_there_are_too_many_jobs(
 async def test_what_is_lost_is_counted_in_the_trace(tmp_path: Path) -> None:
     path, hub = tmp_path / "trace.json", PoolHub()
     trace = trace_of(path, hub)
-    trace._look()
+    trace._write_all()
     wait_for_disk(trace, 100 << 20)
     run_jobs(hub, 1, 10)
-    trace._look()
+    trace._write_all()
     wait_for_disk(trace, 0)
     run_jobs(hub, 11, 10)
-    trace._look()
+    trace._write_all()
     hub.end()
     found = read_trace(path)
     assert [slice_.args["job"] for slice_ in found.slices] == list(range(11, 21))
     (missing,) = [i for i in found.instants if i["name"] == "lines are missing"]
-    assert missing["args"]["lines"] == 20 + 1  # two events of each, and the slot's name
+    assert missing["args"]["lines"] == 20 + 2  # two events of each, and the slot's name
 
 
 @pytest.mark.logs("trace-ended")
@@ -212,7 +212,7 @@ async def test_nobody_is_told_of_jobs_behind_the_end_of_a_disk() -> None:
     trace._hand_over()
     join_writer(trace)
     watched = [bool(hub.tracers)]
-    trace._look()
+    trace._write_all()
     run_jobs(hub, 1, 1)
     watched.append(bool(hub.tracers))
     assert watched == [True, False]
@@ -246,13 +246,13 @@ def refusal(path: Path) -> OSError:
 
 async def test_only_a_trace_is_replaced_and_only_by_one_pool(tmp_path: Path) -> None:
     path = tmp_path / "trace.json"
-    for text in (f"{HEAD}{{}},\n" * 3, HEAD, HEAD[:20], ""):
+    for text in (f"{START}{{}},\n" * 3, START, START[:20], ""):
         path.write_text(text)
         file = TraceFile(str(path), "pool shop")
         assert "another pool or cluster writes it" in str(refusal(path))
-        file.put([HEAD])
+        file.put([START])
         file.close()
-        assert path.read_text() == HEAD
+        assert path.read_text() == START
     other = tmp_path / "orders.json"
     other.write_text('[\n{"order":1}]')
     assert "there is a file that is no trace" in str(refusal(other))

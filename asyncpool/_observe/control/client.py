@@ -7,7 +7,6 @@ import os
 import socket
 import struct
 from collections.abc import Iterator
-from types import TracebackType
 from typing import Any, Self
 
 from asyncpool._observe.control.paths import peer_pid, peer_uid
@@ -36,22 +35,28 @@ class ControlClient:
     """
 
     def __init__(self, path: str, *, within: float) -> None:
-        self._sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        with closed_on_error(self._sock):
-            self._connect(path, within)
-            self._check_owner(path)
-            self.pid = peer_pid(self._sock)
-            self._lines = self._sock.makefile("rb")
+        sock = self._sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        with closed_on_error(sock):
+            # A limit by settimeout() would not help, nor may the program's default one be set: a
+            # full socket refuses a non-blocking connect at once.
+            sock.settimeout(None)
+            limit = _TIMEVAL.pack(int(within), int(within % 1 * 1e6))
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
+            try:
+                sock.connect(path)
+            except BlockingIOError:
+                raise TimeoutError(
+                    f"too many clients wait at {path}, and none is accepted"
+                ) from None
+            if (uid := peer_uid(sock)) != os.geteuid():
+                raise PermissionError(f"user {uid} listens at {path}")
+            self.pid = peer_pid(sock)
+            self._lines = sock.makefile("rb")
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._lines.close()
         self._sock.close()
 
@@ -93,24 +98,6 @@ class ControlClient:
         if "error" in reply:
             raise ProtocolError(str(reply["error"]))
         return reply
-
-    def _connect(self, path: str, within: float) -> None:
-        # A limit by settimeout() would not help, nor may the program's default one be set: a full
-        # socket refuses a non-blocking connect at once.
-        self._sock.settimeout(None)
-        limit = _TIMEVAL.pack(int(within), int(within % 1 * 1e6))
-        self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
-        try:
-            self._sock.connect(path)
-        except BlockingIOError:
-            raise TimeoutError(
-                f"too many clients wait at {path}, and none is accepted"
-            ) from None
-
-    def _check_owner(self, path: str) -> None:
-        uid = peer_uid(self._sock)
-        if uid != os.geteuid():
-            raise PermissionError(f"user {uid} listens at {path}")
 
     def wait_for_end(self) -> None:
         """Wait until the other process closes its socket, which a cluster's does last."""

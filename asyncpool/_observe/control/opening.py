@@ -5,8 +5,9 @@ from __future__ import annotations
 import errno
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass
+from contextlib import suppress
 from pathlib import Path
+from typing import NamedTuple
 
 from asyncpool._core import log_messages as say
 from asyncpool._engine.life_log import NamedLog
@@ -18,8 +19,7 @@ from asyncpool._observe.control.socket_files import folders_locked
 _MOST_OF_A_NAME = 100
 
 
-@dataclass(frozen=True, slots=True)
-class Control:
+class Control(NamedTuple):
     """A control socket that is open.
 
     Attributes:
@@ -33,8 +33,7 @@ class Control:
     which: str
 
 
-@dataclass(frozen=True, slots=True)
-class ControlOwner:
+class ControlOwner(NamedTuple):
     """Who wants a control socket.
 
     Attributes:
@@ -49,11 +48,6 @@ class ControlOwner:
     advice: str
     keeps_name: bool
 
-    @property
-    def title(self) -> str:
-        """What log records call it, such as ``cluster app``."""
-        return f"{self.kind} {self.name}"
-
 
 async def open_control(
     owner: ControlOwner, control: str | None, answer: Answer, watch: Watch
@@ -66,7 +60,7 @@ async def open_control(
         owner: Whose socket it is.
         control: The name or path that was asked for; ``None`` for the owner's name.
         answer: Returns the answer to a request.
-        watch: Returns what tells a client how it goes that wants to watch.
+        watch: Yields what tells a client how it goes that wants to watch.
 
     Raises:
         OSError: If a socket that was asked for cannot be made, or its name is another one's
@@ -76,67 +70,48 @@ async def open_control(
     Cancellation:
         Opens none.
     """
-    log = NamedLog(owner.name, owner.title)
+    log, wanted = NamedLog(owner.name, f"{owner.kind} {owner.name}"), control or ""
+    tails = [""]
+    if not wanted or not (owner.keeps_name or "/" in wanted):
+        # What is added to a name while others have it, which was nobody's choice.
+        pid = os.getpid()
+        tails += [f"-{pid}", *(f"-{pid}-{n}" for n in range(2, _MOST_OF_A_NAME + 1))]
+
+    def path_with(tail: str) -> str:
+        # Who asked for no path gets none, whatever the name is.
+        find = path_of if wanted else path_of_name
+        return find(f"{wanted or owner.name}{tail}", make=True)
+
     try:
-        made = await _made(owner, control, answer, watch)
+        # The others would be in the same folder.
+        async with folders_locked([path_with("")]):
+            made = _made(map(path_with, tails), answer, watch)
     except (OSError, ValueError) as error:
         in_use = getattr(error, "errno", None) == errno.EADDRINUSE
-        is_path = control is not None and "/" in control
-        if is_path or (in_use and control is not None):
+        if "/" in wanted or (in_use and control is not None):
             raise
         log.now(say.NO_CONTROL, why=error, advice=owner.advice)
         return None
-    name, which = owner.name, f"--control {made.path}"
-    if (stem := _name_at(made.path)) is not None:
-        name, which = stem, stem
-    if stem is not None and name != (control or owner.name):
-        log.now(say.NAME_TAKEN, {"which": which})
+    name, which, stem = owner.name, f"--control {made.path}", Path(made.path).stem
+    with suppress(OSError, ValueError):  # names cannot be had, or it is none
+        if made.path == path_of(stem):
+            name = which = stem
+            if name != (wanted or owner.name):
+                log.now(say.NAME_TAKEN, {"which": which})
     made.open()
     return Control(made, name, which)
 
 
-async def _made(
-    owner: ControlOwner, control: str | None, answer: Answer, watch: Watch
-) -> ControlSocket:
-    # Who asked for no path gets none, whatever the name is.
-    name, place = (control, path_of) if control else (owner.name, path_of_name)
-    is_fixed = control is not None and (owner.keeps_name or "/" in control)
-    tails = iter(("",)) if is_fixed else _tails()
-    paths = (place(f"{name}{tail}", make=True) for tail in tails)
+def _made(paths: Iterator[str], answer: Answer, watch: Watch) -> ControlSocket:
+    """Return the socket at the first of *paths* where nobody listens."""
     path = next(paths)
-    async with folders_locked([path]):  # the others would be in the same one
-        return _made_at(path, paths, answer, watch)
-
-
-def _made_at(
-    path: str, others: Iterator[str], answer: Answer, watch: Watch
-) -> ControlSocket:
     while True:
         try:
             return ControlSocket(path, answer, watch=watch)
         except OSError as error:
-            in_use = error.errno == errno.EADDRINUSE
-            other = next(others, None) if in_use else None
-            if other is None:
+            following = next(paths, None) if error.errno == errno.EADDRINUSE else None
+            if following is None:
                 reason = error.strerror or error
-                raise OSError(
-                    error.errno, f"cannot make the control socket {path}: {reason}"
-                ) from error
-            path = other
-
-
-def _tails() -> Iterator[str]:
-    """Yield what is added to a name while others have it, which was nobody's choice."""
-    yield ""
-    yield f"-{os.getpid()}"
-    for number in range(2, _MOST_OF_A_NAME + 1):
-        yield f"-{os.getpid()}-{number}"
-
-
-def _name_at(path: str) -> str | None:
-    """Return the name that a control socket has among those of this user, if it does."""
-    stem = Path(path).stem
-    try:
-        return stem if path == path_of(stem) else None
-    except (OSError, ValueError):  # they cannot be had, or it is no name
-        return None
+                text = f"cannot make the control socket {path}: {reason}"
+                raise OSError(error.errno, text) from error
+            path = following

@@ -14,8 +14,10 @@ import socket
 import stat
 import struct
 import sys
+from contextlib import suppress
 from pathlib import Path
 
+from asyncpool._observe.control.socket_files import try_connect
 from asyncpool._wire.text import NAMES, is_name
 
 _SUFFIX = ".sock"
@@ -44,11 +46,9 @@ def private_folder(*, make: bool) -> Path:
         folder = Path(runtime, "asyncpool")
     else:
         folder = _TMP / f"asyncpool-{os.geteuid()}"
-    try:
-        if make:
+    if make:
+        with suppress(FileExistsError):
             folder.mkdir(mode=0o700)
-    except FileExistsError:
-        pass
     try:
         found = os.lstat(folder)
     except FileNotFoundError:
@@ -64,10 +64,11 @@ def private_folder(*, make: bool) -> Path:
         raise PermissionError(
             f"{folder} belongs to user {found.st_uid}, not to {os.geteuid()}; {_WAY_OUT}"
         )
-    if stat.S_IMODE(found.st_mode) & 0o077:
+    mode = stat.S_IMODE(found.st_mode)
+    if mode & 0o077:
         raise PermissionError(
-            f"others may enter {folder}: its permissions are "
-            f"{stat.S_IMODE(found.st_mode):o}, and must be 700: chmod 700 {folder}"
+            f"others may enter {folder}: its permissions are {mode:o}, and must be 700: "
+            f"chmod 700 {folder}"
         )
     return folder
 
@@ -107,7 +108,9 @@ def live_names() -> list[str]:
     Raises:
         PermissionError: If the folder of names could be somebody else's.
     """
-    return [name for name in socket_names() if _answers(path_of(name))]
+    # A program that is too busy to accept a connection counts as alive.
+    alive = {0, errno.EAGAIN, errno.EINPROGRESS}
+    return [name for name in socket_names() if try_connect(path_of(name)) in alive]
 
 
 def socket_names() -> list[str]:
@@ -145,16 +148,3 @@ def peer_pid(sock: socket.socket) -> int | None:
         return None
     found = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size)
     return int(_UCRED.unpack(found)[0]) or None
-
-
-def _answers(path: str) -> bool:
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
-        # Non-blocking, since a busy program would make this wait; it counts as alive.
-        probe.setblocking(False)
-        try:
-            probe.connect(path)
-        except BlockingIOError:
-            return True
-        except OSError:
-            return False
-        return True

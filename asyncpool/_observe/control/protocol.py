@@ -9,44 +9,30 @@ client that has asked a cluster to stop can wait for that.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Any
 
 from asyncpool._core.options import MAX_WORKERS
 from asyncpool._wire.text import MAX_PROGRAM_NAME
 from asyncpool.errors import ProtocolError
 
-Action = Literal[
-    "status",
-    "watch",
-    "stacks",
-    "profile",
-    "kill",
-    "recycle",
-    "resize",
-    "reload",
-    "stop",
-]
-
 # What changes nothing, and is given up if the client leaves before the answer.
-QUESTIONS: frozenset[Action] = frozenset(("status", "stacks", "profile"))
+QUESTIONS = frozenset(("status", "stacks", "profile"))
 
 # The most bytes of a line, with its end.
 MAX_REQUEST = 4096
 MAX_REPLY = 1 << 24
 
 MAX_JOBS = 1000
-_MAX_SLOT = 1 << 16
-_MAX_JOB = 1 << 63
 
 # Seconds: how often a client that watches gets a line, and how long a profile may take.
 SHORTEST, LONGEST = 0.1, 60.0
 LONGEST_PROFILE = 600.0
 
 _MAX_FUNCTION = 1000
-# What each action is told besides.
-_FIELDS: dict[str, tuple[str, ...]] = {
+
+# What a client may want, and what each action is told besides.
+ACTIONS: dict[str, tuple[str, ...]] = {
     "status": (),
     "watch": ("every", "jobs"),
     "stacks": ("slot", "job"),
@@ -57,6 +43,39 @@ _FIELDS: dict[str, tuple[str, ...]] = {
     "reload": (),
     "stop": ("now",),
 }
+
+# Between which bounds a number is, and what errors say of it.
+_BOUNDS: dict[str, tuple[float, float, str]] = {
+    "workers": (1, MAX_WORKERS, "there may be {} to {} workers"),
+    "slot": (0, 1 << 16, "slot is {} to {}"),
+    "job": (1, 1 << 63, "job is {} to 2**63"),
+    "jobs": (0, MAX_JOBS, "jobs is {} to {}"),
+    "every": (SHORTEST, LONGEST, "every is {:g} to {:g} seconds"),
+    "seconds": (SHORTEST, LONGEST_PROFILE, "seconds is {:g} to {:g} seconds"),
+}
+_OPTIONAL = frozenset(("slot", "job", "function"))
+
+
+def _check(name: str, value: Any) -> None:
+    if name == "function":
+        if type(value) is not str or not 0 < len(value) <= _MAX_FUNCTION:
+            raise ProtocolError(
+                f"function is a name of at most {_MAX_FUNCTION} characters, or null"
+            )
+        return
+    if name == "now":
+        is_valid, what = type(value) is bool, "now is true or false"
+    else:
+        least, most, what = _BOUNDS[name]
+        what = what.format(least, most)
+        # True is an int in Python, too.
+        kinds = (int,) if type(least) is int else (int, float)
+        is_valid = type(value) in kinds and least <= value <= most
+    if not is_valid:
+        text = repr(value)
+        if len(text) > MAX_PROGRAM_NAME:
+            text = f"{text[:MAX_PROGRAM_NAME]}..."
+        raise ProtocolError(f"{what}, not {text}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +94,7 @@ class Request:
         function: For ``"profile"``, the only function that is meant.
     """
 
-    action: Action
+    action: str
     workers: int | None = None
     now: bool = False
     slot: int | None = None
@@ -87,7 +106,7 @@ class Request:
 
     def pack(self) -> bytes:
         """Return the line."""
-        fields = {name: getattr(self, name) for name in _FIELDS[self.action]}
+        fields = {name: getattr(self, name) for name in ACTIONS[self.action]}
         return json.dumps({"action": self.action, **fields}).encode() + b"\n"
 
     @classmethod
@@ -99,95 +118,24 @@ class Request:
         """
         fields = _unpack(line, MAX_REQUEST)
         action: Any = fields.pop("action", None)
-        if action not in get_args(Action):
+        if type(action) is not str or action not in ACTIONS:
             raise ProtocolError(f"there is no action {action!r}")
-        found: dict[str, Any] = {}
-        for name, value in fields.items():
-            if name in _FIELDS[action]:
-                _CHECKS[name](value)
-                found[name] = value
-            elif value is not None and value is not False:  # as older clients send
+        for name, value in [*fields.items()]:
+            if name in ACTIONS[action]:
+                if value is not None or name not in _OPTIONAL:
+                    _check(name, value)
+            elif value is None or value is False:  # as older clients send
+                del fields[name]
+            else:
                 raise ProtocolError(f"{action} takes no {name!r}")
-        request = cls(action, **found)
-        request._check_whole()
-        return request
-
-    def _check_whole(self) -> None:
-        """Check what no field says by itself.
-
-        Raises:
-            ProtocolError: If a field is missing, or two do not go together.
-        """
-        if self.action == "resize":
-            _check_workers(self.workers)
-        if self.action == "kill" and self.slot is None:
+        request = cls(action, **fields)
+        if action == "resize":
+            _check("workers", request.workers)
+        if action == "kill" and request.slot is None:
             raise ProtocolError("kill takes the slot of one worker")
-        if self.slot is not None and self.job is not None:
+        if request.slot is not None and request.job is not None:
             raise ProtocolError("stacks takes a slot or a job, not both")
-
-
-def _check_workers(value: object) -> None:
-    # True is an int in Python, too.
-    if type(value) is not int or not 1 <= value <= MAX_WORKERS:
-        raise ProtocolError(f"there may be 1 to {MAX_WORKERS} workers, not {value!r}")
-
-
-def _check_now(value: object) -> None:
-    if type(value) is not bool:
-        raise ProtocolError(f"now is true or false, not {value!r}")
-
-
-def _check_function(value: object) -> None:
-    if value is None:
-        return
-    if type(value) is not str or not 0 < len(value) <= _MAX_FUNCTION:
-        raise ProtocolError(
-            f"function is a name of at most {_MAX_FUNCTION} characters, or null"
-        )
-
-
-def _whole(
-    name: str, least: int, most: int, *, optional: bool
-) -> Callable[[object], None]:
-    """Return the check of an int within bounds."""
-
-    def check(value: object) -> None:
-        if value is None and optional:
-            return
-        if type(value) is not int or not least <= value <= most:
-            shown = str(most) if most < _MAX_JOB else "2**63"
-            raise ProtocolError(f"{name} is {least} to {shown}, not {_brief(value)}")
-
-    return check
-
-
-def _seconds(name: str, most: float) -> Callable[[object], None]:
-    """Return the check of a number of seconds within bounds."""
-
-    def check(value: object) -> None:
-        if type(value) not in {int, float} or not SHORTEST <= value <= most:  # type: ignore[operator]
-            raise ProtocolError(
-                f"{name} is {SHORTEST:g} to {most:g} seconds, not {_brief(value)}"
-            )
-
-    return check
-
-
-_CHECKS: dict[str, Callable[[object], None]] = {
-    "workers": _check_workers,
-    "now": _check_now,
-    "slot": _whole("slot", 0, _MAX_SLOT, optional=True),
-    "job": _whole("job", 1, _MAX_JOB, optional=True),
-    "every": _seconds("every", LONGEST),
-    "jobs": _whole("jobs", 0, MAX_JOBS, optional=False),
-    "seconds": _seconds("seconds", LONGEST_PROFILE),
-    "function": _check_function,
-}
-
-
-def _brief(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= MAX_PROGRAM_NAME else f"{text[:MAX_PROGRAM_NAME]}..."
+        return request
 
 
 def pack_reply(reply: dict[str, Any]) -> bytes:

@@ -9,7 +9,7 @@ import select
 import socket
 import weakref
 from collections.abc import Awaitable, Callable, Generator
-from typing import Any, Protocol, TypeAlias
+from typing import Any, TypeAlias
 
 from asyncpool._core import log_messages as say
 from asyncpool._engine.life_log import LOGGER
@@ -21,32 +21,13 @@ from asyncpool._observe.control.protocol import (
     Request,
     pack_reply,
 )
-from asyncpool._observe.control.socket_files import (
-    SocketFile,
-    closed_on_error,
-    listen_at,
-)
+from asyncpool._observe.control.socket_files import closed_on_error, listen_at
 from asyncpool.errors import ProtocolError
 
-# Write the replies of a control socket.
-
-
-def write_reply(writer: asyncio.StreamWriter, reply: dict[str, Any]) -> None:
-    """Write a reply, which goes out soon.
-
-    Raises:
-        ConnectionResetError: If the client is gone.
-    """
-    # A transport of asyncio drops what is written to it then, and one of uvloop raises a
-    # RuntimeError, which could as well be a bug.
-    if writer.is_closing():
-        raise ConnectionResetError("the client is gone")
-    writer.write(pack_reply(reply))
-
-
-_open_ones: weakref.WeakSet[ControlSocket] = weakref.WeakSet()
-
 Answer: TypeAlias = Callable[[Request], Awaitable[dict[str, Any]]]
+
+# What it returns yields how it goes, and is closed when the client is gone.
+Watch: TypeAlias = Callable[[Request], Generator[dict[str, Any]]]
 
 _BACKLOG = 16
 _MOST_CLIENTS = 32
@@ -63,6 +44,8 @@ _PAUSE = 0.1
 # Seconds between two looks whether a client is still there that waits for an answer.
 _LOOK_EVERY = 0.5
 
+_open_ones: weakref.WeakSet[ControlSocket] = weakref.WeakSet()
+
 
 class ControlSocket:
     """Answers the requests of this user's processes.
@@ -71,7 +54,7 @@ class ControlSocket:
         path: The path of the socket's file, which is for this user only.  Its folder is locked;
             see ``socket_files.py``.
         answer: Returns the answer to a request.  If it raises, the client gets an error.
-        watch: Returns what tells a client how it goes that wants to watch.
+        watch: Yields what a client is told that wants to watch.
 
     Raises:
         OSError: If somebody listens there already, or the file cannot be made.
@@ -90,9 +73,7 @@ class ControlSocket:
         self._sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         with closed_on_error(self._sock):
             self._sock.setblocking(False)
-            self._file: SocketFile = listen_at(
-                self._sock, path, mode=0o600, backlog=_BACKLOG
-            )
+            self._file = listen_at(self._sock, path, mode=0o600, backlog=_BACKLOG)
         _open_ones.add(self)
 
     @property
@@ -201,40 +182,26 @@ class ControlSocket:
         reader: asyncio.StreamReader,
         writer: asyncio.StreamWriter,
     ) -> None:
-        while True:
-            try:
-                # Who has asked may wait before the next request, but not in the middle of one.
-                line = await reader.readexactly(1)
-                async with asyncio.timeout(_LINE_TIMEOUT):
-                    line += await reader.readline()
-            except asyncio.IncompleteReadError:
-                return
-            except TimeoutError:
-                return
-            except ValueError:  # the line is longer than the limit
-                line = b"?"
-            if not line:
-                return
+        while (line := await _next_line(reader)) is not None:
             try:
                 request = Request.unpack(line)
             except ProtocolError as error:
                 # Nobody knows where the next line begins.
-                write_reply(writer, {"error": str(error)})
-                await writer.drain()
-                return
+                return write_reply(writer, {"error": str(error)})
             if request.action == "watch":
-                await self._show(request, reader, writer)
-                return
-            if request.action in QUESTIONS:
-                with self._ended_if_gone(sock):
-                    reply = await self._reply(request)
-            else:
-                reply = await self._reply(request)
+                return await self._show(request, reader, writer)
+            is_question = request.action in QUESTIONS
+            try:
+                with self._ended_if_gone(sock, looks=is_question):
+                    reply = await self._answer(request)
+            except Exception as error:  # noqa: BLE001 - the client is told
+                reply = _failure(request, error)
             write_reply(writer, reply)
             await writer.drain()
+        return None
 
     @contextlib.contextmanager
-    def _ended_if_gone(self, sock: socket.socket) -> Generator[None]:
+    def _ended_if_gone(self, sock: socket.socket, *, looks: bool) -> Generator[None]:
         """End the connection when the client has closed it, as its task waits in this context."""
         task = asyncio.current_task()
         assert task is not None
@@ -246,7 +213,8 @@ class ControlSocket:
                 alarm.set_in(_LOOK_EVERY)
 
         alarm = Alarm(self._loop, look)
-        alarm.set_in(_LOOK_EVERY)
+        if looks:
+            alarm.set_in(_LOOK_EVERY)
         try:
             yield
         finally:
@@ -260,15 +228,12 @@ class ControlSocket:
     ) -> None:
         """Let a client watch, as long as it wants to."""
         if self._watch is None:
-            write_reply(writer, {"error": "there is nothing to watch here"})
-            return
+            return write_reply(writer, {"error": "there is nothing to watch here"})
         if self._watchers >= _MOST_WATCHERS:
-            write_reply(writer, _refusal("watching", _MOST_WATCHERS))
-            return
-        watcher = None
+            return write_reply(writer, _refusal("watching", _MOST_WATCHERS))
+        watcher = self._watch(request)
         self._watchers += 1
         try:
-            watcher = self._watch(request)
             await send_lines(watcher, request.every, reader, writer)
         except OSError:  # the client is gone
             raise
@@ -276,14 +241,33 @@ class ControlSocket:
             write_reply(writer, _failure(request, error))
         finally:
             self._watchers -= 1
-            if watcher is not None:
-                watcher.close()
+            watcher.close()
 
-    async def _reply(self, request: Request) -> dict[str, Any]:
-        try:
-            return await self._answer(request)
-        except Exception as error:  # noqa: BLE001 - the client is told
-            return _failure(request, error)
+
+async def _next_line(reader: asyncio.StreamReader) -> bytes | None:
+    """Return the next line; nothing if the client ends before, or takes too long for it."""
+    try:
+        # Who has asked may wait before the next request, but not in the middle of one.
+        line = await reader.readexactly(1)
+        async with asyncio.timeout(_LINE_TIMEOUT):
+            return line + await reader.readline()
+    except (asyncio.IncompleteReadError, TimeoutError):
+        return None
+    except ValueError:  # the line is longer than the limit
+        return b"?"
+
+
+def write_reply(writer: asyncio.StreamWriter, reply: dict[str, Any]) -> None:
+    """Write a reply, which goes out soon.
+
+    Raises:
+        ConnectionResetError: If the client is gone.
+    """
+    # A transport of asyncio drops what is written to it then, and one of uvloop raises a
+    # RuntimeError, which could as well be a bug.
+    if writer.is_closing():
+        raise ConnectionResetError("the client is gone")
+    writer.write(pack_reply(reply))
 
 
 def _is_closed(sock: socket.socket) -> bool:
@@ -321,23 +305,8 @@ os.register_at_fork(after_in_child=_after_fork_in_child)
 # until it has.  So a client that hangs costs the memory of one line, and no time.
 
 
-class Watcher(Protocol):
-    """What tells one client how it goes."""
-
-    def look(self) -> dict[str, Any]:
-        """Return how it stands, and what has happened since the last call."""
-        ...
-
-    def close(self) -> None:
-        """Take note that the client is gone."""
-        ...
-
-
-Watch: TypeAlias = Callable[[Request], Watcher]
-
-
 async def send_lines(
-    watcher: Watcher,
+    watcher: Generator[dict[str, Any]],
     every: float,
     reader: asyncio.StreamReader,
     writer: asyncio.StreamWriter,
@@ -356,7 +325,7 @@ async def send_lines(
         if writer.transport.get_write_buffer_size():
             lost += 1
         else:
-            reply = watcher.look()
+            reply = next(watcher)
             if lost:
                 reply["lost"] = lost
             lost = 0

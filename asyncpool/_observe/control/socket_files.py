@@ -16,8 +16,8 @@ import stat
 import sys
 import time
 from collections.abc import AsyncGenerator, Generator, Iterable
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 # Seconds between two tries to connect.
 _CONNECT_EVERY = 0.01
@@ -30,8 +30,7 @@ _REFUSALS = 1 if sys.platform == "linux" else 20
 _MOST_BYTES = 107 if sys.platform == "linux" else 103
 
 
-@dataclass(frozen=True, slots=True)
-class SocketFile:
+class SocketFile(NamedTuple):
     """A file that this process has made.
 
     Attributes:
@@ -48,7 +47,7 @@ class SocketFile:
         An open socket keeps its inode, so no other file can have the same number.
         """
         with contextlib.suppress(OSError):
-            if _identity(self.path) == self.identity:
+            if file_number(os.lstat(self.path)) == self.identity:
                 Path(self.path).unlink()
 
 
@@ -90,7 +89,11 @@ def listen_at(
         with contextlib.suppress(OSError):
             os.fchmod(sock.fileno(), mode)
     sock.bind(path)
-    made = _new_file(path)
+    found = os.lstat(path)
+    # In a folder that others may write, they may have replaced it.
+    if not stat.S_ISSOCK(found.st_mode):
+        raise _replaced()
+    made = SocketFile(path, file_number(found))
     try:
         # Nobody can connect before the socket listens.
         if mode is not None:
@@ -115,7 +118,28 @@ def clear_path(path: str) -> str:
             errno.ENOENT, f"there is no folder {folder}: make it first", folder
         )
     check_length(path)
-    _clear(path)
+    try:
+        kind = os.lstat(path).st_mode
+    except FileNotFoundError:
+        return path
+    if not stat.S_ISSOCK(kind):
+        raise OSError(
+            errno.EADDRINUSE, "there is a file of that name, which is no socket"
+        )
+    answer = try_connect(path)
+    for _ in range(_REFUSALS - 1):
+        if answer != errno.ECONNREFUSED:
+            break
+        time.sleep(_CONNECT_EVERY)
+        answer = try_connect(path)
+    if answer == errno.ECONNREFUSED:
+        Path(path).unlink(missing_ok=True)
+    elif answer in {0, errno.EAGAIN, errno.EINPROGRESS, errno.EPROTOTYPE}:
+        raise OSError(errno.EADDRINUSE, "another process listens there")
+    elif answer != errno.ENOENT:
+        raise OSError(
+            answer, f"the socket there cannot be tried: {os.strerror(answer)}"
+        )
     return path
 
 
@@ -139,19 +163,6 @@ def is_socket(path: str) -> bool:
         return stat.S_ISSOCK(os.stat(path).st_mode)  # noqa: PTH116
     except OSError:
         return True
-
-
-def _new_file(path: str) -> SocketFile:
-    """Return the file that ``bind`` has made.
-
-    Raises:
-        OSError: If it is not there any more.
-    """
-    found = os.lstat(path)
-    # In a folder that others may write, they may have replaced it.
-    if not stat.S_ISSOCK(found.st_mode):
-        raise _replaced()
-    return SocketFile(path, file_number(found))
 
 
 def _set_mode(file: SocketFile, mode: int) -> None:
@@ -183,46 +194,12 @@ def _replaced() -> OSError:
     )
 
 
-def _clear(path: str) -> None:
-    """Remove the file of a dead server.
-
-    Raises:
-        OSError: If what is there must stay.
-    """
-    try:
-        kind = os.lstat(path).st_mode
-    except FileNotFoundError:
-        return
-    if not stat.S_ISSOCK(kind):
-        raise OSError(
-            errno.EADDRINUSE, "there is a file of that name, which is no socket"
-        )
-    answer = _connect(path)
-    for _ in range(_REFUSALS - 1):
-        if answer != errno.ECONNREFUSED:
-            break
-        time.sleep(_CONNECT_EVERY)
-        answer = _connect(path)
-    if answer == errno.ECONNREFUSED:
-        with contextlib.suppress(FileNotFoundError):
-            Path(path).unlink()
-    elif answer in {0, errno.EAGAIN, errno.EINPROGRESS, errno.EPROTOTYPE}:
-        raise OSError(errno.EADDRINUSE, "another process listens there")
-    elif answer != errno.ENOENT:
-        raise OSError(
-            answer, f"the socket there cannot be tried: {os.strerror(answer)}"
-        )
-
-
-def _connect(path: str) -> int:
+def try_connect(path: str) -> int:
+    """Return the error of a connection, 0 if somebody listens; a full backlog is an error too."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
         # Non-blocking, since a server with a full backlog would make this wait.
         probe.setblocking(False)
         return probe.connect_ex(path)
-
-
-def _identity(path: str) -> tuple[int, int]:
-    return file_number(os.lstat(path))
 
 
 def file_number(found: os.stat_result) -> tuple[int, int]:

@@ -107,8 +107,12 @@ class Page {
     this.isServer = isServer;
     const line = (label, colour, value) => ({ label, colour, value });
     const total = (figure) => (point) => sum(point[figure]);
+    const responses = (...classes) => (point) => sum(classes.map((each) => point[each] ?? 0));
     const own = isServer
-      ? [new Chart("Connections a second", rate, [line("new", "f0", (point) => point.handed)]),
+      ? [new Chart("Requests a second", rate, [
+           line("answered", "f0", responses("1xx", "2xx", "3xx", "4xx", "5xx", "other")), line("4xx", "f2", responses("4xx")), line("5xx", "bad-line", responses("5xx"))]),
+         new Chart("Response time of 99 in 100", duration, [line("p99", "f0", (point) => point.p99)]),
+         new Chart("Connections a second", rate, [line("new", "f0", (point) => point.handed)]),
          new Chart("Open connections", short, [line("open", "f0", (point) => point.connections)]),
          new Chart("Workers", short, [line("ready", "f1", (point) => point.ready), line("wanted", "f-other", (point) => point.workers)])]
       : [new Chart("Throughput", rate, [line("done", "f0", (point) => point.ok + point.failed + point.other), line("failed", "bad-line", (point) => point.failed)]),
