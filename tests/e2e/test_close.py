@@ -288,17 +288,19 @@ async def test_what_a_worker_sends_while_its_pool_closes_is_no_offence(
     async with patience():
         pool = await started(1)
         events = pool.events()
-        call = jobs.pid if sends == "outcome" else beats.beat_and_raise
         if sends == "item":
-            stream = pool.options(prefetch=100).stream(streams.numbers, 100)
-            assert await anext(stream) == 0
+            stream = pool.stream(streams.numbers, 100)
+            job: Any = asyncio.create_task(collect(stream, []))
+            await asyncio.sleep(0)
         else:
-            pool.submit(call)
+            call = jobs.pid if sends == "outcome" else beats.beat_and_raise
+            job = asyncio.ensure_future(pool.submit(call))
+        # Whatever comes, the loop does not read it before the close.
         channel = jobs_channel_of(pool)._socket.fileno()
-        assert select.select([channel], [], [], PATIENCE)[
-            0
-        ]  # the loop has read nothing
+        assert select.select([channel], [], [], PATIENCE)[0]
         assert (await pool.close(finish="none")).failed == 1
+        with pytest.raises(PoolClosedError):
+            await job
         [exited] = [event async for event in events if isinstance(event, Exited)]
     assert (exited.reason, exited.detail) == ("close", "")
 
