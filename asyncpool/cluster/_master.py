@@ -7,14 +7,15 @@ import os
 import socket
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Hashable, Iterable
+from functools import partial
 from io import IOBase
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 from asyncpool._cluster import log_messages as say
-from asyncpool._cluster.link import MAX_MESSAGE
+from asyncpool._cluster.link import Inbox, Received, check_message, message_of, thing_of
 from asyncpool._cluster.listeners import Listeners, addresses_locked, open_listeners
-from asyncpool._cluster.service import Service, ServingConfig, Spread
+from asyncpool._cluster.service import Service, Spread, WorkerLink
 from asyncpool._core import checks
 from asyncpool._core.endings import Finish
 from asyncpool._core.options import RestartPolicy, WorkerLimits
@@ -24,6 +25,8 @@ from asyncpool._engine.life_log import NamedLog
 from asyncpool._engine.loop import shielded
 from asyncpool._engine.machine import DEFAULT_LAUNCHER, check_platform
 from asyncpool._engine.options import OutputMode, SupervisorConfig
+from asyncpool._engine.stats import read_beside_loop
+from asyncpool._wire.log_records import LogMessage
 from asyncpool._wire.messages import WorkerConfig
 from asyncpool._wire.pickling import dumps_call
 from asyncpool._wire.posix import (
@@ -33,9 +36,9 @@ from asyncpool._wire.posix import (
     file_descriptor,
     socket_descriptor,
 )
-from asyncpool.cluster._messages import Message, Messages, SocketIterator
 from asyncpool.cluster._options import cluster_options, pack_target
 from asyncpool.cluster._stats import ClusterStats, cluster_stats
+from asyncpool.enums import RunState
 from asyncpool.errors import NoWorkerError
 from asyncpool.events import CloseSummary, RollResult
 from asyncpool.pool import Supervised
@@ -43,6 +46,15 @@ from asyncpool.pool import Supervised
 if TYPE_CHECKING:
     from asyncpool._cluster.worker import Worker
     from asyncpool._engine.engine import Engine
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Message:
+    """A message of a worker: *worker* is its slot, *generation* its number in that slot."""
+
+    worker: int
+    generation: int
+    value: Any
 
 
 class Cluster(Supervised):
@@ -181,16 +193,9 @@ class Cluster(Supervised):
             async with addresses_locked(options.bind):
                 self._listeners = open_listeners(options.bind, backlog=options.backlog)
             self.addresses = self._listeners.addresses
-        serving = ServingConfig(
-            target=self._target,
-            spread=options.spread,
-            drain_timeout=options.drain_timeout,
-            reload_drain_timeout=options.reload_drain_timeout,
-            listeners=self._listeners,
-        )
 
         def serve(engine: Engine, worker: WorkerConfig) -> Service:
-            self._made = Service(serving, engine, worker)
+            self._made = Service(engine, worker, self._target, self._listeners)
             return self._made
 
         return dataclasses.replace(options, serving=serve)
@@ -229,9 +234,9 @@ class Cluster(Supervised):
             Ends the cluster at once.
         """
         checks.TEXT.or_none()("control", control)
-        from asyncpool.cluster._run import run  # noqa: PLC0415 - for main programs only
+        from asyncpool.cluster._run import Operation  # noqa: PLC0415 - for main programs only
 
-        return await run(self, control)
+        return await Operation(self, control=control).run()
 
     async def close(self, timeout: float | None = None) -> CloseSummary:  # noqa: ASYNC109 - it bounds the drain, not the wait
         """Accept no more connections, let workers finish theirs, and end every worker.
@@ -325,14 +330,17 @@ class Cluster(Supervised):
 
     def stats(self) -> ClusterStats:
         """Return the figures of the cluster: how it stands, and what happened since its start."""
-        return cluster_stats(
+        supervisor, service, spread = (
             self._life.supervisor,
             self._made,
-            closed=self._life.closed_unused,
-            workers=self._config.workers[0],
-            spread=self._config.spread,
-            addresses=self.addresses,
+            self._config.spread,
         )
+        if supervisor is None or service is None:
+            state = RunState.CLOSED if self._life.closed_unused else RunState.NEW
+            workers = self._config.workers[0]
+            return ClusterStats(state=state, workers=workers, spread=spread)
+        read = partial(cluster_stats, supervisor, service, spread, self.addresses)
+        return read_beside_loop(read)
 
     # Messages, sockets and files, to workers and from them.
 
@@ -350,7 +358,7 @@ class Cluster(Supervised):
             Safe: the message is sent whole, or not at all.
         """
         service = self._service()
-        payload = _message(value)
+        payload = check_message(dumps_call(value))
         line = service.links.get(worker)
         if line is None or not await line.send(payload):
             raise NoWorkerError(worker)
@@ -380,7 +388,7 @@ class Cluster(Supervised):
             Some workers may get the message, and later workers do.
         """
         service = self._service()
-        await service.broadcast(key, _message(value))
+        await service.broadcast(key, check_message(dumps_call(value)))
 
     def messages(self) -> AsyncIterator[Message]:
         """Return an iterator over the messages of workers, which waits for the next.
@@ -392,7 +400,12 @@ class Cluster(Supervised):
             PoolClosedError: If the cluster was never started.
             RuntimeError: If it was started in another event loop.
         """
-        return Messages(self._service_here().queues.messages, self.name)
+
+        def read(item: tuple[WorkerLink, bytes]) -> Message:
+            return Message(item[0].slot, item[0].generation, message_of(item))
+
+        inbox = self._service_here().queues.messages
+        return Received(inbox, read, self._tell_unreadable(say.MESSAGE_UNREADABLE))
 
     async def send_socket(
         self, worker: int, sock: socket.socket, value: object = None
@@ -465,7 +478,7 @@ class Cluster(Supervised):
             PoolClosedError: If the cluster was never started.
             RuntimeError: If it was started in another event loop.
         """
-        return SocketIterator(self._service_here().queues.sockets, self.name)
+        return self._received(self._service_here().queues.sockets)
 
     def incoming_files(self) -> AsyncIterator[tuple[int, ReceivedFile]]:
         """Return an iterator over the files that workers send, each with its slot.
@@ -476,7 +489,15 @@ class Cluster(Supervised):
             PoolClosedError: If the cluster was never started.
             RuntimeError: If it was started in another event loop.
         """
-        return SocketIterator(self._service_here().queues.files, self.name)
+        return self._received(self._service_here().queues.files)
+
+    def _received(self, inbox: Inbox[Any]) -> Received[Any, Any]:
+        tell = self._tell_unreadable(say.DESCRIPTOR_UNREADABLE)
+        return Received(inbox, lambda item: (item[0].slot, thing_of(item)), tell)
+
+    def _tell_unreadable(self, record: LogMessage) -> Callable[[Any, Exception], None]:
+        log = NamedLog(self.name, f"cluster {self.name}")
+        return lambda item, error: log.now(record, {"slot": item[0].slot}, error=error)
 
     async def __aenter__(self) -> Self:
         """Start the cluster, see :meth:`start`."""
@@ -522,19 +543,3 @@ class Cluster(Supervised):
         self._life.running_here()
         assert self._made is not None
         return self._made
-
-
-def _message(value: object) -> bytes:
-    """Return a message, pickled.
-
-    Raises:
-        ValueError: If it is too large.
-        Exception: Any error of pickling it.
-    """
-    payload = dumps_call(value)
-    if len(payload) > MAX_MESSAGE:
-        raise ValueError(
-            f"a message of {len(payload)} bytes is longer than the {MAX_MESSAGE} that may "
-            "be sent"
-        )
-    return payload

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
+import logging
+
+from asyncpool._wire import log_records as say
 from asyncpool._wire.records import Later
 
 TYPE_CHECKING = False  # see _wire/records.py
 if TYPE_CHECKING:
-    import asyncio
     import ssl as ssl_module
     from collections.abc import Awaitable, Callable
     from typing import Any
 
+    from asyncpool._cluster.connections import Connection
     from asyncpool._cluster.worker import Worker
     from asyncpool._core import checks
 
@@ -77,10 +81,6 @@ class _Plain:
 
     async def __call__(self, worker: Worker) -> None:
         """Serve, in a worker."""
-        import asyncio  # noqa: PLC0415 - see _dataclass.py
-
-        from asyncpool.cluster._servers.transports import connect  # noqa: PLC0415
-
         function = _resolve(self._function)
 
         def handle() -> asyncio.BaseProtocol:
@@ -92,6 +92,62 @@ class _Plain:
 
 
 def _resolve(function: Any) -> Any:
-    from asyncpool._cluster.serve import find_object  # noqa: PLC0415 - asyncio
+    from asyncpool._cluster.worker import find_object  # noqa: PLC0415 - the pool's process need not have it
 
     return find_object(function) if isinstance(function, str) else function
+
+
+# Connections, with a transport and a protocol of asyncio's for each.
+
+
+async def connect(
+    worker: Worker,
+    factory: Callable[[], asyncio.BaseProtocol],
+    ssl: ssl_module.SSLContext | None = None,
+    handshake_timeout: float | None = None,
+) -> None:
+    """Give each connection a protocol, until the worker drains.
+
+    Args:
+        worker: Whose connections they are.
+        factory: What makes a protocol.
+        ssl: What encrypts them, if anything.
+        handshake_timeout: Seconds that a client has for its handshake, if they are
+            encrypted; asyncio's own by default, which is a minute.
+    """
+    loop = asyncio.get_running_loop()
+    # The loop refuses a time for a handshake where there is none.
+    timeout = None if ssl is None else handshake_timeout
+    tasks: set[asyncio.Task[None]] = set()
+    async for connection in worker.connections():
+        task = loop.create_task(
+            _connect(connection, factory, ssl, timeout), name="asyncpool connection"
+        )
+        tasks.add(task)
+        task.add_done_callback(tasks.discard)
+    # A client whose connection came may still be in its handshake.
+    if tasks:
+        await asyncio.wait(tasks)
+
+
+async def _connect(
+    connection: Connection,
+    factory: Callable[[], asyncio.BaseProtocol],
+    ssl: ssl_module.SSLContext | None,
+    handshake_timeout: float | None,
+) -> None:
+    loop = asyncio.get_running_loop()
+    try:
+        await loop.connect_accepted_socket(
+            factory,
+            connection.detach(),
+            ssl=ssl,
+            ssl_handshake_timeout=handshake_timeout,
+        )
+    except OSError as error:
+        # The client is gone again, or speaks no TLS, or another one, or takes too long.
+        say.CONNECTION_FAILED.log(logging.getLogger("asyncpool"), {}, why=error)
+        connection.socket.close()
+    except BaseException:
+        connection.socket.close()
+        raise

@@ -3,6 +3,8 @@
 This is the only module that uses what uvicorn does not promise; ``test_uvicorn_parts.py`` names it.
 """
 
+# pyright: reportUnknownMemberType=false
+
 from __future__ import annotations
 
 import asyncio
@@ -29,7 +31,7 @@ from asyncpool._core.options import WorkerLimits
 from asyncpool._wire import log_records as say
 from asyncpool._wire.pickling import describe
 from asyncpool._worker.stacks import waiting_frames
-from asyncpool.cluster._servers.transports import connect
+from asyncpool.cluster._servers.plain import connect
 from asyncpool.cluster._servers.wsgi import CALL
 
 if TYPE_CHECKING:
@@ -38,7 +40,8 @@ if TYPE_CHECKING:
     from uvicorn.server import ServerState
 
     from asyncpool._cluster.worker import Worker
-    from asyncpool.cluster._servers.wsgi import Call, Threads
+    from asyncpool.cluster._servers.asgi import Target
+    from asyncpool.cluster._servers.wsgi import Call
 
     _Protocol = Any
 else:
@@ -46,69 +49,6 @@ else:
 
 # How long requests may clean up when their time is over, in seconds.
 _CLEAN_UP = 0.2
-
-
-async def serve(
-    worker: Worker,
-    config: uvicorn.Config,
-    threads: Threads | None,
-    *,
-    request_timeout: float | None,
-    header_timeout: float,
-    header_size: int,
-) -> None:
-    """Serve until the worker drains, and drain.
-
-    Args:
-        worker: The worker.
-        config: The configuration of uvicorn.
-        threads: The application, if it is one of WSGI.
-        request_timeout: Seconds without progress until a request is given up.
-        header_timeout: Seconds for the head of a request.
-        header_size: The most bytes of one.
-
-    Raises:
-        RuntimeError: If the application refuses to start.
-    """
-    config.load()
-    most = _most_requests(config, worker)
-    server = uvicorn.Server(config)
-    server.lifespan = lifespan = config.lifespan_class(config)
-    await _begin_lifespan(lifespan, config)
-    loop, state = asyncio.get_running_loop(), server.server_state
-    figures = RequestFigures()
-    await server.on_tick(0)
-    requests = Requests(worker, server, figures, request_timeout, threads, most)
-    kind = bounded(
-        config.http_protocol_class,
-        most=header_size,
-        within=header_timeout,
-        figures=figures,
-        threaded=threads is not None,
-    )
-
-    def make() -> asyncio.Protocol:
-        return kind(  # type: ignore[no-any-return]
-            config=config, server_state=state, app_state=lifespan.state, _loop=loop
-        )
-
-    try:
-        worker.ready()
-        connecting = loop.create_task(
-            connect(worker, make, config.ssl, header_timeout),
-            name="asyncpool connections",
-        )
-        await worker.wait_draining()
-        await Drain(worker, config, state).run(connecting)
-        await connecting
-    finally:
-        requests.leave_threads()
-        requests.end()
-        for task in state.tasks:  # the application is still whole
-            task.cancel()
-        if state.tasks:
-            await asyncio.wait(state.tasks, timeout=_CLEAN_UP)
-        await lifespan.shutdown()
 
 
 def _most_requests(config: uvicorn.Config, worker: Worker) -> float:
@@ -141,76 +81,59 @@ async def _begin_lifespan(lifespan: Any, config: uvicorn.Config) -> None:
             tells the log alone.
     """
     # What uvicorn says of its type is unknown where a2wsgi is not installed.
-    app: Any = config.loaded_app  # pyright: ignore[reportUnknownMemberType]
-    witness = config.loaded_app = _Witness(app)
+    app: Any = config.loaded_app
     logger = getattr(lifespan, "logger", None)  # there is none where it is off
+    message = ""  # what the application said of its failure; of Starlette it is a whole traceback
+    received = False  # whether it has taken the message that its lifespan begins
+    raised: BaseException | None = None
+
+    async def witness(scope: Any, receive: Any, send: Any) -> None:
+        async def take() -> Any:
+            nonlocal received
+            event = await receive()
+            received = True
+            return event
+
+        async def listen(event: Any) -> None:
+            nonlocal message
+            if event["type"] == "lifespan.startup.failed":
+                message = str(event.get("message", "")).strip()
+            await send(event)
+
+        nonlocal raised
+        try:
+            await app(scope, take, listen)
+        except BaseException as error:
+            raised = error
+            raise
+
+    config.loaded_app = witness
     try:
         if logger is not None:
+            # The master tells of a start that has failed; uvicorn would tell of it twice more, with
+            # its own frames.
             lifespan.logger = _WithoutErrors(logger)
         await lifespan.startup()
     finally:
         config.loaded_app = app  # no request goes through the witness
         if logger is not None:
             lifespan.logger = logger
+    reason = _last_line(message or ("" if raised is None else describe(raised)))
     if lifespan.should_exit:
-        if witness.error is None and logger is not None and "\n" in witness.message:
-            logger.error(witness.message)  # the reason below is its last line alone
+        if raised is None and logger is not None and "\n" in message:
+            logger.error(message)  # the reason below is its last line alone
         text = "the application's lifespan has refused to start"
-        reason = f"{text}: {witness.reason}" if witness.reason else text
-        raise RuntimeError(reason) from witness.error
-    if logger is not None and witness.received and witness.error is not None:
+        raise RuntimeError(f"{text}: {reason}" if reason else text) from raised
+    if logger is not None and received and raised is not None:
         text = "the application goes on without a lifespan, which has raised in its beginning: %s"
-        logger.warning(text, witness.reason)
+        logger.warning(text, reason)
 
 
 class _WithoutErrors(logging.LoggerAdapter[logging.Logger]):
-    """A logger without the errors: the master tells of a start that has failed.
-
-    uvicorn would tell of it twice more, with its own frames.
-    """
+    """A logger without the errors."""
 
     def error(self, msg: object, *args: object, **kwargs: Any) -> None:
         """Do not log the record."""
-
-
-class _Witness:
-    """An application in its lifespan, and why it did not begin.
-
-    Args:
-        app: The application.
-
-    Attributes:
-        message: What it said of that; empty if it said nothing.
-        reason: The last line of what it said, or of its traceback; empty if there is none.
-        received: Whether it has taken the message that its lifespan begins.
-        error: What it has raised, if it did.
-    """
-
-    def __init__(self, app: Any) -> None:
-        self._app = app
-        self.message = self.reason = ""
-        self.received = False
-        self.error: BaseException | None = None
-
-    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        async def listen(message: Any) -> None:
-            if message["type"] == "lifespan.startup.failed":
-                # Of Starlette it is a whole traceback.
-                self.message = str(message.get("message", "")).strip()
-                self.reason = _last_line(self.message)
-            await send(message)
-
-        async def take() -> Any:
-            message = await receive()
-            self.received = True
-            return message
-
-        try:
-            await self._app(scope, take, listen)
-        except BaseException as error:
-            self.error = error
-            self.reason = self.reason or _last_line(describe(error))
-            raise
 
 
 def _last_line(text: str) -> str:
@@ -301,8 +224,7 @@ class _Bounds(_Protocol):  # type: ignore[misc]
     request: Any = None  # the last one whose application was called
 
     def connection_made(self, transport: asyncio.Transport) -> None:
-        above: Any = super()
-        above.connection_made(transport)
+        super().connection_made(transport)
         # uvicorn resumes it at each response, and when the application looks for a body.
         self._flow_on: Any = self.flow.resume_reading
         self.flow.resume_reading = self._resume_reading
@@ -323,14 +245,12 @@ class _Bounds(_Protocol):  # type: ignore[misc]
             call = request.scope.get(CALL)
             wanted = call is not None and call.runs
         if not (self.threaded and wanted) or self.scheme == "https":
-            above: Any = super()
-            return above.eof_received()  # type: ignore[no-any-return]
+            return super().eof_received()  # type: ignore[no-any-return]
         self.half_closed = True
         return True
 
     def on_response_complete(self) -> None:
-        above: Any = super()
-        above.on_response_complete()
+        super().on_response_complete()
         if self.flow.read_paused and not self.transport.is_closing():
             self.read_on()
             self.flow.resume_reading()  # it was refused while too much was unread
@@ -338,8 +258,7 @@ class _Bounds(_Protocol):  # type: ignore[misc]
             self.transport.close()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        above: Any = super()
-        above.connection_lost(exc)
+        super().connection_lost(exc)
         if self.request is not None:
             self.request.leave()
 
@@ -351,8 +270,7 @@ class _Bounds(_Protocol):  # type: ignore[misc]
         if len(lines) > _MOST_LINES or max(lines) + _PER_HEADER > _LONGEST_LINE:
             _refuse(self, _TOO_LARGE)
             return
-        above: Any = super()
-        above.handle_websocket_upgrade(*event)
+        super().handle_websocket_upgrade(*event)
         protocol: Any = self.transport.get_protocol()
         if protocol is not self:
             protocol.head_until = monotonic() + self.within
@@ -424,8 +342,7 @@ class _HttptoolsBounds(_Bounds):
         if in_message and self.is_answered():
             self.expect_head()
         self._has_begun, self._piece = False, length
-        above: Any = super()
-        above.data_received(piece)
+        super().data_received(piece)
         if self._declined:
             # That parser has left out the body, so another one reads the request from its beginning.
             head, self._declined = self._declined, b""
@@ -449,14 +366,12 @@ class _HttptoolsBounds(_Bounds):
         return length
 
     def on_message_begin(self) -> None:
-        above: Any = super()
-        above.on_message_begin()
+        super().on_message_begin()
         self._in_head = self._in_message = self._has_begun = True
         self._bytes = 0
 
     def on_body(self, body: bytes) -> None:
-        above: Any = super()
-        above.on_body(body)
+        super().on_body(body)
         self.body_at = monotonic()
         self._has_begun, self._bytes = True, 0
 
@@ -466,8 +381,7 @@ class _HttptoolsBounds(_Bounds):
             return
         # It may have been the rest of a request that was answered early.
         self.head_until = None
-        above: Any = super()
-        above.on_message_complete()
+        super().on_message_complete()
 
     def on_headers_complete(self) -> None:
         self._in_head, self.head_until = False, None
@@ -479,8 +393,7 @@ class _HttptoolsBounds(_Bounds):
         if self.parser.should_upgrade() and not self._should_upgrade():
             self._decline()
             return
-        above: Any = super()
-        above.on_headers_complete()
+        super().on_headers_complete()
         if not self.parser.should_upgrade():
             # Trailers come as headers do.  A proxy checks and sets headers, and lets trailers pass, so
             # no application may take one for the other.
@@ -507,8 +420,7 @@ class _HttptoolsBounds(_Bounds):
 
     def send_400_response(self, msg: str) -> None:
         if not self.transport.is_closing():
-            above: Any = super()
-            above.send_400_response(msg)
+            super().send_400_response(msg)
 
 
 # The states of h11 in which a request has been read, and the next one waits.
@@ -537,13 +449,11 @@ class _H11Bounds(_Bounds):
             self.expect_head()
         else:
             self.body_at = monotonic()
-        above: Any = super()
-        above.data_received(data)
+        super().data_received(data)
 
     def handle_events(self) -> None:
         before = self.cycle
-        above: Any = super()
-        above.handle_events()
+        super().handle_events()
         if self.cycle is not before:
             self.head_until = None
 
@@ -631,62 +541,88 @@ class ClientLeftError(ConnectionResetError):
     """The client of a stream has left.  Who goes on sending gets it, as of ASGI 2.4."""
 
 
-class Requests:
-    """The requests of one worker.
+class Server:
+    """The server of one worker, and its open requests.
 
     Args:
         worker: The worker.
-        server: Its server, whose lifespan has begun.
-        figures: What is counted.
-        timeout: Seconds without progress until a request is given up; ``None`` for any time.
-        threads: Where a WSGI application runs.
-        most: After how many requests the worker is replaced.
+        target: The application, and how it is served.
     """
 
-    def __init__(
-        self,
-        worker: Worker,
-        server: uvicorn.Server,
-        figures: RequestFigures,
-        timeout: float | None,
-        threads: Threads | None,
-        most: float,
-    ) -> None:
-        config = server.config
-        self.figures = figures
-        self.open: set[_Request] = set()
+    def __init__(self, worker: Worker, target: Target) -> None:
         self._worker = worker
-        self._server = server
-        self._state = server.server_state
-        self._timeout = timeout
-        self._unsent: dict[Any, tuple[int, float]] = {}  # of whom, how much, since when
-        self._threads = threads
+        self._timeout, self._within = target.request_timeout, target.header_timeout
+        config, self._threads = target.configure()
+        config.load()
+        self._most = _most_requests(config, worker)
         self._limit = config.limit_concurrency
-        self._most = most
+        self._config = config
+        self._server = uvicorn.Server(config)
+        self._state = self._server.server_state
+        self.figures = figures = RequestFigures()
+        self._protocol_class = bounded(
+            config.http_protocol_class,
+            most=target.header_size,
+            within=self._within,
+            figures=figures,
+            threaded=self._threads is not None,
+        )
+        self.open: set[_Request] = set()
+        self._unsent: dict[Any, tuple[int, float]] = {}  # of whom, how much, since when
         self._busy_since = 0.0
         self._busy_said = False
         self._logger = logging.getLogger("asyncpool")
         self._told = figures.pack_requests()
-        app: Any = config.loaded_app  # pyright: ignore[reportUnknownMemberType]
-        config.loaded_app = counted(app, figures, self.open)
+
+    async def serve(self) -> None:
+        """Serve until the worker drains, and drain.
+
+        Raises:
+            RuntimeError: If the application refuses to start.
+        """
+        worker, config, state = self._worker, self._config, self._state
+        loop = asyncio.get_running_loop()
+        self._server.lifespan = lifespan = config.lifespan_class(config)
+        await _begin_lifespan(lifespan, config)
+        await self._server.on_tick(0)
+        app: Any = config.loaded_app
+        config.loaded_app = counted(app, self.figures, self.open)
         if self._limit is not None:
             self._count_refusals(config.http_protocol_class)
-        self._task = asyncio.get_running_loop().create_task(
-            self._run(), name="asyncpool server requests"
-        )
+        looking = loop.create_task(self._run(), name="asyncpool server requests")
 
-    def leave_threads(self) -> None:
+        def make() -> asyncio.Protocol:
+            return self._protocol_class(  # type: ignore[no-any-return]
+                config=config, server_state=state, app_state=lifespan.state, _loop=loop
+            )
+
+        try:
+            worker.ready()
+            connecting = loop.create_task(
+                connect(worker, make, config.ssl, self._within),
+                name="asyncpool connections",
+            )
+            await worker.wait_draining()
+            await Drain(worker, config, state).run(connecting)
+            await connecting
+        finally:
+            self._leave_threads()
+            looking.cancel()
+            # Report for the last time, with what is open as cut off.
+            self._count_open()
+            self.figures.end()
+            self._tell()
+            for task in state.tasks:  # the application is still whole
+                task.cancel()
+            if state.tasks:
+                await asyncio.wait(state.tasks, timeout=_CLEAN_UP)
+            await lifespan.shutdown()
+
+    def _leave_threads(self) -> None:
         """Answer 503 in place of threads, and of those that wait for one, or cut a response off."""
         for request in self.open:
             if CALL in request.scope and request.answer is None:
                 request.refuse_soon(0 if request.status else _UNAVAILABLE)
-
-    def end(self) -> None:
-        """Report for the last time, with what is open as cut off."""
-        self._task.cancel()
-        self._count_open()
-        self.figures.end()
-        self._tell()
 
     async def _run(self) -> None:
         loop = asyncio.get_running_loop()
@@ -721,7 +657,7 @@ class Requests:
         if requests != self._told:
             self._told = requests
             report = requests + self.figures.lag.pack()
-            self._worker._server_worker.report(report)  # noqa: SLF001 - no user calls it
+            self._worker._link.report(report)  # noqa: SLF001 - no user calls it
 
     def _count_open(self) -> None:
         # uvicorn has a task for each, so nothing has to be counted when one begins and ends.
@@ -765,7 +701,7 @@ class Requests:
         now, was_busy = monotonic(), self.figures.busy
         if bool(why) is not bool(was_busy):
             self.figures.busy = int(bool(why))
-            self._worker._server_worker.accept(wanted=not why)  # noqa: SLF001 - as above
+            self._worker._link.accept(wanted=not why)  # noqa: SLF001 - as above
         if not why:
             if self._busy_said:
                 extra = {"seconds": round(now - self._busy_since, 1)}
