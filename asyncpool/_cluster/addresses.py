@@ -158,6 +158,15 @@ def passed(name: str, environment: Mapping[str, str], pid: int) -> tuple[int, ..
     return found
 
 
+def ignored(binds: Iterable[Bind], environment: Mapping[str, str], pid: int) -> int:
+    """Return how many sockets systemd has passed to this process if no address means them."""
+    if any(isinstance(bind, Systemd | Inherited) for bind in binds):
+        return 0
+    count = environment.get("LISTEN_FDS", "")
+    mine = environment.get("LISTEN_PID") == str(pid) and _is_number(count)
+    return int(count) if mine else 0
+
+
 def _tcp(text: str, address: str) -> Tcp:
     host, colon, port = address.rpartition(":")
     if not colon:

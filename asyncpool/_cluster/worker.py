@@ -38,7 +38,7 @@ from asyncpool._wire.messages import COROUTINE, MAX_REASON, pack_numbers
 from asyncpool._wire.posix import check_beside, file_descriptor, socket_descriptor
 from asyncpool._wire.records import import_named
 from asyncpool._worker.channels import own_logger, print_error
-from asyncpool._worker.stacks import line_of
+from asyncpool._worker.stacks import line_of, waiting_frames
 from asyncpool.errors import ProtocolError
 
 if TYPE_CHECKING:
@@ -409,6 +409,7 @@ class MasterLink(Link):
         returning: Whether connections may be given back.
         listeners: The sockets on which it accepts.
         load: Its connections.
+        tell_requests: Returns what to call the tasks that are requests, the oldest first.
     """
 
     def __init__(
@@ -445,6 +446,7 @@ class MasterLink(Link):
         # The numbers of connections that need an acknowledgement, and their descriptors.
         self._came: Inbox[tuple[int, int]] = Inbox()
         self.load = Load(loop, self._tell_load)
+        self.tell_requests: Callable[[], dict[asyncio.Task[Any], str]] = dict
 
     # What the user's code asks for.
 
@@ -512,6 +514,17 @@ class MasterLink(Link):
         while self.channel.unsent > most:
             self._has_sent.clear()
             await self._has_sent.wait()
+
+    def task_stacks(self) -> str:
+        """Return where the tasks wait, requests first, the oldest ahead; another thread calls this."""
+        lines, known = [COROUTINE], self.tell_requests()
+        tasks = [it for it in asyncio.all_tasks(self._loop) if it not in known]
+        for task in islice((*known, *tasks), _MOST_TASKS):
+            lines.append(f"  task {task.get_name()!r}{known.get(task, '')}:")
+            frames = [*islice(waiting_frames(task.get_coro()), _DEEPEST)]
+            lines += [f"  {line_of(frame)}" for frame in frames[::-1]]
+        text = "\n".join(lines)
+        return text[:_LONGEST]
 
     # Its life.
 
@@ -756,13 +769,13 @@ def serve(runner: JobRunner) -> int:
 
     async def live() -> int:
         nonlocal link
-        runner.tell = partial(_task_stacks, asyncio.get_running_loop())
         link = MasterLink(
             control,
             accepts=spread != "handoff",
             max_payload=config.max_payload,
             time=DrainTime(*drain_timeouts),
         )
+        runner.tell = link.task_stacks
         for payload in broadcasts:
             link.mail.messages.put((None, payload))
         return await link.run(Worker(slot, generation, link), served)
@@ -798,17 +811,6 @@ def _load(target: bytes | str) -> Target:
     if not callable(found):
         raise TypeError(f"{target!r} is not a function, but {type(found).__name__}")
     return found  # type: ignore[no-any-return]
-
-
-def _task_stacks(loop: asyncio.AbstractEventLoop) -> str:
-    """Return where the tasks of *loop* wait; another thread calls this."""
-    lines = [COROUTINE]
-    for task in islice(asyncio.all_tasks(loop), _MOST_TASKS):
-        lines.append(f"  task {task.get_name()!r}:")
-        stack = task.get_stack(limit=_DEEPEST)
-        lines += [f"  {line_of(frame)}" for frame in stack[::-1]]
-    text = "\n".join(lines)
-    return text[:_LONGEST]
 
 
 def _unread(sock: socket.socket) -> int:

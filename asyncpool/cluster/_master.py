@@ -13,6 +13,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 from asyncpool._cluster import log_messages as say
+from asyncpool._cluster.addresses import ignored, parse_all
 from asyncpool._cluster.link import Inbox, Received, check_message, message_of, thing_of
 from asyncpool._cluster.listeners import Listeners, addresses_locked, open_listeners
 from asyncpool._cluster.service import Service, Spread, WorkerLink
@@ -147,6 +148,7 @@ class Cluster(Supervised):
         options = self._config = cluster_options(locals())  # by the signature's names
         self.name: str = options.name
         self._target = pack_target(options.target)
+        self._log = NamedLog(self.name, f"cluster {self.name}")
         self._life = SupervisorRunner("cluster", self.name)
         self._listeners: Listeners | None = None
         self._made: Service | None = None
@@ -183,8 +185,7 @@ class Cluster(Supervised):
     def _tell_start(self, seconds: float) -> None:
         where = ", ".join(self.addresses)
         extra = {"pid": os.getpid(), "addresses": where, "seconds": round(seconds, 3)}
-        log = NamedLog(self.name, f"cluster {self.name}")
-        log.now(say.SERVER_READY, extra, where=where or "no address")
+        self._log.now(say.SERVER_READY, extra, where=where or "no address")
 
     async def _listen(self) -> SupervisorConfig:
         self._began = time.monotonic()  # by the one call that listens
@@ -193,6 +194,9 @@ class Cluster(Supervised):
             async with addresses_locked(options.bind):
                 self._listeners = open_listeners(options.bind, backlog=options.backlog)
             self.addresses = self._listeners.addresses
+            sockets = ignored(parse_all(options.bind), os.environ, os.getpid())
+            if sockets:
+                self._log.now(say.SOCKETS_IGNORED, {"sockets": sockets})
 
         def serve(engine: Engine, worker: WorkerConfig) -> Service:
             self._made = Service(engine, worker, self._target, self._listeners)
@@ -404,7 +408,7 @@ class Cluster(Supervised):
         def read(item: tuple[WorkerLink, bytes]) -> Message:
             return Message(item[0].slot, item[0].generation, message_of(item))
 
-        inbox = self._service_here().queues.messages
+        inbox = self._service(ended=True).queues.messages
         return Received(inbox, read, self._tell_unreadable(say.MESSAGE_UNREADABLE))
 
     async def send_socket(
@@ -478,7 +482,7 @@ class Cluster(Supervised):
             PoolClosedError: If the cluster was never started.
             RuntimeError: If it was started in another event loop.
         """
-        return self._received(self._service_here().queues.sockets)
+        return self._received(self._service(ended=True).queues.sockets)
 
     def incoming_files(self) -> AsyncIterator[tuple[int, ReceivedFile]]:
         """Return an iterator over the files that workers send, each with its slot.
@@ -489,15 +493,17 @@ class Cluster(Supervised):
             PoolClosedError: If the cluster was never started.
             RuntimeError: If it was started in another event loop.
         """
-        return self._received(self._service_here().queues.files)
+        return self._received(self._service(ended=True).queues.files)
 
     def _received(self, inbox: Inbox[Any]) -> Received[Any, Any]:
         tell = self._tell_unreadable(say.DESCRIPTOR_UNREADABLE)
         return Received(inbox, lambda item: (item[0].slot, thing_of(item)), tell)
 
     def _tell_unreadable(self, record: LogMessage) -> Callable[[Any, Exception], None]:
-        log = NamedLog(self.name, f"cluster {self.name}")
-        return lambda item, error: log.now(record, {"slot": item[0].slot}, error=error)
+        def tell(item: tuple[Any, ...], error: Exception) -> None:
+            self._log.now(record, {"slot": item[0].slot}, error=error)
+
+        return tell
 
     async def __aenter__(self) -> Self:
         """Start the cluster, see :meth:`start`."""
@@ -522,24 +528,17 @@ class Cluster(Supervised):
         where = ", ".join(s.addresses) or "no address"
         return f"<Cluster {self.name} {s.state}: {ready}/{s.workers} workers, {where}>"
 
-    def _service(self) -> Service:
-        """Return the service, which knows the workers.
+    def _service(self, *, ended: bool = False) -> Service:
+        """Return the service, which knows the workers, also if the cluster has *ended*.
 
         Raises:
-            PoolClosedError: If the cluster is closed.
+            PoolClosedError: If the cluster is closed, or was never started.
             PoolBrokenError: If no worker can be kept alive.
+            RuntimeError: If the cluster was started in another event loop.
         """
-        self._life.open()
-        assert self._made is not None
-        return self._made
-
-    def _service_here(self) -> Service:
-        """Return the service, even if the cluster is closed.
-
-        Raises:
-            PoolClosedError: If the cluster was never started.
-            RuntimeError: If it was started in another event loop.
-        """
-        self._life.running_here()
+        if ended:
+            self._life.running_here()
+        else:
+            self._life.open()
         assert self._made is not None
         return self._made

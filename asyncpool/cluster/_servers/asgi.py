@@ -90,7 +90,8 @@ def asgi(
             the loop.  Other than there, ``log_config`` is ``None`` by default, so that
             records go where those of workers go, ``access_log`` is off, an ``env_file``
             is read before the application is imported, and proxy headers are believed
-            from ``forwarded_allow_ips`` only, or else from nobody.
+            from ``forwarded_allow_ips`` only, or else from nobody.  With it they are
+            believed on Unix sockets, too.
 
     Raises:
         TypeError: If *app* is neither callable nor a name; for an option that is the
@@ -160,6 +161,7 @@ class Target:
         foreign = sorted(_NOT_OURS & options.keys())
         if foreign:
             raise TypeError(f"these options are not for workers: {', '.join(foreign)}")
+        _check_proxies(options.get("forwarded_allow_ips"))
         self._app, self._options = app, options
         if options.get("interface") == "wsgi":  # uvicorn's own way, which goes away
             threads = threads or _THREADS
@@ -209,6 +211,19 @@ class Target:
             "h11_max_incomplete_event_size": self.header_size,
         }
         return uvicorn.Config(app, **defaults | options, loop="none"), threads
+
+
+def _check_proxies(proxies: Any) -> None:
+    """Check the addresses of proxies, since uvicorn takes whatever makes no sense for a name."""
+    if not proxies or proxies in ("*", ["*"]):
+        return
+    import ipaddress  # noqa: PLC0415 - workers unpickle targets without
+
+    for proxy in proxies.split(",") if isinstance(proxies, str) else proxies:
+        try:
+            ipaddress.ip_network(proxy.strip())
+        except ValueError as error:
+            raise ValueError(f"forwarded_allow_ips: {error}") from None
 
 
 def application(found: Any, name: str, kind: str, *, factory: bool) -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from functools import partial
 
 from asyncpool._wire import log_records as say
 from asyncpool._wire.records import Later
@@ -11,7 +12,7 @@ from asyncpool._wire.records import Later
 TYPE_CHECKING = False  # see _wire/records.py
 if TYPE_CHECKING:
     import ssl as ssl_module
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Awaitable, Callable, Coroutine
     from typing import Any
 
     from asyncpool._cluster.connections import Connection
@@ -21,11 +22,12 @@ if TYPE_CHECKING:
     Handler = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[object]]
     Factory = Callable[[], asyncio.BaseProtocol]
     Ssl = Callable[[], ssl_module.SSLContext]
+    Target = Callable[[Worker], Coroutine[Any, Any, None]]
 else:  # the master checks targets, and workers have them without
     checks = Later("asyncpool._core.checks")
 
 
-def streams(handler: Handler | str, *, ssl: Ssl | str | None = None) -> _Plain:
+def streams(handler: Handler | str, *, ssl: Ssl | str | None = None) -> Target:
     """Serve with a stream handler, as ``asyncio.start_server()`` takes it.
 
     While the worker drains, handlers go on, until its time is over: then they are
@@ -41,10 +43,10 @@ def streams(handler: Handler | str, *, ssl: Ssl | str | None = None) -> _Plain:
         ValueError: If one is a name of nothing.
     """
     checks.function("handler", handler)
-    return _Plain(handler, ssl, handles=True)
+    return _target(handler, ssl, handles=True)
 
 
-def protocol(factory: Factory | str, *, ssl: Ssl | str | None = None) -> _Plain:
+def protocol(factory: Factory | str, *, ssl: Ssl | str | None = None) -> Target:
     """Serve with a protocol, as ``loop.create_server()`` takes it.
 
     While the worker drains, transports stay open, until its time is over.
@@ -58,37 +60,25 @@ def protocol(factory: Factory | str, *, ssl: Ssl | str | None = None) -> _Plain:
         ValueError: If one is a name of nothing.
     """
     checks.function("factory", factory)
-    return _Plain(factory, ssl, handles=False)
+    return _target(factory, ssl, handles=False)
 
 
-class _Plain:
-    """Such a target; it is pickled.
+def _target(function: Any, ssl: Any, *, handles: bool) -> Target:
+    if ssl is not None:
+        checks.function("ssl", ssl, "a function that makes the context, or its name")
+    return partial(_serve, function, ssl, handles)
 
-    Args:
-        function: The user's.
-        ssl: What makes the TLS context.
-        handles: Whether the function handles streams, or else makes protocols.
-    """
 
-    def __init__(self, function: Any, ssl: Any, *, handles: bool) -> None:
-        if ssl is not None:
-            checks.function(
-                "ssl", ssl, "a function that makes the context, or its name"
-            )
-        self._function = function
-        self._ssl = ssl
-        self._handles = handles
+async def _serve(function: Any, ssl: Any, handles: bool, worker: Worker) -> None:  # noqa: FBT001 - as above
+    """Serve with a function that handles streams, or else makes protocols."""
+    function = _resolve(function)
 
-    async def __call__(self, worker: Worker) -> None:
-        """Serve, in a worker."""
-        function = _resolve(self._function)
+    def handle() -> asyncio.BaseProtocol:
+        return asyncio.StreamReaderProtocol(asyncio.StreamReader(), function)
 
-        def handle() -> asyncio.BaseProtocol:
-            return asyncio.StreamReaderProtocol(asyncio.StreamReader(), function)
-
-        context = None if self._ssl is None else _resolve(self._ssl)()
-        worker.ready()
-        await connect(worker, handle if self._handles else function, context)
+    context = None if ssl is None else _resolve(ssl)()
+    worker.ready()
+    await connect(worker, handle if handles else function, context)
 
 
 def _resolve(function: Any) -> Any:

@@ -25,8 +25,9 @@ from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary, WeakSet
 
 import uvicorn
+from uvicorn.middleware.proxy_headers import ProxyHeadersMiddleware, _TrustedHosts
 
-from asyncpool._core.figures import Durations, RequestFigures, class_of
+from asyncpool._core.figures import RequestFigures, class_of
 from asyncpool._core.options import WorkerLimits
 from asyncpool._wire import log_records as say
 from asyncpool._wire.pickling import describe
@@ -49,6 +50,29 @@ else:
 
 # How long requests may clean up when their time is over, in seconds.
 _CLEAN_UP = 0.2
+
+
+class _WithFiles(_TrustedHosts):
+    """Trusted proxies, and whoever has no address: it got through the file of a Unix socket."""
+
+    def __contains__(self, host: str | None) -> bool:
+        return host is None or super().__contains__(host)
+
+
+def _behind_files(app: Any, config: uvicorn.Config) -> Any:
+    """Return an application that believes proxy headers on Unix sockets, too.
+
+    A client of a TCP socket has no address if it has left already, so the server's decides.
+    """
+    trusting = ProxyHeadersMiddleware(app.app)
+    trusting.trusted_hosts = _WithFiles(config.forwarded_allow_ips)
+
+    async def call(scope: Any, receive: Any, send: Any) -> None:
+        server = scope.get("server")
+        by_file = server is None or server[1] is None
+        await (trusting if by_file else app)(scope, receive, send)
+
+    return call
 
 
 def _most_requests(config: uvicorn.Config, worker: Worker) -> float:
@@ -554,6 +578,8 @@ class Server:
         self._timeout, self._within = target.request_timeout, target.header_timeout
         config, self._threads = target.configure()
         config.load()
+        if config.proxy_headers:
+            config.loaded_app = _behind_files(config.loaded_app, config)
         self._most = _most_requests(config, worker)
         self._limit = config.limit_concurrency
         self._config = config
@@ -590,6 +616,7 @@ class Server:
         if self._limit is not None:
             self._count_refusals(config.http_protocol_class)
         looking = loop.create_task(self._run(), name="asyncpool server requests")
+        worker._link.tell_requests = self._tell_requests  # noqa: SLF001 - no user calls it
 
         def make() -> asyncio.Protocol:
             return self._protocol_class(  # type: ignore[no-any-return]
@@ -663,6 +690,14 @@ class Server:
         # uvicorn has a task for each, so nothing has to be counted when one begins and ends.
         figures = self.figures
         figures.open = max(0, len(self._state.tasks) - figures.open_websockets)
+
+    def _tell_requests(self) -> dict[asyncio.Task[Any], str]:
+        now = monotonic()
+        return {
+            it.task: f" for {now - it.began:.1f} s: {it.scope['method']} {it.scope['path']!r}{it.who}"
+            for it in sorted(self.open.copy(), key=lambda it: it.began)
+            if it.task is not None
+        }
 
     # A worker that can take no request.
 
@@ -807,12 +842,11 @@ class Server:
             "seconds": round(now - request.began, 1),
             "status": status or None,
         }
-        client = request.scope.get("client")
         say.REQUEST_TIMED_OUT.log(
             self._logger,
             extra,
             stack=request.stack(),
-            who=f" of {client[0]}:{client[1]}" if client else "",
+            who=request.who,
             why=why,
             done=done,
         )
@@ -835,16 +869,12 @@ def counted(app: Any, figures: RequestFigures, requests: set[_Request]) -> Any:
     goes on.  If the application ends before that, with an error or without one, it counts with the
     status that it has, or as 500, with which the server answers then.
     """
-    durations = _ByStatus(
-        {status: figures.responses[class_of(status)] for status in range(600)}
-    )
-    durations[None] = figures.responses[class_of(None)]
 
     async def count(scope: Any, receive: Any, send: Any) -> None:
         if scope["type"] != "http":
             await _count_websocket(app, figures, scope, receive, send)
             return
-        request = _Request(scope, receive, send, durations)
+        request = _Request(scope, receive, send, figures)
         requests.add(request)
         try:
             await app(scope, receive, request.tell)
@@ -864,13 +894,6 @@ def counted(app: Any, figures: RequestFigures, requests: set[_Request]) -> Any:
     return count
 
 
-class _ByStatus(dict[Any, Durations]):
-    """Where the durations of responses are noted; those of other numbers are with ``None``."""
-
-    def __missing__(self, status: object) -> Durations:
-        return self[None]
-
-
 class _Request:
     """One request, whose application has not returned.
 
@@ -887,10 +910,10 @@ class _Request:
     answer: asyncio.Task[None] | None = None
 
     def __init__(
-        self, scope: Any, receive: Any, send: Any, durations: _ByStatus
+        self, scope: Any, receive: Any, send: Any, figures: RequestFigures
     ) -> None:
         self.scope, self._send = scope, send
-        self._durations = durations
+        self._responses = figures.responses
         self.task = asyncio.current_task()
         cycle: Any = getattr(receive, "__self__", None)
         self.cycle: Any = cycle
@@ -900,6 +923,12 @@ class _Request:
             except AttributeError:  # another implementation of HTTP, which is let be
                 self.cycle = None
         self.began = monotonic()
+
+    @property
+    def who(self) -> str:
+        """Of which client it is."""
+        client = self.scope.get("client")
+        return f" of {client[0]}:{client[1]}" if client else ""
 
     def tell(self, message: Any) -> Any:
         """Send a message; an application that goes on for nobody gets an error."""
@@ -925,7 +954,7 @@ class _Request:
         elif self.status != _OVER:
             took = (monotonic() - self.began) * 1e6
             # As Durations.note() does, whose call would take as long again.
-            durations = self._durations[self.status]
+            durations = self._responses[class_of(self.status)]
             durations.counts[int(took).bit_length()] += 1
             durations.total += took
             self.status = _OVER
@@ -937,7 +966,7 @@ class _Request:
 
     def count(self, status: int) -> None:
         """Count the response, which is over."""
-        self._durations[status].note(monotonic() - self.began)
+        self._responses[class_of(status)].note(monotonic() - self.began)
         self.status = _OVER
 
     def explains(self, error: BaseException) -> bool:
