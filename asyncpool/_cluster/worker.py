@@ -511,7 +511,7 @@ class MasterLink(Link):
 
     async def until_sent(self, most: int = 0) -> None:
         """Wait until the pool's socket has taken all but so many bytes, or the pool is gone."""
-        while self.channel.unsent > most:
+        while self.channel.unsent > most and self.error is None:
             self._has_sent.clear()
             await self._has_sent.wait()
 
@@ -637,7 +637,7 @@ class MasterLink(Link):
         descriptors left.  So the wait comes first.
         """
         await self.until_sent()
-        while self._totals:
+        while self._totals and self.error is None:
             self.send_totals()
             await self.until_sent()
         while _unread(self._socket):  # noqa: ASYNC110 - no event
@@ -709,6 +709,7 @@ class MasterLink(Link):
         self.mail.end()
         self.ended.set()
         self._room.set()
+        self._has_sent.set()
         self.end()
         self.drain()
 
