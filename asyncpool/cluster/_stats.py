@@ -28,7 +28,8 @@ class RequestStats:
         cut: Requests and WebSockets that were cut off, since the time of their worker to drain was
             over, or since it died.  Of one that died it is what it last told to be open.
         refused: Requests that were refused without asking the application: a head that was too
-            large or too slow, or more at once than uvicorn's ``limit_concurrency``.
+            large or too slow, a body above *body_size*, or more at once than uvicorn's
+            ``limit_concurrency``.
         timed_out: Requests that were given up, since nothing had happened for ``request_timeout``.
         websockets: WebSockets that clients have asked for.
         open_websockets: Those of them that are open.

@@ -228,6 +228,25 @@ async def test_a_request_without_a_response_is_given_up(
     assert errors(caplog) == []
 
 
+@pytest.mark.parametrize("http", ["httptools", "h11"])
+async def test_a_body_has_bounds(http: str) -> None:
+    announced = "POST {} HTTP/1.1\r\nhost: x\r\ncontent-length: {}\r\n\r\n"
+    chunked = "POST /echo HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n"
+    async with serving("raw_asgi", http=http, body_size=100) as cluster:
+        for head, body, status in (
+            (announced.format("/echo", 100), "x" * 100, 200),
+            (announced.format("/echo", 101), "", 413),
+            (chunked, "32\r\n" + "x" * 50 + "\r\n" + "33\r\n" + "x" * 51, 413),
+        ):
+            async with Caller(cluster) as caller:
+                caller.say(head + body)
+                assert (await caller.response())[0] == status
+                if status == 413:
+                    assert await caller.reader.read() == b""
+        await come_true(lambda: cluster.stats().requests.refused == 2)
+        assert (await told(cluster))["broken off"] == 1
+
+
 @pytest.mark.parametrize("trusted", ["10.0.0.0/8,::1", "*", None])
 async def test_a_proxy_at_a_unix_socket_is_believed_if_any_is(
     trusted: str | None,

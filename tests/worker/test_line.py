@@ -180,54 +180,6 @@ def test_a_flood_leaves_turns_to_others() -> None:
     run(test)
 
 
-def test_too_many_descriptors_on_their_way_are_waited_for(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    refusals = [errno.ETOOMANYREFS, errno.ETOOMANYREFS]
-    send_fds = socket.send_fds
-
-    def send(sock: socket.socket, *args: Any) -> int:
-        if refusals:
-            code = refusals.pop()
-            raise OSError(code, os.strerror(code))
-        return send_fds(sock, *args)
-
-    async def test(peer: Peer) -> None:
-        with monkeypatch.context() as patch:
-            patch.setattr(socket, "send_fds", send)
-            peer.line.put_descriptor(header(FrameKind.HANDLE, 0, 1), marked(1))
-            peer.line.put(header(FrameKind.TAKEN, 0, 2))
-            peer.line.flush()
-            async with patience():
-                while peer.line.unsent:
-                    peer.line.sent.clear()
-                    await peer.line.sent.wait()
-        assert not refusals
-        found = peer.read(2)
-        assert [(frame.job, mark) for frame, mark in found] == [(1, 1), (2, None)]
-        assert not peer.ends
-
-    run(test)
-
-
-def test_closing_closes_what_nobody_has_had() -> None:
-    async def test(peer: Peer) -> None:
-        # Of the second one only the beginning comes, with its descriptor.
-        peer.hand(1)
-        mark = marked(2)
-        socket.send_fds(peer.sock, [header(FrameKind.HANDLE, 0, 2)[:5]], [mark])
-        os.close(mark)
-        await peer.until(lambda: peer.frames)
-        for _ in range(5):
-            await asyncio.sleep(0)
-        assert list(peer.arrived.arrived)
-        peer.line.close()
-        assert not peer.ends
-        assert peer.descriptors == [1]
-
-    run(test)
-
-
 TOLD = "no connection can be accepted now: Too many open files"
 
 

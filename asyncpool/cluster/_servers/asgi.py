@@ -62,6 +62,7 @@ def asgi(
     request_timeout: float | None = _REQUEST_TIMEOUT,
     header_timeout: float = _HEADER_TIMEOUT,
     header_size: int = _MOST_HEAD,
+    body_size: int | None = None,
     **options: Any,
 ) -> Target:
     """Serve an ASGI application with uvicorn, which the extra ``cluster`` installs.
@@ -86,6 +87,8 @@ def asgi(
             closed, with 408 if a part of a head has come.  With TLS it has as many for
             the handshake before.
         header_size: The most bytes of a head; more are answered by 431.
+        body_size: The most bytes of a request's body; more are answered by 413, or cut a
+            response that has begun.  ``None`` is for any number.
         **options: Those of ``uvicorn.Config`` that do not concern sockets, processes and
             the loop.  Other than there, ``log_config`` is ``None`` by default, so that
             records go where those of workers go, ``access_log`` is off, an ``env_file``
@@ -110,6 +113,7 @@ def wsgi(
     request_timeout: float | None = _REQUEST_TIMEOUT,
     header_timeout: float = _HEADER_TIMEOUT,
     header_size: int = _MOST_HEAD,
+    body_size: int | None = None,
     **options: Any,
 ) -> Target:
     """Serve a WSGI application, in threads behind uvicorn, which the extra ``cluster`` installs.
@@ -122,6 +126,7 @@ def wsgi(
             drain.
         header_timeout: As of :func:`asgi`.
         header_size: Likewise.
+        body_size: Likewise.
         **options: Likewise.
 
     Raises:
@@ -142,6 +147,7 @@ class Target:
         request_timeout: Seconds without progress until a request is given up.
         header_timeout: Seconds for the head of a request.
         header_size: The most bytes of one.
+        body_size: The most bytes of a body.
     """
 
     def __init__(
@@ -153,11 +159,13 @@ class Target:
         request_timeout: float | None,
         header_timeout: float,
         header_size: int,
+        body_size: int | None,
     ) -> None:
         checks.function("app", app, "an application, or its name")
         checks.PERIOD_OR_NONE("request_timeout", request_timeout)
         checks.PERIOD("header_timeout", header_timeout)
         checks.at_least(1)("header_size", header_size)
+        checks.at_least(0).or_none()("body_size", body_size)
         foreign = sorted(_NOT_OURS & options.keys())
         if foreign:
             raise TypeError(f"these options are not for workers: {', '.join(foreign)}")
@@ -168,6 +176,7 @@ class Target:
         self._threads = threads
         self.request_timeout = request_timeout
         self.header_timeout, self.header_size = header_timeout, header_size
+        self.body_size = body_size
 
     async def __call__(self, worker: Worker) -> None:
         """Serve, in a worker.

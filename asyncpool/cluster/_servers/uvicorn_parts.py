@@ -174,6 +174,7 @@ def _last_line(text: str) -> str:
 
 _TOO_LARGE = "431 Request Header Fields Too Large"
 _TOO_LARGE_STATUS = 431
+_BODY_TOO_LARGE = "413 Content Too Large"
 _TOO_SLOW = "408 Request Timeout"
 
 # Of each line of a head, besides name and value: ": " and the line's end.
@@ -198,6 +199,7 @@ def bounded(
     within: float,
     figures: RequestFigures,
     threaded: bool,
+    most_body: float = float("inf"),
 ) -> Any:
     """Return a protocol of uvicorn with these bounds; one that is not known as it is.
 
@@ -209,6 +211,7 @@ def bounded(
             beginning of the connection.
         figures: Counts what is refused.
         threaded: Whether the application runs in threads.
+        most_body: Bytes of a request's body.
     """
     if hasattr(protocol_class, "on_headers_complete"):
         bounds: Any = _HttptoolsBounds
@@ -219,7 +222,13 @@ def bounded(
     return type(
         protocol_class.__name__,
         (bounds, protocol_class),
-        {"most": most, "within": within, "figures": figures, "threaded": threaded},
+        {
+            "most": most,
+            "most_body": most_body,
+            "within": within,
+            "figures": figures,
+            "threaded": threaded,
+        },
     )
 
 
@@ -238,11 +247,13 @@ class _Bounds(_Protocol):  # type: ignore[misc]
     """What is the same for both protocols of uvicorn, before which it stands."""
 
     most: int
+    most_body: float
     within: float
     figures: RequestFigures
     threaded: bool
     head_until: float | None = None
     body_at = 0.0  # when the last piece of a body came
+    body_bytes = 0  # of the body that comes
     half_closed = False
     flow: Any
     request: Any = None  # the last one whose application was called
@@ -301,6 +312,26 @@ class _Bounds(_Protocol):  # type: ignore[misc]
 
     def read_on(self) -> None:
         """Read what had to wait, if there is something."""
+
+    def begins_large_body(self, headers: Sequence[tuple[bytes, bytes]]) -> bool:
+        """Refuse a request that announces more than a body may have, and tell whether it was."""
+        self.body_bytes = 0
+        if self.most_body == float("inf"):
+            return False
+        sizes = (value for name, value in headers if name == b"content-length")
+        size = next(sizes, b"0")
+        large = size.isdigit() and int(size) > self.most_body
+        if large:
+            _refuse(self, _BODY_TOO_LARGE)
+        return large
+
+    def is_too_much(self, body: Sequence[int]) -> bool:
+        """Refuse a body that has become too large with its next piece, and tell whether it was."""
+        self.body_bytes += len(body)
+        large = self.body_bytes > self.most_body
+        if large and not self.transport.is_closing():
+            _refuse(self, "" if self.cycle.response_started else _BODY_TOO_LARGE)
+        return large
 
     def is_answered(self) -> bool:
         """Tell whether no response is wanted: what comes is the rest of a request, or the next."""
@@ -395,6 +426,8 @@ class _HttptoolsBounds(_Bounds):
         self._bytes = 0
 
     def on_body(self, body: bytes) -> None:
+        if self.is_too_much(body):
+            return
         super().on_body(body)
         self.body_at = monotonic()
         self._has_begun, self._bytes = True, 0
@@ -414,6 +447,8 @@ class _HttptoolsBounds(_Bounds):
         if not in_one and _size(self.url, self.headers) > self.most:
             _refuse(self, _TOO_LARGE)
             raise ValueError(_TOO_LARGE)  # the parser stops, see send_400_response
+        if self.begins_large_body(self.headers):
+            raise ValueError(_BODY_TOO_LARGE)
         if self.parser.should_upgrade() and not self._should_upgrade():
             self._decline()
             return
@@ -493,11 +528,13 @@ class _H11Bounds(_Bounds):
             if not in_head or error.error_status_hint != _TOO_LARGE_STATUS:
                 raise
         else:
-            if (
-                not isinstance(event, h11.Request)
-                or _size(event.target, event.headers) <= self.most
-            ):
+            if isinstance(event, h11.Data):
+                return h11.NEED_DATA if self.is_too_much(event.data) else event
+            if not isinstance(event, h11.Request):
                 return event
+            if _size(event.target, event.headers) <= self.most:
+                large = self.begins_large_body(event.headers)
+                return h11.NEED_DATA if large else event
         self.logger.warning("a head of more than %d bytes is refused", self.most)
         _refuse(self, _TOO_LARGE)
         return h11.NEED_DATA
@@ -589,6 +626,7 @@ class Server:
         self._protocol_class = bounded(
             config.http_protocol_class,
             most=target.header_size,
+            most_body=float("inf") if target.body_size is None else target.body_size,
             within=self._within,
             figures=figures,
             threaded=self._threads is not None,
