@@ -1,6 +1,6 @@
 """Serve with uvicorn: its protocols with bounds, requests that are watched, and a drain that loses none.
 
-This is the only module that uses what uvicorn does not promise; ``test_uvicorn_parts.py`` names it.
+This is the only module that uses what uvicorn does not promise; ``tests/worker/test_uvicorn.py`` names it.
 """
 
 # pyright: reportUnknownMemberType=false
