@@ -1,128 +1,142 @@
-"""Accept connections on sockets that other workers may accept on, too."""
+"""Accept connections on listening sockets, in the master or in workers that share them."""
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
-import socket
+from collections import deque
+from typing import TYPE_CHECKING
 
 from asyncpool._cluster.rules import EXHAUSTED
-from asyncpool._wire import log_records as say
-from asyncpool._worker.channels import own_logger
 
-TYPE_CHECKING = False  # see _wire/records.py
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    import socket
+    from collections.abc import Callable, Iterator
 
 _PAUSE = 0.1  # seconds
 
-# The worker warns of them at most once in so many seconds, because they come in bursts.
+# Want of descriptors is told at most once in so many seconds, because it comes in bursts.
 _QUIET = 10.0
 
-# The most that is accepted at the end of a cluster, from each socket: see the balancer's.
+# The most that is accepted at the end: more than any kernel lets wait.  The limit is for clients
+# that keep coming as fast as they are accepted.
 _ACCEPTS_AT_END = 1 << 16
 
 
-class AcceptRequest:
-    """Warns that there are no descriptors left, but not each time."""
+class Want:
+    """Tells that there are no descriptors left, but not each time.
 
-    def __init__(self) -> None:
+    Args:
+        log: Called with the error of the system.
+    """
+
+    def __init__(self, log: Callable[[OSError], object]) -> None:
         self._loop = asyncio.get_running_loop()
+        self._log = log
         self._quiet_until = 0.0
 
     def tell(self, number: int) -> None:
-        """Warn that there are none, with the error of the system."""
+        """Tell it, with the number of the error."""
         now = self._loop.time()
         if now >= self._quiet_until:
             self._quiet_until = now + _QUIET
-            say.NOT_ACCEPTED.log(own_logger(), {}, why=os.strerror(number))
+            self._log(OSError(number, os.strerror(number)))
 
 
 class Acceptor:
-    """Accepts one connection per socket and turn of the loop.
+    """Accepts connections one by one; those that it leaves wait in the kernel's queues.
 
-    asyncio's own servers accept all connections that wait, up to their backlog.  If many
-    arrive at once, one worker would get most of them.
+    asyncio's own servers accept all that wait, up to their backlog.  If many arrive at once, one
+    worker would get most of them.
 
     Args:
         sockets: The listening sockets, which do not block.
-        accepted: Called with the descriptor of each connection, which it owns.
+        ready: Called if a connection may wait; the next turn of the loop calls it again.
+        want: Is told of a lack of descriptors.
 
     Attributes:
-        used: Whether it has ever accepted.  If not, other code uses the sockets.
+        used: Whether it has ever been told to listen.  If not, other code uses the sockets.
+        pauses: Whether there were no descriptors just now.
     """
 
     def __init__(
-        self, sockets: list[socket.socket], accepted: Callable[[int], None]
+        self,
+        sockets: list[socket.socket],
+        ready: Callable[[], object],
+        want: Want,
     ) -> None:
         self._loop = asyncio.get_running_loop()
         self._sockets = sockets
-        self._accepted = accepted
-        self._wanted = self._watching = self._pausing = False
-        self._want = AcceptRequest()
-        self.used = False
+        self._call = ready
+        self._want = want
+        self._ready: deque[socket.socket] = deque()
+        self._wanted = self._watching = self.used = False
+        self._timer: asyncio.TimerHandle | None = None
 
-    def listen(self) -> None:
-        """Accept from now on."""
-        self.used = self._wanted = True
-        self._watch()
-
-    def pause(self) -> None:
-        """Accept nothing before :meth:`listen`."""
-        self._wanted = False
-        self._watch()
-
-    def accept_rest(self) -> None:
-        """Accept all connections that wait now, because no other worker will."""
-        for sock in self._sockets:
-            left = _ACCEPTS_AT_END
-            with contextlib.suppress(OSError):
-                while left and self._accept(sock):
-                    left -= 1
-
-    def close(self) -> None:
-        """Accept no more connections; other workers accept those that wait."""
-        self.pause()
-        for sock in self._sockets:
-            sock.close()
-        self._sockets = []
-
-    def _accept(self, sock: socket.socket) -> bool:
-        """Accept a connection; tell whether there may be more."""
-        try:
-            connection, _ = sock.accept()
-        except BlockingIOError:
-            return False
-        except (InterruptedError, ConnectionAbortedError):
-            return True
-        except OSError as error:
-            if error.errno not in EXHAUSTED:
-                raise
-            self._want.tell(error.errno)
-            self._wait()
-            return False
-        self._accepted(connection.detach())
-        return True
-
-    def _watch(self) -> None:
-        """Watch the sockets, or leave connections in their queues, where others see them."""
-        watching = self._wanted and not self._pausing
+    def listen(self, *, wanted: bool = True) -> None:
+        """Watch the sockets from now on, or do not: then other processes see what waits there."""
+        self.used |= wanted
+        self._wanted = wanted
+        watching = wanted and self._timer is None
         if watching is self._watching:
             return
         self._watching = watching
         for sock in self._sockets:
             if watching:
-                self._loop.add_reader(sock.fileno(), self._accept, sock)
+                self._loop.add_reader(sock.fileno(), self._on_ready, sock)
             else:
                 self._loop.remove_reader(sock.fileno())
 
-    def _wait(self) -> None:
-        """Accept nothing for a moment, even if :meth:`listen` is called meanwhile."""
-        self._pausing = True
-        self._watch()
-        self._loop.call_later(_PAUSE, self._go_on)
+    def accept(self) -> int | None:
+        """Return the descriptor of a connection, if one waits at a socket that was ready."""
+        while self._ready:
+            listener = self._ready.popleft()
+            try:
+                connection, _ = listener.accept()
+            except (BlockingIOError, InterruptedError):
+                continue
+            except OSError as error:
+                if error.errno in EXHAUSTED:
+                    self._want.tell(error.errno)
+                    self._pause()
+                    return None
+                # The client has left already, or the error is that of this one connection.
+                # The loop reports the socket again if another one waits.
+                continue
+            connection.settimeout(None)  # the program's default one is not the worker's
+            self._ready.append(listener)
+            return connection.detach()
+        return None
+
+    def rest(self) -> Iterator[int]:
+        """Accept what waits now, since nobody accepts it later."""
+        self._ready.extend(self._sockets)
+        for _ in range(_ACCEPTS_AT_END):
+            descriptor = self.accept()
+            if descriptor is None:
+                return
+            yield descriptor
+
+    def close(self) -> None:
+        """Accept nothing more."""
+        self.listen(wanted=False)
+        if self._timer is not None:
+            self._timer.cancel()
+        self._sockets = []
+        self._ready.clear()
+
+    def _on_ready(self, sock: socket.socket) -> None:
+        if sock not in self._ready:
+            self._ready.append(sock)
+        self._call()
+
+    def _pause(self) -> None:
+        """Accept nothing for a moment, even if told to listen meanwhile."""
+        self._ready.clear()
+        if self._timer is None:
+            self._timer = self._loop.call_later(_PAUSE, self._go_on)
+        self.listen(wanted=self._wanted)
 
     def _go_on(self) -> None:
-        self._pausing = False
-        self._watch()
+        self._timer = None
+        self.listen(wanted=self._wanted)

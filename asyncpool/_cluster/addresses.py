@@ -8,7 +8,7 @@ socket is opened for it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 MAX_PORT = 0xFFFF
@@ -120,22 +120,19 @@ def parse_all(texts: Iterable[str]) -> tuple[Bind, ...]:
     return binds
 
 
-def passed(
-    name: str, *, pid: int, count: str | None, owner: str | None, names: str | None
-) -> tuple[int, ...]:
+def passed(name: str, environment: Mapping[str, str], pid: int) -> tuple[int, ...]:
     """Return the descriptors that systemd has passed.
 
     Args:
         name: Which descriptors; empty for all.
+        environment: The environment variables.
         pid: The pid of this process.
-        count: ``LISTEN_FDS``.
-        owner: ``LISTEN_PID``.
-        names: ``LISTEN_FDNAMES``.
 
     Raises:
         ValueError: If systemd has passed none to this process.
     """
     what = repr(str(Systemd(name)))
+    count, owner = environment.get("LISTEN_FDS"), environment.get("LISTEN_PID")
     if count is None or owner is None:
         raise ValueError(
             f"{what}: systemd has passed no sockets (LISTEN_FDS is not set); "
@@ -153,11 +150,21 @@ def passed(
     fds = range(_FIRST_PASSED, _FIRST_PASSED + int(count))
     if not name:
         return tuple(fds)
-    known = (names or "").split(":")
-    found = tuple(fd for fd, its in zip(fds, known, strict=False) if its == name)
+    names = environment.get("LISTEN_FDNAMES")
+    known = zip(fds, (names or "").split(":"), strict=False)
+    found = tuple(fd for fd, its in known if its == name)
     if not found:
         raise ValueError(f"{what}: there is no such name in LISTEN_FDNAMES, {names!r}")
     return found
+
+
+def ignored(binds: Iterable[Bind], environment: Mapping[str, str], pid: int) -> int:
+    """Return how many sockets systemd has passed to this process if no address means them."""
+    if any(isinstance(bind, Systemd | Inherited) for bind in binds):
+        return 0
+    count = environment.get("LISTEN_FDS", "")
+    mine = environment.get("LISTEN_PID") == str(pid) and _is_number(count)
+    return int(count) if mine else 0
 
 
 def _tcp(text: str, address: str) -> Tcp:

@@ -1,103 +1,305 @@
-"""The link to one worker that serves: sockets and messages, both ways.
+"""The link between a master and one of its workers: messages, sockets and files, both ways.
 
-It uses the worker's job channel.  Each frame with a descriptor is one message of the socket.
-The descriptors of a :class:`DescriptorSocket` come in the order of the frames that carry one.
+It uses the worker's job channel.  Each end is a :class:`Link`; what only one end sends or hears is in
+``service.py`` and ``worker.py``.  Each frame with a descriptor is one message of the socket, and the
+descriptors of a :class:`DescriptorSocket` come in the order of the frames that carry one.
 
-The worker answers each handle with *taken* or *refused* before it uses the socket.  Messages
-are not answered; their number is limited, see :class:`MessageCredit`.
+A handle, which is such a frame, is answered with *taken* or *refused*, but for the connections that a
+leaving worker gives back.  A message is not answered.  It waits at the other end until the user's
+code takes it.  So the sender counts: at most :data:`MOST_MESSAGES` of its messages may be untaken,
+and the next one waits.  The receiver says now and then how many its user has taken in all.  Neither
+end trusts the other's count.
 """
 
 from __future__ import annotations
 
 import asyncio
-import os
-import socket
-from typing import TYPE_CHECKING
+import pickle
+from collections import deque
+from enum import IntEnum
+from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 
-from asyncpool._cluster.rules import MOST_MESSAGES, HandleTag, MessageCredit
-from asyncpool._core.figures import MOST_NUMBERS, RequestFigures
-from asyncpool._engine.channel import Channel, DescriptorSocket
+from asyncpool._engine.loop import Alarm, check_loop
 from asyncpool._wire.frames import Frame, FrameKind, header
-from asyncpool._wire.messages import unpack_numbers
+from asyncpool._wire.posix import ReceivedSocket, received
 from asyncpool.errors import ProtocolError
 
 if TYPE_CHECKING:
-    from asyncpool._cluster.service import Service
+    from collections.abc import Callable
+
+    from asyncpool._engine.channel import Channel, DescriptorSocket
+    from asyncpool._wire.posix import ReceivedFile
 
 # The most bytes of a pickled message.
 MAX_MESSAGE = 1 << 20
 
-_MOST_FIGURES = 8 * MOST_NUMBERS  # bytes
+# The most messages, in each direction, that were sent and not taken.
+MOST_MESSAGES = 64
 
-# After how many messages the sender hears that they were taken: half of what it may send.
-_TELL_EVERY = MOST_MESSAGES // 2
+# Seconds after which counts are sent that had to wait, since the other end did not read.
+_LATER = 0.01
 
-# A limit, since a worker can make the master queue answers to handles, and nothing else.
-_MOST_UNSENT = 2 * MOST_MESSAGES * MAX_MESSAGE
+T = TypeVar("T")
+R = TypeVar("R")
 
 
-class WorkerLink:
-    """The pool's end of the link to one worker.
+class HandleTag(IntEnum):
+    """For whom the descriptor of a ``HANDLE`` frame is."""
+
+    CONNECTION = 0
+    USER = 1
+
+
+class Inbox(Generic[T]):
+    """Things in the order in which they came; an async iterator, for any number of tasks.
+
+    After its end, the iterator yields what is still here, and then ends.
+    """
+
+    def __init__(self) -> None:
+        self._home = asyncio.get_running_loop()
+        self._items: deque[T] = deque()
+        self._news = asyncio.Event()
+        self._ended = False
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> T:
+        """Wait for the next thing.
+
+        Raises:
+            RuntimeError: In another event loop than the cluster's.
+
+        Cancellation:
+            Safe: nothing is lost.
+        """
+        check_loop(self._home, "what comes from the workers of a cluster")
+        while not self._items:
+            if self._ended:
+                raise StopAsyncIteration
+            self._news.clear()
+            await self._news.wait()
+        return self._items.popleft()
+
+    def put(self, item: T) -> None:
+        """Add something."""
+        self._items.append(item)
+        self._news.set()
+
+    def end(self) -> None:
+        """End the iterations after what is still here."""
+        self._ended = True
+        self._news.set()
+
+    def clear(self) -> list[T]:
+        """Take all that is left."""
+        items = list(self._items)
+        self._items.clear()
+        return items
+
+
+class Received(Generic[T, R]):
+    """An async iterator over what comes from the other end, as the user gets it.
+
+    What cannot be read is dropped: the code there may be older or newer.
 
     Args:
-        slot: The worker's slot.
-        generation: Which worker of that slot it is, counting from 1.
-        sock: The socket at which descriptors arrive.
-        channel: The channel that reads frames from *sock*.
-        service: Has what the worker sends to go to.
-
-    Attributes:
-        open: Whether the worker is ready, and may be sent something.
-        lost: How many of its connections no other worker got, since there were too few
-            descriptors.
-        figures: What it has counted of its requests, as far as it has told.
+        inbox: What has come.
+        read: Returns what the user gets.
+        tell: Logs what could not be read, and why.
     """
 
     def __init__(
         self,
-        slot: int,
-        generation: int,
-        sock: DescriptorSocket,
-        channel: Channel,
-        service: Service,
+        inbox: Inbox[T],
+        read: Callable[[T], R],
+        tell: Callable[[T, Exception], object],
     ) -> None:
-        self.slot = slot
-        self.generation = generation
-        self.open = self._shut = False
-        self.lost = self._lost_there = 0
-        self.figures = RequestFigures()
-        self._socket, self._channel = sock, channel
-        self._service = service
-        self._last = 0  # the number of the last handle that was put
-        self._received = 0  # the number of the last handle that came
-        self._credit = MessageCredit("it", _TELL_EVERY)
+        self._inbox, self._read, self._tell = inbox, read, tell
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> R:
+        while True:
+            item = await anext(self._inbox)
+            try:
+                return self._read(item)
+            except Exception as error:
+                self._tell(item, error)
+
+
+def check_message(payload: bytes) -> bytes:
+    """Return a pickled message, if it may be sent.
+
+    Raises:
+        ValueError: If it is too large.
+    """
+    if len(payload) > MAX_MESSAGE:
+        raise ValueError(
+            f"a message of {len(payload)} bytes is longer than the {MAX_MESSAGE} that may "
+            "be sent"
+        )
+    return payload
+
+
+def message_of(item: tuple[Any, bytes]) -> Any:
+    """Return a message of a :class:`Mail`, which the user takes."""
+    link, payload = item
+    if link is not None:
+        link.consumed()
+    return pickle.loads(payload)
+
+
+def thing_of(item: tuple[Any, Any, bytes]) -> Any:
+    """Return a socket or a file of one, with its value; if that cannot be read, close it."""
+    _, thing, payload = item
+    try:
+        thing.value = pickle.loads(payload) if payload else None
+    except BaseException:
+        thing.close()
+        raise
+    return thing
+
+
+class Mail:
+    """What has come for the user of one end.
+
+    Args:
+        most: How many sockets are kept that nobody has taken; the same for files.  One more is
+            refused, as if there were no descriptors.
+
+    Attributes:
+        messages: Pickled messages, each with its link; ``None`` if none is to hear that it was taken.
+        sockets: Sockets, each with its link and the pickled value that came with it.
+        files: Files, in the same form.
+    """
+
+    def __init__(self, most: float) -> None:
+        self._most = most
+        self.messages: Inbox[tuple[Any, bytes]] = Inbox()
+        self.sockets: Inbox[tuple[Any, ReceivedSocket, bytes]] = Inbox()
+        self.files: Inbox[tuple[Any, ReceivedFile, bytes]] = Inbox()
+
+    def take_message(self, link: Any, payload: bytes) -> None:
+        """Keep a message."""
+        self.messages.put((link, payload))
+
+    def take_descriptor(self, link: Any, fd: int, payload: bytes) -> bool:
+        """Keep a socket or a file; return false if it is neither, or not wanted."""
+        try:
+            thing = received(fd)
+        except OSError:
+            return False
+        inbox: Any = self.sockets if isinstance(thing, ReceivedSocket) else self.files
+        if len(inbox) >= self._most:
+            thing.close()
+            return False
+        inbox.put((link, thing, payload))
+        return True
+
+    def end(self) -> None:
+        """End the iterations."""
+        self.messages.end()
+        self.sockets.end()
+        self.files.end()
+
+    def close(self) -> None:
+        """End the iterations, and close what nobody has taken."""
+        self.end()
+        inboxes: tuple[Inbox[Any], ...] = self.sockets, self.files
+        for inbox in inboxes:
+            for _, thing, _ in inbox.clear():
+                thing.close()
+
+
+class Link:
+    """One end.
+
+    Args:
+        sock: The socket at which descriptors arrive.
+        channel: The channel that reads frames from *sock*.
+        mail: What comes for the user.
+        peer: The name of the other end in errors.
+
+    Attributes:
+        is_shut: Whether nothing more is sent.
+    """
+
+    def __init__(
+        self, sock: DescriptorSocket, channel: Channel, mail: Mail, peer: str
+    ) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._socket, self.channel, self.mail, self._peer = sock, channel, mail, peer
+        self.is_shut = False
+        self._sent = self._received = 0  # the numbers of the last handles
+        self._arrivals: dict[int, asyncio.Future[bool]] = {}
+        # Messages: those sent, and how many of them were taken there; the same of those received.
+        self._told = self._taken_there = self._heard = self._taken_here = 0
         self._room = asyncio.Event()
         self._turn = asyncio.Lock()  # tasks send in the order in which they came
+        self._totals: dict[FrameKind, bytes] = {}
+        self._is_blocked = False
+        self._later = Alarm(self._loop, lambda _: self.send_totals())
 
-    # To the worker.
+    # To the other end.
 
-    def listen(self, sockets: list[socket.socket]) -> None:
-        """Have the worker accept on these sockets; this must come before anything else."""
-        head = header(FrameKind.LISTEN, 0, number=len(sockets))
-        for sock in sockets:
-            self._channel.put_descriptor(head, os.dup(sock.fileno()))
-        self._channel.flush()
+    def put(self, kind: FrameKind, job: int = 0, payload: bytes = b"") -> None:
+        """Send a frame, in this turn of the loop if the socket takes it, and the counts with it."""
+        if not self.is_shut:
+            self.channel.put(header(kind, len(payload), job), payload)
+            self.send_totals()
+
+    def note(self, kind: FrameKind, job: int = 0, payload: bytes = b"") -> None:
+        """Send counts, once in this turn; of several of a kind, only the last ones are sent."""
+        if not self._totals:
+            self._loop.call_soon(self.send_totals)
+        self._totals[kind] = header(kind, len(payload), job) + payload
+
+    def send_totals(self) -> None:
+        """Send the counts now, unless the other end does not read: they would be old by then."""
+        if self._totals and not self.is_shut:
+            if self._is_blocked:
+                self._later.set_in(_LATER)
+            else:
+                self.channel.put(b"".join(self._totals.values()))
+                self._totals.clear()
+        self.channel.flush()
+        self._is_blocked = self.channel.unsent > 0
 
     def hand(
-        self,
-        number: int,
-        fd: int,
-        tag: HandleTag = HandleTag.CONNECTION,
-        payload: bytes = b"",
-    ) -> None:
-        """Send a descriptor; the caller must not close it before the worker has answered."""
-        self._last = number
-        head = header(FrameKind.HANDLE, len(payload), number, number=tag)
-        self._channel.put_descriptor(head + payload, fd, keep=True)
-        self._channel.flush()
+        self, fd: int, tag: HandleTag, payload: bytes = b"", *, keep: bool = False
+    ) -> int:
+        """Send a descriptor, and return its number.
+
+        Args:
+            fd: It; it is closed when it was sent.
+            tag: For whom it is.
+            payload: What travels with it.
+            keep: Whether the caller keeps it, who must not close it before there is an answer.
+        """
+        self._sent += 1
+        head = header(FrameKind.HANDLE, len(payload), self._sent, number=tag)
+        self.channel.put_descriptor(head + payload, fd, keep=keep)
+        self.channel.flush()
+        return self._sent
+
+    async def ship(self, fd: int, payload: bytes) -> bool:
+        """Send a descriptor to the user there; return whether it has arrived.
+
+        Cancellation:
+            It may arrive nevertheless.
+        """
+        arrival: asyncio.Future[bool] = self._loop.create_future()
+        self._arrivals[self.hand(fd, HandleTag.USER, payload)] = arrival
+        return await arrival
 
     async def send(self, payload: bytes, *, early: bool = False) -> bool:
-        """Send a message when there is room for it; return false if the worker is gone.
+        """Send a message when there is room for it; return false if nobody will read it.
 
         Args:
             payload: The message, pickled.
@@ -107,138 +309,130 @@ class WorkerLink:
             Safe: the message is not sent.
         """
         async with self._turn:
-            while self._takes(early) and not self._credit.has_room:
+            while self.reads(early=early) and not self._has_room:
                 self._room.clear()
                 await self._room.wait()
-            if not self._takes(early):
+            if not self.reads(early=early):
                 return False
-            self._credit.send()
-            self._channel.put(header(FrameKind.MESSAGE, len(payload)), payload)
-            self._channel.flush()
+            self._told += 1
+            self.put(FrameKind.MESSAGE, payload=payload)
             return True
 
-    def _takes(self, early: bool) -> bool:  # noqa: FBT001 - handed on
-        return not self._shut and (self.open or early)
-
-    def consumed(self) -> None:
-        """Note that the user has taken a message of the worker."""
-        taken = self._credit.take()
-        if taken is not None:
-            self._answer(FrameKind.ROOM, taken)
+    def reads(self, *, early: bool) -> bool:
+        """Tell whether the other end will read a message; see :meth:`send`."""
+        raise NotImplementedError
 
     @property
-    def is_shut(self) -> bool:
-        """Whether nothing more is sent."""
-        return self._shut
+    def _has_room(self) -> bool:
+        return self._told - self._taken_there < MOST_MESSAGES
+
+    def consumed(self) -> None:
+        """Note that the user has taken a message."""
+        self._taken_here += 1
+        self.note(FrameKind.ROOM, self._taken_here)
 
     def shut(self) -> None:
         """Send nothing more, and wake tasks that wait for room."""
-        if self._shut:
-            return
-        self.open, self._shut = False, True
+        self.is_shut = True
+        self._later.cancel()
         self._room.set()
-        if not self._service.stopped:
-            self._channel.put(header(FrameKind.RETURN, 0))
-            self._channel.flush()
-        self._service.begin_drain(self)
 
-    # From the worker.
+    def end(self) -> None:
+        """Note that no answer comes any more."""
+        for arrival in self._arrivals.values():
+            if not arrival.done():
+                arrival.set_result(False)
 
-    def pause(self) -> None:
-        """If the worker is leaving, read nothing more until :meth:`resume`."""
-        if self._shut:
-            self._channel.pause()
-
-    def resume(self) -> None:
-        """Read again."""
-        self._channel.resume()
+    # From the other end.
 
     def on_frames(self, frames: list[Frame]) -> None:
-        """Take the frames that the worker has sent.
+        """Take the frames that the other end has sent.
 
         Raises:
             ProtocolError: If a frame breaks the protocol.
         """
         if self._socket.unwanted:
-            raise ProtocolError("it sent descriptors with no handle")
+            raise ProtocolError(f"{self._peer} sent descriptors with no handle")
         for frame in frames:
-            self._on_frame(frame)
-
-    def _on_frame(self, frame: Frame) -> None:
-        if frame.kind is FrameKind.TAKEN or frame.kind is FrameKind.REFUSED:
-            if frame.job > self._last - self._channel.unsent_descriptors:
-                raise ProtocolError(
-                    f"it answered for handle {frame.job}, which was not sent"
-                )
-            if frame.kind is FrameKind.TAKEN:
-                self._service.balancer.taken(self, frame.job)
+            kind = frame.kind
+            if kind is FrameKind.TAKEN or kind is FrameKind.REFUSED:
+                self._on_answer(frame.job, taken=kind is FrameKind.TAKEN)
+            elif kind is FrameKind.HANDLE:
+                self._on_handle(frame)
+            elif kind is FrameKind.MESSAGE:
+                self._heard += 1
+                if self._heard - self._taken_here > MOST_MESSAGES:
+                    raise ProtocolError(
+                        f"{self._peer} sent a message beyond the {MOST_MESSAGES} for which "
+                        "there is room"
+                    )
+                self.mail.take_message(self, bytes(frame.payload))
+            elif kind is FrameKind.ROOM:
+                if not self._taken_there <= frame.job <= self._told:
+                    raise ProtocolError(
+                        f"{self._peer} took {frame.job} messages, after {self._taken_there} "
+                        f"of {self._told}"
+                    )
+                self._taken_there = frame.job
+                self._room.set()
             else:
-                self._service.balancer.refused(self, frame.job)
-        elif frame.kind is FrameKind.LOAD:
-            self._on_load(frame)
-        elif frame.kind is FrameKind.FIGURES:
-            self._on_figures(frame)
-        elif frame.kind is FrameKind.MESSAGE:
-            self._on_message(frame)
-        elif frame.kind is FrameKind.ROOM:
-            self._credit.make_room(frame.job)
-            self._room.set()
-        elif frame.kind is FrameKind.HANDLE:
-            self._on_handle(frame)
-        else:
-            raise ProtocolError(f"it sent {frame.kind.name} on its link")
+                self.on_frame(frame)
 
-    def _on_load(self, frame: Frame) -> None:
-        numbers = unpack_numbers(frame.payload)
-        if len(numbers) != 3:  # noqa: PLR2004 - opened, closed, cut off
-            raise ProtocolError(f"its load has {len(numbers)} numbers")
-        more = frame.job - self._lost_there
-        if more < 0:
+    def _on_answer(self, number: int, *, taken: bool) -> None:
+        if number > self._sent - self.channel.unsent_descriptors:
             raise ProtocolError(
-                f"it lost {frame.job} connections, after {self._lost_there}"
+                f"{self._peer} answered for handle {number}, which was not sent"
             )
-        self._service.count_load(self, *numbers)
-        if more:
-            self._lost_there = frame.job
-            self._lose(more)
-
-    def _on_figures(self, frame: Frame) -> None:
-        if len(frame.payload) > _MOST_FIGURES:
-            raise ProtocolError(f"its figures have {len(frame.payload)} bytes")
-        numbers = unpack_numbers(frame.payload)
-        self.figures = RequestFigures.unpack(numbers, self.figures)
-        self._service.note_requests(self)
-
-    def _on_message(self, frame: Frame) -> None:
-        self._credit.receive()
-        self._service.queues.take_message(self, bytes(frame.payload))
+        arrival = self._arrivals.pop(number, None)
+        if arrival is not None and not arrival.done():
+            arrival.set_result(taken)
+        self.on_answer(number, taken=taken, users=arrival is not None)
 
     def _on_handle(self, frame: Frame) -> None:
-        if not self._socket.arrived:
-            raise ProtocolError("it sent a handle without a descriptor")
-        if frame.job != self._received + 1:
-            raise ProtocolError(f"it sent handle {frame.job} after {self._received}")
-        self._received = frame.job
-        fd = self._socket.arrived.popleft()
+        number = frame.job
+        if self._socket.arrived and number != self._received + 1:
+            raise ProtocolError(
+                f"{self._peer} sent handle {number} after {self._received}"
+            )
+        self._received, fd = number, self.descriptor()
         if frame.number != HandleTag.USER:
-            # Not answered: the worker cannot read answers any more.
-            if fd is None:
-                self._lose(1)
-            else:
-                self._service.balancer.returned(self, fd)
+            self.on_connection(number, fd)
             return
-        wanted = fd is not None and self._service.queues.take_socket(
+        kept = fd is not None and self.mail.take_descriptor(
             self, fd, bytes(frame.payload)
         )
-        self._answer(FrameKind.TAKEN if wanted else FrameKind.REFUSED, frame.job)
+        self.put(FrameKind.TAKEN if kept else FrameKind.REFUSED, number)
 
-    def _lose(self, more: int) -> None:
-        self.lost += more
-        self._service.balancer.lost += more
+    def descriptor(self) -> int | None:
+        """Return the descriptor of a frame; ``None`` if this process may open no more.
 
-    def _answer(self, kind: FrameKind, number: int) -> None:
-        if self._channel.unsent > _MOST_UNSENT:
-            raise ProtocolError("it does not read the answers to its handles")
-        if not self._shut:
-            self._channel.put(header(kind, 0, number))
-            self._channel.flush()
+        Raises:
+            ProtocolError: If it came without one.
+        """
+        if not self._socket.arrived:
+            raise ProtocolError(f"{self._peer} sent a handle without a descriptor")
+        return self._socket.arrived.popleft()
+
+    def on_answer(self, number: int, *, taken: bool, users: bool) -> None:
+        """Note what became of a connection, or a user's descriptor.
+
+        Raises:
+            ProtocolError: If the other end was not sent it.
+        """
+        raise NotImplementedError
+
+    def on_connection(self, number: int, fd: int | None) -> None:
+        """Take a connection, whose descriptor the kernel may have dropped.
+
+        Raises:
+            ProtocolError: If the other end cannot have had it.
+        """
+        raise NotImplementedError
+
+    def on_frame(self, frame: Frame) -> None:
+        """Take a frame that only this end gets.
+
+        Raises:
+            ProtocolError: If it breaks the protocol.
+        """
+        raise NotImplementedError

@@ -7,7 +7,6 @@ import errno
 import os
 import socket
 from collections.abc import AsyncGenerator, Generator, Sequence
-from dataclasses import dataclass
 
 from asyncpool._cluster.addresses import (
     Bind,
@@ -34,36 +33,114 @@ _PRIVATE = 0o600
 _FIRST_FREE_PORT = 1024
 
 
-@dataclass(frozen=True, slots=True)
-class _Listener:
-    sock: socket.socket
-    file: SocketFile | None = None
-
-    def close(self) -> None:
-        if self.file is not None:
-            self.file.remove()
-        self.sock.close()
-
-
 class Listeners:
     """Listening sockets, all non-blocking and close-on-exec; :func:`open_listeners` opens them.
+
+    Args:
+        backlog: How many connections may wait in each.
 
     Attributes:
         addresses: The addresses, with the real ports.
     """
 
-    def __init__(self, listeners: list[_Listener]) -> None:
-        self._listeners = listeners
-        self.addresses: tuple[str, ...] = tuple(_shown(it.sock) for it in listeners)
+    def __init__(self, backlog: int) -> None:
+        self._backlog = backlog
+        self._sockets: list[socket.socket] = []
+        self._files: list[SocketFile] = []
+        self.addresses: tuple[str, ...] = ()
 
     def sockets(self) -> list[socket.socket]:
         """Return the sockets, in the order of :attr:`addresses`."""
-        return [it.sock for it in self._listeners]
+        return [*self._sockets]
 
     def close(self) -> None:
         """Close all, and remove the files of Unix sockets, if they are still the same."""
-        while self._listeners:
-            self._listeners.pop().close()
+        while self._files:
+            self._files.pop().remove()
+        while self._sockets:
+            self._sockets.pop().close()
+
+    def open(self, bind: Bind) -> None:
+        """Open what an address means.
+
+        Raises:
+            ValueError: If systemd has passed no socket.
+            OSError: If it cannot be opened; the text names it, and says why.
+        """
+        try:
+            match bind:
+                case Tcp():
+                    self._open_tcp(bind)
+                case Unix():
+                    self._open_unix(bind)
+                case Inherited(fd):
+                    self._adopt(fd)
+                case Systemd(name):
+                    for fd in passed(name, os.environ, os.getpid()):
+                        self._adopt(fd)
+        except OSError as error:
+            raise _explained(bind, error) from error
+        self.addresses = tuple(map(_shown, self._sockets))
+
+    def _open_tcp(self, bind: Tcp) -> None:
+        """Listen on every address of a host, with the same port on each."""
+        flags = socket.AI_PASSIVE
+        found = socket.getaddrinfo(
+            bind.host or None, bind.port, type=socket.SOCK_STREAM, flags=flags
+        )
+        port, missing, before = bind.port, None, len(self._sockets)
+        for family, _, _, _, name in dict.fromkeys(found):
+            sock = socket.socket(family, socket.SOCK_STREAM)
+            try:
+                with self._owned(sock):
+                    sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                    if family == socket.AF_INET6:
+                        # Without this, some systems would take the same port of version 4 as well.
+                        sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+                    sock.bind((name[0], port, *name[2:]))
+                    sock.listen(self._backlog)
+            except OSError as error:
+                # A host name, or "all interfaces", may have addresses that this machine lacks.
+                if error.errno not in _NOT_HERE:
+                    raise
+                missing = error
+            else:
+                port = sock.getsockname()[1]
+        if missing is not None and len(self._sockets) == before:
+            raise missing
+
+    def _open_unix(self, bind: Unix) -> None:
+        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        mode = _PRIVATE if bind.mode is None else bind.mode
+        with self._owned(sock):
+            self._files.append(
+                listen_at(sock, bind.path, mode=mode, backlog=self._backlog)
+            )
+
+    def _adopt(self, fd: int) -> None:
+        """Listen on an inherited descriptor; the listener owns a duplicate of it."""
+        copy = os.dup(fd)
+        try:
+            sock = socket.socket(fileno=copy)
+        except OSError:
+            os.close(copy)
+            raise
+        with self._owned(sock):
+            if sock.type != socket.SOCK_STREAM:
+                raise OSError(errno.EPROTOTYPE, "it is no stream socket")
+            if not sock.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
+                # To listen again would change the backlog for all processes that have the socket.
+                sock.listen(self._backlog)
+            os.set_inheritable(
+                fd, False
+            )  # programs that are started here must not have it
+
+    @contextlib.contextmanager
+    def _owned(self, sock: socket.socket) -> Generator[None]:
+        with closed_on_error(sock):
+            sock.setblocking(False)
+            yield
+        self._sockets.append(sock)
 
 
 @contextlib.asynccontextmanager
@@ -97,115 +174,14 @@ def open_listeners(binds: Sequence[str], *, backlog: int) -> Listeners:
         ValueError: If an address makes no sense, or systemd has passed no socket.
         OSError: If one cannot be opened; the text names it, and says why.
     """
-    with _all_or_nothing() as opened:
+    listeners = Listeners(backlog)
+    try:
         for bind in parse_all(binds):
-            try:
-                opened.extend(_open(bind, backlog))
-            except OSError as error:
-                raise _explained(bind, error) from error
-    return Listeners(opened)
-
-
-@contextlib.contextmanager
-def _all_or_nothing() -> Generator[list[_Listener]]:
-    opened: list[_Listener] = []
-    try:
-        yield opened
+            listeners.open(bind)
     except BaseException:
-        for listener in opened:
-            listener.close()
+        listeners.close()
         raise
-
-
-def _open(bind: Bind, backlog: int) -> list[_Listener]:
-    match bind:
-        case Tcp():
-            return _open_tcp(bind, backlog)
-        case Unix():
-            return [_open_unix(bind, backlog)]
-        case Inherited(fd):
-            return [_adopt(fd, backlog)]
-        case Systemd(name):
-            fds = passed(
-                name,
-                pid=os.getpid(),
-                count=os.environ.get("LISTEN_FDS"),
-                owner=os.environ.get("LISTEN_PID"),
-                names=os.environ.get("LISTEN_FDNAMES"),
-            )
-            with _all_or_nothing() as opened:
-                for fd in fds:
-                    opened.append(_adopt(fd, backlog))
-            return opened
-
-
-def _open_tcp(bind: Tcp, backlog: int) -> list[_Listener]:
-    """Listen on every address of a host, with the same port on each."""
-    found = socket.getaddrinfo(
-        bind.host or None, bind.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-    )
-    port, missing = bind.port, None
-    with _all_or_nothing() as opened:
-        for family, _, _, _, name in dict.fromkeys(found):
-            there = (name[0], port, *name[2:])
-            try:
-                sock = _tcp_socket(family, there, backlog)
-            except OSError as error:
-                # A host name, or "all interfaces", may have addresses that this machine lacks.
-                if error.errno not in _NOT_HERE:
-                    raise
-                missing = error
-                continue
-            opened.append(_Listener(sock))
-            port = sock.getsockname()[1]
-        if missing is not None and not opened:
-            raise missing
-    return opened
-
-
-def _tcp_socket(family: int, name: tuple[object, ...], backlog: int) -> socket.socket:
-    sock = socket.socket(family, socket.SOCK_STREAM)
-    with closed_on_error(sock):
-        sock.setblocking(False)
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        if family == socket.AF_INET6:
-            # Without this, some systems would take the same port of version 4 as well.
-            sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
-        sock.bind(name)
-        sock.listen(backlog)
-    return sock
-
-
-def _open_unix(bind: Unix, backlog: int) -> _Listener:
-    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    with closed_on_error(sock):
-        sock.setblocking(False)
-        file = listen_at(
-            sock,
-            bind.path,
-            mode=_PRIVATE if bind.mode is None else bind.mode,
-            backlog=backlog,
-        )
-    return _Listener(sock, file)
-
-
-def _adopt(fd: int, backlog: int) -> _Listener:
-    """Listen on an inherited descriptor; the listener owns a duplicate of it."""
-    copy = os.dup(fd)
-    try:
-        sock = socket.socket(fileno=copy)
-    except OSError:
-        os.close(copy)
-        raise
-    with closed_on_error(sock):
-        if sock.type != socket.SOCK_STREAM:
-            raise OSError(errno.EPROTOTYPE, "it is no stream socket")
-        if not sock.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
-            # To listen again would change the backlog for all processes that have the socket.
-            sock.listen(backlog)
-        sock.setblocking(False)
-        os.set_inheritable(fd, False)  # programs that are started here must not have it
-    return _Listener(sock)
+    return listeners
 
 
 def _shown(sock: socket.socket) -> str:

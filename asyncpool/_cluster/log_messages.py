@@ -12,6 +12,10 @@ from asyncpool._wire.log_records import error, give_ids, info, warning
 SERVER_READY = info(
     "%(title)s: serves after %(seconds).2f s: process %(pid)d, %(where)s"
 )
+SOCKETS_IGNORED = warning(
+    "%(title)s does not serve on %(sockets)d sockets that the service manager has passed: "
+    "bind to systemd:"
+)
 STOP_ASKED = info("%(title)s: asked to end by %(by)s: %(how)s")
 RELOAD_ASKED = info("%(title)s: asked to reload by %(by)s")
 RESIZE_ASKED = info("%(title)s: asked to have %(number)s by %(by)s")

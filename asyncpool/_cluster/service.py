@@ -7,59 +7,185 @@ has what stands in for jobs: sockets to listen on, connections, and messages.
 from __future__ import annotations
 
 import asyncio
+import os
 import pickle
-import socket
 from collections.abc import Hashable
-from dataclasses import dataclass
 from time import monotonic
-from typing import Literal
+from typing import Any, Literal, cast
 
 from asyncpool._cluster import log_messages as say
 from asyncpool._cluster.balancer import ConnectionBalancer
-from asyncpool._cluster.link import WorkerLink
+from asyncpool._cluster.balancing import Share
+from asyncpool._cluster.link import MAX_MESSAGE, MOST_MESSAGES, Link, Mail
 from asyncpool._cluster.listeners import Listeners
-from asyncpool._cluster.queues import MessageQueues
 from asyncpool._cluster.rules import DrainLimit, drain_limit
-from asyncpool._core.figures import RequestFigures
+from asyncpool._core.figures import MOST_NUMBERS, RequestFigures
 from asyncpool._core.slots import UP
 from asyncpool._engine.channel import Channel, DescriptorSocket
 from asyncpool._engine.engine import Engine
+from asyncpool._engine.life_log import NamedLog
 from asyncpool._engine.worker import WorkerHandle
-from asyncpool._wire.frames import FrameKind
-from asyncpool._wire.messages import MAX_BROADCASTS, WorkerConfig
+from asyncpool._wire.frames import Frame, FrameKind, header
+from asyncpool._wire.messages import MAX_BROADCASTS, WorkerConfig, unpack_numbers
+from asyncpool.errors import ProtocolError
 
 # The main module of a worker that serves.
-_MAIN = "asyncpool._cluster.serve"
+_MAIN = "asyncpool._cluster.worker"
 
 Spread = Literal["handoff", "shared"]
 
+_MOST_FIGURES = 8 * MOST_NUMBERS  # bytes
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ServingConfig:
-    """What the workers of a cluster do instead of jobs; see :class:`asyncpool.Cluster`.
+# A limit, since a worker can make the master queue answers to handles, and nothing else.
+_MOST_UNSENT = 2 * MOST_MESSAGES * MAX_MESSAGE
+
+# The most sockets, and files, of workers that are kept until the user takes them.
+_MOST_SOCKETS = 64
+
+
+class WorkerLink(Link):
+    """The master's end of the link to one worker.
+
+    Args:
+        slot: The worker's slot.
+        generation: Which worker of that slot it is, counting from 1.
+        sock: The socket at which descriptors arrive.
+        channel: The channel that reads frames from *sock*.
+        service: Has what the worker sends to go to.
 
     Attributes:
-        target: The name of the function that serves, or the pickled function.
-        spread: How connections get to the workers.
-        drain_timeout: Seconds for a worker to finish its connections if the cluster ends.
-        reload_drain_timeout: Seconds for that if other workers go on serving.
-        listeners: The listening sockets, if there are any.
+        open: Whether the worker is ready, and may be sent something.
+        lost: How many of its connections no other worker got, since there were too few
+            descriptors.
+        figures: What it has counted of its requests, as far as it has told.
     """
 
-    target: str | bytes
-    spread: Spread
-    drain_timeout: float
-    reload_drain_timeout: float
-    listeners: Listeners | None
+    def __init__(
+        self,
+        slot: int,
+        generation: int,
+        sock: DescriptorSocket,
+        channel: Channel,
+        service: Service,
+    ) -> None:
+        super().__init__(sock, channel, service.queues, "it")
+        self.slot = slot
+        self.generation = generation
+        self.open = False
+        self.lost = self._lost_there = 0
+        self.figures = RequestFigures()
+        self._service = service
+
+    def reads(self, *, early: bool) -> bool:
+        return not self.is_shut and (self.open or early)
+
+    def shut(self) -> None:
+        if not self.is_shut:
+            self.open = False
+            if not self._service.stopped:
+                self.put(FrameKind.RETURN)
+            super().shut()
+            self._service.begin_drain(self)
+
+    def on_frames(self, frames: list[Frame]) -> None:
+        super().on_frames(frames)
+        if self.channel.unsent > _MOST_UNSENT:
+            raise ProtocolError("it does not read the answers to its handles")
+
+    def on_answer(self, number: int, *, taken: bool, users: bool) -> None:
+        self._service.balancer.answered(self, number, taken=taken, users=users)
+
+    def on_connection(self, number: int, fd: int | None) -> None:  # noqa: ARG002
+        # Not answered: the worker cannot read answers any more.
+        if fd is None:
+            self._lose(1)
+        else:
+            self._service.balancer.returned(self, fd)
+
+    def on_frame(self, frame: Frame) -> None:
+        if frame.kind is FrameKind.LOAD:
+            numbers = unpack_numbers(frame.payload)
+            if len(numbers) != 3:  # noqa: PLR2004 - opened, closed, cut off
+                raise ProtocolError(f"its load has {len(numbers)} numbers")
+            more = frame.job - self._lost_there
+            if more < 0:
+                raise ProtocolError(
+                    f"it lost {frame.job} connections, after {self._lost_there}"
+                )
+            self._service.count_load(self, *numbers)
+            if more:
+                self._lost_there = frame.job
+                self._lose(more)
+        elif frame.kind is FrameKind.FIGURES:
+            if len(frame.payload) > _MOST_FIGURES:
+                raise ProtocolError(f"its figures have {len(frame.payload)} bytes")
+            numbers = unpack_numbers(frame.payload)
+            self.figures = RequestFigures.unpack(numbers, self.figures)
+            self._service.note_requests(self)
+        else:
+            raise ProtocolError(f"it sent {frame.kind.name} on its link")
+
+    def _lose(self, more: int) -> None:
+        self.lost += more
+        self._service.balancer.lost += more
+
+
+class WorkerMail(Mail):
+    """What the workers of one cluster have sent, until its user takes it.
+
+    Args:
+        log: The cluster's log.
+    """
+
+    def __init__(self, log: NamedLog) -> None:
+        super().__init__(_MOST_SOCKETS)
+        self._log = log
+        self._dropping = self._told = False
+
+    def take_message(self, link: Any, payload: bytes) -> None:
+        if self._dropping:
+            self._drop(link)
+        else:
+            super().take_message(link, payload)
+
+    def drop_messages(self) -> None:
+        """Drop all messages from now on, since no code can read them."""
+        self._dropping = True
+        for link, _ in self.messages.clear():
+            self._drop(link)
+
+    def _drop(self, link: WorkerLink) -> None:
+        link.consumed()
+        if not self._told:
+            self._told = True
+            self._log.now(say.MESSAGES_UNREAD, {"slot": link.slot})
+
+    def drop_worker(self, slot: int) -> None:
+        """Keep no more messages of a slot's dead workers than one living worker may have here.
+
+        The oldest messages go.
+        """
+        items = self.messages.clear()
+        surplus = sum(link.slot == slot for link, _ in items) - MOST_MESSAGES
+        left = surplus
+        for link, payload in items:
+            if link.slot == slot and left > 0:
+                left -= 1
+            else:
+                self.messages.put((link, payload))
+        if surplus > 0:
+            extra = {"slot": slot, "messages": surplus}
+            self._log.now(say.MESSAGES_DROPPED, extra)
 
 
 class Service:
     """What the workers of one cluster need from its master.
 
     Args:
-        config: What the workers do.
-        engine: The engine of their pool.
+        engine: The engine of their pool, whose configuration is the cluster's options.
         worker: Their configuration.
+        target: The name of the function that serves, or the pickled function.
+        listeners: The listening sockets, if there are any.
 
     Attributes:
         balancer: Hands connections to them.
@@ -71,21 +197,23 @@ class Service:
 
     def __init__(
         self,
-        config: ServingConfig,
         engine: Engine,
         worker: WorkerConfig,
+        target: str | bytes,
+        listeners: Listeners | None,
     ) -> None:
         self._engine = engine
-        self._config = config
-        self._worker = worker
+        self._options = cast("Any", engine.config)
+        self._worker, self._target, self._listeners = worker, target, listeners
         self.links: dict[int, WorkerLink] = {}
-        self.queues = MessageQueues(engine.config.name)
-        listeners, own = config.listeners, list[socket.socket]()
-        if listeners is not None and config.spread == "handoff":
-            own = listeners.sockets()
-        self.balancer = ConnectionBalancer(
-            engine.loop, engine.config.name, own, self.links
-        )
+        name = engine.config.name
+        log = NamedLog(name, f"cluster {name}")
+        self.queues = WorkerMail(log)
+        # The sockets that the master accepts on, and those that workers do.
+        own, self._shared = [] if listeners is None else listeners.sockets(), []
+        if self._options.spread == "shared":
+            own, self._shared = [], own
+        self.balancer = ConnectionBalancer(log, own, self.links)
         # Broadcasts, which each new worker gets in their order.
         self._remembered: dict[Hashable, bytes] = {}
         self.stopped = self._served = False
@@ -101,11 +229,11 @@ class Service:
 
     def config(self, handle: WorkerHandle) -> bytes:
         """Return the configuration of a worker that is being started, packed."""
-        config = self._config
+        options = self._options
         serving = (
-            config.target,
-            config.spread,
-            (config.drain_timeout, config.reload_drain_timeout),
+            self._target,
+            options.spread,
+            (options.drain_timeout, options.reload_drain_timeout),
             handle.slot,
             handle.generation,
             tuple(self._remembered.values()),
@@ -114,20 +242,21 @@ class Service:
         return pickle.dumps(self._worker._replace(main=main))
 
     def open_link(
-        self, handle: WorkerHandle, sock: DescriptorSocket, channel: Channel
+        self, handle: WorkerHandle, arriving: DescriptorSocket, channel: Channel
     ) -> WorkerLink:
         """Return the link to a worker that is being started, with its sockets to listen on.
 
         Raises:
             OSError: If this process lacks the means.
         """
-        link = WorkerLink(handle.slot, handle.generation, sock, channel, self)
-        listeners = self._config.listeners
-        if listeners and self._config.spread == "shared" and not self.stopped:
-            link.listen(listeners.sockets())
+        link = WorkerLink(handle.slot, handle.generation, arriving, channel, self)
+        for sock in [] if self.stopped else self._shared:
+            head = header(FrameKind.LISTEN, 0, number=len(self._shared))
+            channel.put_descriptor(head, os.dup(sock.fileno()))
+        channel.flush()
         # Last: if something above fails, nothing would remove the link again.
         self.links[handle.slot] = link
-        self.balancer.core.add(handle.slot)
+        self.balancer.core.shares[handle.slot] = Share()
         return link
 
     def ready(self, handle: WorkerHandle) -> None:
@@ -136,7 +265,13 @@ class Service:
         if self._engine.core.slots[handle.slot].state in UP:
             link = self.links[handle.slot]
             link.open = True
-            self.balancer.joined(link)
+            self.balancer.open(link, is_open=True)
+
+    def begin_drain(self, link: WorkerLink) -> None:
+        """Note that a worker gets nothing more."""
+        self._drains[link.slot] = self._engine.loop.time(), not self.stopped
+        self._engine.handles[link.slot].since = monotonic()
+        self.balancer.open(link, is_open=False)
 
     def had_served(self, handle: WorkerHandle) -> bool:
         """Note that a worker is dead; return whether it has served anybody."""
@@ -145,17 +280,16 @@ class Service:
             handle.detail = handle.detail or "serve() returned"
         if link is None:
             return False  # there were too few descriptors to open its link
-        spread = self.balancer.core
-        served, open_now = spread.taken_by(link.slot)
-        if self.stopped:  # nobody else gets what it has not taken
-            served, open_now = spread.totals(link.slot), spread.connections(link.slot)
-        unsaid = open_now - spread.still_open(
-            link.slot
-        )  # the worker has logged the others
+        share = self.balancer.core.shares[link.slot]
+        # At the end nobody else gets what it has not taken.
+        served = share.total if self.stopped else share.taken
+        # The worker has logged the others.
+        unsaid = max(served - share.closed, 0) - share.still_open
         del self.links[link.slot]
         link.shut()
+        link.end()
         self.balancer.gone(link)
-        self.queues.drop_worker(link)
+        self.queues.drop_worker(link.slot)
         self.cut += unsaid
         if self.stopped:
             self._cut += unsaid
@@ -178,8 +312,8 @@ class Service:
             began,
             self._stopped_at,
             others_serve=others_serve,
-            at_end=self._config.drain_timeout,
-            replaced=self._config.reload_drain_timeout,
+            at_end=self._options.drain_timeout,
+            replaced=self._options.reload_drain_timeout,
         )
         return limit if handle.first_signal_at >= limit.over_at else None
 
@@ -229,34 +363,28 @@ class Service:
                     link.send(payload, early=True), name="asyncpool broadcast"
                 )
 
-    def begin_drain(self, link: WorkerLink) -> None:
-        """Note that a worker gets nothing more."""
-        self._drains[link.slot] = self._engine.loop.time(), not self.stopped
-        self._engine.handles[link.slot].since = monotonic()
-        self.balancer.left(link)
-
     def count_load(self, link: WorkerLink, opened: int, closed: int, cut: int) -> None:
         """Note how many connections a worker has had.
 
         Raises:
             ProtocolError: If the numbers cannot be right.
         """
-        spread = self.balancer.core
-        had, cut_before = spread.totals(link.slot), spread.count_cut_off(link.slot)
-        spread.load(link.slot, opened, closed, cut)
+        share = self.balancer.core.shares[link.slot]
+        had, cut_before = share.total, share.cut
+        share.load(opened, closed, cut)
         self.cut += cut - cut_before
         if self.stopped:
             # Perhaps it has accepted what was waiting.
-            self._at_end += spread.totals(link.slot) - had
+            self._at_end += share.total - had
             self._cut += cut - cut_before
         with self._engine.turn as now:
             self._engine.core.served(link.slot, closed, now)
 
     def note_requests(self, link: WorkerLink) -> None:
         """Give connections to others while a worker has more requests, or can take none."""
-        figures, core = link.figures, self.balancer.core
-        requests = figures.open + figures.open_websockets
-        core.set_requests(link.slot, requests, busy=bool(figures.busy))
+        figures, share = link.figures, self.balancer.core.shares[link.slot]
+        share.busy = bool(figures.busy)
+        share.idle = max(0, share.connections - figures.open - figures.open_websockets)
         self.balancer.dispatch()
 
     def is_busy(self, link: WorkerLink) -> bool:
@@ -266,9 +394,8 @@ class Service:
     def requests(self) -> RequestFigures:
         """Return what all workers have counted of their requests, as far as they have told."""
         figures = RequestFigures()
-        figures.add(self._past)
-        for link in self.links.values():
-            figures.add(link.figures)
+        for it in [self._past, *(link.figures for link in self.links.values())]:
+            figures.add(it)
         return figures
 
     @property
@@ -280,18 +407,19 @@ class Service:
 
     def stop(self) -> None:
         """Accept no more connections."""
-        if not self.stopped:
-            self.balancer.stop()
-            self.stopped = True
-            self._stopped_at = self._engine.loop.time()
-            if self._config.listeners is not None:
-                self._config.listeners.close()
-            spread = self.balancer.core
-            self._at_end = sum(spread.connections(slot) for slot in self.links)
-            self._cut = sum(map(spread.still_open, self.links))
-            for slot, link in self.links.items():
-                if link.is_shut:  # the others hear soon that nobody goes on serving
-                    self._engine.handles[slot].ask(FrameKind.CLOSING)
+        if self.stopped:
+            return
+        self.balancer.stop()
+        self.stopped = True
+        self._stopped_at = self._engine.loop.time()
+        if self._listeners is not None:
+            self._listeners.close()
+        shares = [self.balancer.core.shares[slot] for slot in self.links]
+        self._at_end = sum(share.connections for share in shares)
+        self._cut = sum(share.still_open for share in shares)
+        for slot, link in self.links.items():
+            if link.is_shut:  # the others hear soon that nobody goes on serving
+                self._engine.handles[slot].ask(FrameKind.CLOSING)
 
     def close(self) -> None:
         """Close everything, and log what the end has cost; there are no workers any more."""

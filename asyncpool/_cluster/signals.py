@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import signal
 import threading
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Callable, Generator, Iterable, Mapping
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -37,12 +37,8 @@ def _is_real_time(number: int) -> bool:
 
 @contextmanager
 def obeyed(
+    orders: Mapping[int, Callable[[], object]],
     *,
-    stop: Callable[[int], object],
-    reload: Callable[[], object],
-    resize: Callable[[int], object],
-    dump: Callable[[], object],
-    end_now: Callable[[], object],
     refuse: Callable[[int], object],
     is_over: Callable[[], bool] = lambda: False,
     is_last: Callable[[], bool] = lambda: False,
@@ -55,12 +51,7 @@ def obeyed(
     All orders are given in the loop.
 
     Args:
-        stop: Called with the number of ``SIGTERM`` or ``SIGINT``, of which the first one asks for a
-            drain and the next one for an end at once.
-        reload: Called at ``SIGHUP``.
-        resize: Called with 1 at ``SIGTTIN`` and with -1 at ``SIGTTOU``.
-        dump: Called at ``SIGUSR1``.
-        end_now: Called at ``SIGQUIT``.
+        orders: What is called at each signal.
         refuse: Called with the number of a signal that means nothing here, and that would end the
             process without a word by default.
         is_over: Returns whether an order comes too late, and is not given.
@@ -74,23 +65,15 @@ def obeyed(
     if threading.current_thread() is not threading.main_thread():
         raise RuntimeError("signals reach the main thread only: run the cluster there")
     loop = asyncio.get_running_loop()
-    orders: dict[int, Callable[[], object]] = {
-        signal.SIGTERM: partial(stop, signal.SIGTERM),
-        signal.SIGINT: partial(stop, signal.SIGINT),
-        signal.SIGHUP: reload,
-        signal.SIGTTIN: partial(resize, 1),
-        signal.SIGTTOU: partial(resize, -1),
-        signal.SIGUSR1: dump,
-        signal.SIGQUIT: end_now,
-    }
+    every_order = dict(orders)
     # A signal with a handler means something to the program that the cluster is a part of.
     every: set[int] = {*signal.valid_signals()}
     left_alone = {getattr(signal, name, None) for name in _LEFT_ALONE}
-    for number in every - left_alone - orders.keys():
+    for number in every - left_alone - every_order.keys():
         # One without a name that is not real-time is for the system's libraries.
         is_known = isinstance(number, signal.Signals) or _is_real_time(number)
         if is_known and signal.getsignal(number) is signal.SIG_DFL:
-            orders[number] = partial(refuse, number)
+            every_order[number] = partial(refuse, number)
 
     def give(order: Callable[[], object]) -> None:
         if not is_over():
@@ -99,7 +82,7 @@ def obeyed(
     before: list[tuple[int, Any]] = []
     ignore = False
     try:
-        for number, order in orders.items():
+        for number, order in every_order.items():
             handler = signal.getsignal(number)
             if handler is not signal.SIG_IGN:
                 loop.add_signal_handler(number, give, order)

@@ -13,8 +13,7 @@ if TYPE_CHECKING:
     from asyncpool._cluster.connections import Connection
     from asyncpool._cluster.worker import Worker
     from asyncpool._wire.posix import ReceivedFile, ReceivedSocket
-    from asyncpool.cluster._master import Cluster
-    from asyncpool.cluster._messages import Message
+    from asyncpool.cluster._master import Cluster, Message
     from asyncpool.cluster._servers.asgi import asgi, wsgi
     from asyncpool.cluster._servers.plain import protocol, streams
     from asyncpool.cluster._stats import ClusterStats, RequestStats, WorkerStats
@@ -25,8 +24,7 @@ _HOMES = {
     "asyncpool._cluster.connections": ("Connection",),
     "asyncpool._cluster.worker": ("Worker",),
     "asyncpool.cluster._servers.asgi": ("asgi", "wsgi"),
-    "asyncpool.cluster._master": ("Cluster",),
-    "asyncpool.cluster._messages": ("Message",),
+    "asyncpool.cluster._master": ("Cluster", "Message"),
     "asyncpool.cluster._servers.plain": ("protocol", "streams"),
     "asyncpool.cluster._stats": ("ClusterStats", "RequestStats", "WorkerStats"),
     "asyncpool.errors": ("NoWorkerError", "ResizeError"),

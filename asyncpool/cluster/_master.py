@@ -7,14 +7,16 @@ import os
 import socket
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Hashable, Iterable
+from functools import partial
 from io import IOBase
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 from asyncpool._cluster import log_messages as say
-from asyncpool._cluster.link import MAX_MESSAGE
+from asyncpool._cluster.addresses import ignored, parse_all
+from asyncpool._cluster.link import Inbox, Received, check_message, message_of, thing_of
 from asyncpool._cluster.listeners import Listeners, addresses_locked, open_listeners
-from asyncpool._cluster.service import Service, ServingConfig, Spread
+from asyncpool._cluster.service import Service, Spread, WorkerLink
 from asyncpool._core import checks
 from asyncpool._core.endings import Finish
 from asyncpool._core.options import RestartPolicy, WorkerLimits
@@ -24,6 +26,8 @@ from asyncpool._engine.life_log import NamedLog
 from asyncpool._engine.loop import shielded
 from asyncpool._engine.machine import DEFAULT_LAUNCHER, check_platform
 from asyncpool._engine.options import OutputMode, SupervisorConfig
+from asyncpool._engine.stats import read_beside_loop
+from asyncpool._wire.log_records import LogMessage
 from asyncpool._wire.messages import WorkerConfig
 from asyncpool._wire.pickling import dumps_call
 from asyncpool._wire.posix import (
@@ -33,9 +37,9 @@ from asyncpool._wire.posix import (
     file_descriptor,
     socket_descriptor,
 )
-from asyncpool.cluster._messages import Message, Messages, SocketIterator
 from asyncpool.cluster._options import cluster_options, pack_target
 from asyncpool.cluster._stats import ClusterStats, cluster_stats
+from asyncpool.enums import RunState
 from asyncpool.errors import NoWorkerError
 from asyncpool.events import CloseSummary, RollResult
 from asyncpool.pool import Supervised
@@ -43,6 +47,15 @@ from asyncpool.pool import Supervised
 if TYPE_CHECKING:
     from asyncpool._cluster.worker import Worker
     from asyncpool._engine.engine import Engine
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Message:
+    """A message of a worker: *worker* is its slot, *generation* its number in that slot."""
+
+    worker: int
+    generation: int
+    value: Any
 
 
 class Cluster(Supervised):
@@ -135,6 +148,7 @@ class Cluster(Supervised):
         options = self._config = cluster_options(locals())  # by the signature's names
         self.name: str = options.name
         self._target = pack_target(options.target)
+        self._log = NamedLog(self.name, f"cluster {self.name}")
         self._life = SupervisorRunner("cluster", self.name)
         self._listeners: Listeners | None = None
         self._made: Service | None = None
@@ -171,8 +185,7 @@ class Cluster(Supervised):
     def _tell_start(self, seconds: float) -> None:
         where = ", ".join(self.addresses)
         extra = {"pid": os.getpid(), "addresses": where, "seconds": round(seconds, 3)}
-        log = NamedLog(self.name, f"cluster {self.name}")
-        log.now(say.SERVER_READY, extra, where=where or "no address")
+        self._log.now(say.SERVER_READY, extra, where=where or "no address")
 
     async def _listen(self) -> SupervisorConfig:
         self._began = time.monotonic()  # by the one call that listens
@@ -181,16 +194,12 @@ class Cluster(Supervised):
             async with addresses_locked(options.bind):
                 self._listeners = open_listeners(options.bind, backlog=options.backlog)
             self.addresses = self._listeners.addresses
-        serving = ServingConfig(
-            target=self._target,
-            spread=options.spread,
-            drain_timeout=options.drain_timeout,
-            reload_drain_timeout=options.reload_drain_timeout,
-            listeners=self._listeners,
-        )
+            sockets = ignored(parse_all(options.bind), os.environ, os.getpid())
+            if sockets:
+                self._log.now(say.SOCKETS_IGNORED, {"sockets": sockets})
 
         def serve(engine: Engine, worker: WorkerConfig) -> Service:
-            self._made = Service(serving, engine, worker)
+            self._made = Service(engine, worker, self._target, self._listeners)
             return self._made
 
         return dataclasses.replace(options, serving=serve)
@@ -229,9 +238,9 @@ class Cluster(Supervised):
             Ends the cluster at once.
         """
         checks.TEXT.or_none()("control", control)
-        from asyncpool.cluster._run import run  # noqa: PLC0415 - for main programs only
+        from asyncpool.cluster._run import Operation  # noqa: PLC0415 - for main programs only
 
-        return await run(self, control)
+        return await Operation(self, control=control).run()
 
     async def close(self, timeout: float | None = None) -> CloseSummary:  # noqa: ASYNC109 - it bounds the drain, not the wait
         """Accept no more connections, let workers finish theirs, and end every worker.
@@ -325,14 +334,17 @@ class Cluster(Supervised):
 
     def stats(self) -> ClusterStats:
         """Return the figures of the cluster: how it stands, and what happened since its start."""
-        return cluster_stats(
+        supervisor, service, spread = (
             self._life.supervisor,
             self._made,
-            closed=self._life.closed_unused,
-            workers=self._config.workers[0],
-            spread=self._config.spread,
-            addresses=self.addresses,
+            self._config.spread,
         )
+        if supervisor is None or service is None:
+            state = RunState.CLOSED if self._life.closed_unused else RunState.NEW
+            workers = self._config.workers[0]
+            return ClusterStats(state=state, workers=workers, spread=spread)
+        read = partial(cluster_stats, supervisor, service, spread, self.addresses)
+        return read_beside_loop(read)
 
     # Messages, sockets and files, to workers and from them.
 
@@ -350,7 +362,7 @@ class Cluster(Supervised):
             Safe: the message is sent whole, or not at all.
         """
         service = self._service()
-        payload = _message(value)
+        payload = check_message(dumps_call(value))
         line = service.links.get(worker)
         if line is None or not await line.send(payload):
             raise NoWorkerError(worker)
@@ -380,7 +392,7 @@ class Cluster(Supervised):
             Some workers may get the message, and later workers do.
         """
         service = self._service()
-        await service.broadcast(key, _message(value))
+        await service.broadcast(key, check_message(dumps_call(value)))
 
     def messages(self) -> AsyncIterator[Message]:
         """Return an iterator over the messages of workers, which waits for the next.
@@ -392,7 +404,12 @@ class Cluster(Supervised):
             PoolClosedError: If the cluster was never started.
             RuntimeError: If it was started in another event loop.
         """
-        return Messages(self._service_here().queues.messages, self.name)
+
+        def read(item: tuple[WorkerLink, bytes]) -> Message:
+            return Message(item[0].slot, item[0].generation, message_of(item))
+
+        inbox = self._service(ended=True).queues.messages
+        return Received(inbox, read, self._tell_unreadable(say.MESSAGE_UNREADABLE))
 
     async def send_socket(
         self, worker: int, sock: socket.socket, value: object = None
@@ -465,7 +482,7 @@ class Cluster(Supervised):
             PoolClosedError: If the cluster was never started.
             RuntimeError: If it was started in another event loop.
         """
-        return SocketIterator(self._service_here().queues.sockets, self.name)
+        return self._received(self._service(ended=True).queues.sockets)
 
     def incoming_files(self) -> AsyncIterator[tuple[int, ReceivedFile]]:
         """Return an iterator over the files that workers send, each with its slot.
@@ -476,7 +493,17 @@ class Cluster(Supervised):
             PoolClosedError: If the cluster was never started.
             RuntimeError: If it was started in another event loop.
         """
-        return SocketIterator(self._service_here().queues.files, self.name)
+        return self._received(self._service(ended=True).queues.files)
+
+    def _received(self, inbox: Inbox[Any]) -> Received[Any, Any]:
+        tell = self._tell_unreadable(say.DESCRIPTOR_UNREADABLE)
+        return Received(inbox, lambda item: (item[0].slot, thing_of(item)), tell)
+
+    def _tell_unreadable(self, record: LogMessage) -> Callable[[Any, Exception], None]:
+        def tell(item: tuple[Any, ...], error: Exception) -> None:
+            self._log.now(record, {"slot": item[0].slot}, error=error)
+
+        return tell
 
     async def __aenter__(self) -> Self:
         """Start the cluster, see :meth:`start`."""
@@ -501,40 +528,17 @@ class Cluster(Supervised):
         where = ", ".join(s.addresses) or "no address"
         return f"<Cluster {self.name} {s.state}: {ready}/{s.workers} workers, {where}>"
 
-    def _service(self) -> Service:
-        """Return the service, which knows the workers.
+    def _service(self, *, ended: bool = False) -> Service:
+        """Return the service, which knows the workers, also if the cluster has *ended*.
 
         Raises:
-            PoolClosedError: If the cluster is closed.
+            PoolClosedError: If the cluster is closed, or was never started.
             PoolBrokenError: If no worker can be kept alive.
+            RuntimeError: If the cluster was started in another event loop.
         """
-        self._life.open()
+        if ended:
+            self._life.running_here()
+        else:
+            self._life.open()
         assert self._made is not None
         return self._made
-
-    def _service_here(self) -> Service:
-        """Return the service, even if the cluster is closed.
-
-        Raises:
-            PoolClosedError: If the cluster was never started.
-            RuntimeError: If it was started in another event loop.
-        """
-        self._life.running_here()
-        assert self._made is not None
-        return self._made
-
-
-def _message(value: object) -> bytes:
-    """Return a message, pickled.
-
-    Raises:
-        ValueError: If it is too large.
-        Exception: Any error of pickling it.
-    """
-    payload = dumps_call(value)
-    if len(payload) > MAX_MESSAGE:
-        raise ValueError(
-            f"a message of {len(payload)} bytes is longer than the {MAX_MESSAGE} that may "
-            "be sent"
-        )
-    return payload

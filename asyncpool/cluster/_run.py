@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import signal
 from collections.abc import Callable, Coroutine
 from functools import partial
 from typing import TYPE_CHECKING, Any, ParamSpec
@@ -55,23 +56,13 @@ def status_line(stats: ClusterStats) -> str:
     )
 
 
-async def run(cluster: Cluster, control: str | None = None) -> int:
-    """Serve until somebody asks for an end, and return the exit code.
-
-    Args:
-        cluster: The cluster; it is started and closed here.
-        control: The name or path of its control socket; its own name by default,
-            ``""`` for none.
-    """
-    return await Operation(cluster, control=control).run()
-
-
 class Operation:
     """Lets a cluster be run by signals, by commands, and by a service manager.
 
     Args:
         cluster: The cluster; it is started and closed here.
-        control: See :func:`run`.
+        control: The name or path of its control socket; its own name by default,
+            ``""`` for none.
         on_ready: Called when the first worker is ready.
         is_last: Asked at the end, whether this process ends now, too: signals that come
             later change nothing then.
@@ -80,7 +71,6 @@ class Operation:
         control_path: Where the control socket is; ``None`` if there is none.
         which: What commands are told to find it.
         broken: Why the cluster has given up, if it has.
-        log: The cluster's log.
     """
 
     def __init__(
@@ -95,7 +85,8 @@ class Operation:
         self.which = ""
         self.broken: PoolBrokenError | None = None
         self._cluster = cluster
-        self.log = NamedLog(cluster.name, f"cluster {cluster.name}")
+        self._name = cluster.name
+        self._log = NamedLog(cluster.name, f"cluster {cluster.name}")
         self._control = control
         self._on_ready = on_ready
         self._is_last = is_last
@@ -122,13 +113,18 @@ class Operation:
         """
         self._notifier = Notifier()
         control = None
+        orders: dict[int, Callable[[], object]] = {
+            signal.SIGTERM: partial(self.stop, signal.SIGTERM),
+            signal.SIGINT: partial(self.stop, signal.SIGINT),
+            signal.SIGHUP: partial(self.reload_soon, "SIGHUP"),
+            signal.SIGTTIN: partial(self._resize_by, 1, "SIGTTIN"),
+            signal.SIGTTOU: partial(self._resize_by, -1, "SIGTTOU"),
+            signal.SIGUSR1: partial(self._soon, self._dump),
+            signal.SIGQUIT: partial(self._stop_now, "SIGQUIT"),
+        }
         try:
             with obeyed(
-                stop=self.stop,
-                reload=lambda: self.reload_soon("SIGHUP"),
-                resize=self._resize_by,
-                dump=lambda: self._soon(self._dump),
-                end_now=lambda: self._stop_now("SIGQUIT"),
+                orders,
                 refuse=self._refuse,
                 is_over=lambda: self._is_over,
                 is_last=self._is_last,
@@ -164,7 +160,7 @@ class Operation:
             how = f"workers finish their connections; when asked again, {how}"
             self._notifier.stopping()
         if why:
-            self.log.now(say.STOP_ASKED, {"by": why}, how=how)
+            self._log.now(say.STOP_ASKED, {"by": why}, how=how)
         self._closing.add(self._soon(self._close, None if first else 0.0))
 
     def _stop_now(self, why: str) -> None:
@@ -177,7 +173,7 @@ class Operation:
         self.stop(why=why)
 
     def _refuse(self, number: int) -> None:
-        self.log.now(say.SIGNAL_REFUSED, {"signal": name_of(number)})
+        self._log.now(say.SIGNAL_REFUSED, {"signal": name_of(number)})
 
     def reload_soon(self, why: str = "its program") -> None:
         """Replace the workers; if a reload is in progress, once more after it.
@@ -209,30 +205,6 @@ class Operation:
         if self._closing:
             await asyncio.wait(self._closing)
 
-    async def _open_control(self) -> Control | None:
-        answers = ClusterAnswers(self._cluster, self)
-        control = await answers.open(self._control)
-        if control is not None:
-            self.control_path = control.socket.path
-            self.which = control.which
-        return control
-
-    async def resize_for_client(self, workers: int) -> str:
-        """Change the number of workers; return what has changed, in words."""
-        before = self._cluster.stats().workers
-        self._wanted = workers
-        extra = {"by": "a command", "workers": workers}
-        self.log.now(say.RESIZE_ASKED, extra, number=count_workers(workers))
-        await self._cluster.resize(workers)
-        return f"{count_workers(workers)} now, {before} before"
-
-    def stop_for_client(self, *, now: bool) -> None:
-        """End the cluster, after a drain or at once."""
-        if now:
-            self._stop_now("a command")
-        elif not self._stops:
-            self.stop(why="a command")
-
     async def _close(self, timeout: float | None = None) -> None:  # noqa: ASYNC109
         await self._cluster.close(timeout)
         self._is_over = True
@@ -243,21 +215,13 @@ class Operation:
             with contextlib.suppress(RollInProgressError):  # that one is told of
                 await self._reload(why)
 
-    async def reload_for_client(self) -> RollResult:
-        """Replace the workers, unless that is under way."""
-        try:
-            return await self._reload("a command")
-        finally:
-            if self._reload_again:  # asked for by a signal meanwhile
-                self.reload_soon("SIGHUP")
-
     async def _reload(self, why: str) -> RollResult:
         """Replace the workers, and tell of it."""
         if self._reloading:
             raise RollInProgressError("a reload is under way already")
         self._reloading = True
         self._notifier.reloading()
-        self.log.now(say.RELOAD_ASKED, {"by": why})
+        self._log.now(say.RELOAD_ASKED, {"by": why})
         try:
             result = await self._cluster.reload()
         finally:
@@ -266,22 +230,21 @@ class Operation:
                 self._notifier.ready(status_line(self._cluster.stats()))
         return result
 
-    def _resize_by(self, change: int) -> None:
+    def _resize_by(self, change: int, by: str) -> None:
         stats = self._cluster.stats()
-        self._wanted = max(1, (self._wanted or stats.workers) + change)
-        by = "SIGTTIN" if change > 0 else "SIGTTOU"
-        extra = {"by": by, "workers": self._wanted}
-        self.log.now(say.RESIZE_ASKED, extra, number=count_workers(self._wanted))
-        self._soon(self._resize, self._wanted)
+        workers = max(1, (self._wanted or stats.workers) + change)
+        self._note_wanted(workers, by)
+        self._soon(self._cluster.resize, workers)
 
-    async def _resize(self, workers: int) -> None:
-        with contextlib.suppress(ResizeError):  # the cluster has logged it
-            await self._cluster.resize(workers)
+    def _note_wanted(self, workers: int, by: str) -> None:
+        self._wanted = workers
+        extra = {"by": by, "workers": workers}
+        self._log.now(say.RESIZE_ASKED, extra, number=count_workers(workers))
 
     async def _dump(self) -> None:
         """Tell where all workers are."""
         for worker, text in sorted((await self._cluster.stacks()).items()):
-            self.log.now(say.WORKER_STACKS, {"slot": worker}, stack=text.rstrip())
+            self._log.now(say.WORKER_STACKS, {"slot": worker}, stack=text.rstrip())
 
     async def _beat(self) -> None:
         """Tell the service manager how it goes, and its watchdog that it goes at all."""
@@ -324,68 +287,71 @@ class Operation:
     async def _logged(self, action: Callable[[], Coroutine[Any, Any, None]]) -> None:
         try:
             await action()
-        except PoolClosedError:
-            pass  # it has ended meanwhile
+        except (PoolClosedError, ResizeError):
+            pass  # it has ended meanwhile, or has logged that
         except Exception as error:  # noqa: BLE001 - it is logged, and the cluster serves on
-            self.log.now(say.ORDER_FAILED, error=error)
+            self._log.now(say.ORDER_FAILED, error=error)
 
+    # What clients of the control socket ask for.
 
-class ClusterAnswers:
-    """Answers what clients ask a cluster.
-
-    Args:
-        cluster: The cluster.
-        orders: Its operation.
-
-    Attributes:
-        name: What commands call it.
-        which: What commands are told to find it.
-    """
-
-    def __init__(self, cluster: Cluster, orders: Operation) -> None:
-        self.name = cluster.name
-        self.which = ""
-        self._cluster = cluster
-        self._orders = orders
-        self._watching = Watching(cluster, self._status)
-
-    async def open(self, control: str | None) -> Control | None:
-        """Open the control socket; see :func:`open_control`.
-
-        Args:
-            control: Its name or path; ``None`` for the cluster's name, ``""`` for none.
-        """
-        if control == "":
+    async def _open_control(self) -> Control | None:
+        if self._control == "":
             return None
         owner = ControlOwner(
             kind="cluster",
-            name=self.name,
+            name=self._name,
             advice="--control PATH has it elsewhere",
             # A name that was given and is another one's is more likely to be a mistake.
             keeps_name=True,
         )
-        opened = await open_control(owner, control, self.answer, self._watching.watch)
-        if opened is not None:
-            self.name, self.which = opened.name, opened.which
-        return opened
+        watching = Watching(self._cluster, self._status)
+        control = await open_control(owner, self._control, self._answer, watching.watch)
+        if control is not None:
+            self._name, self.which = control.name, control.which
+            self.control_path = control.socket.path
+        return control
 
-    async def answer(self, request: Request) -> dict[str, Any]:
+    async def _answer(self, request: Request) -> dict[str, Any]:
         """Do what a client asks for, and return what it is told.
 
         Raises:
             ProtocolError: If a cluster has no such action.
         """
+        slot, text = request.slot, ""
         match request.action:
             case "status":
                 return self._status()
             case "stacks":
-                return {"stacks": await self._stacks(request)}
-            case "reload":
-                return await self._reload()
-            case "kill" | "recycle":
-                return await self._end_worker(request)
+                if request.job is not None:
+                    raise ProtocolError("a server has no jobs: name a slot, or none")
+                found = await self._cluster.stacks()
+                return {
+                    "stacks": {
+                        str(it): text
+                        for it, text in found.items()
+                        if slot in {None, it}
+                    }
+                }
+            case "kill" if slot is not None:
+                self._cluster.kill(slot)
+                text = f"the worker in slot {slot} was killed"
+            case "recycle" if slot is not None:
+                self._cluster.retire(slot)
+                text = f"the worker in slot {slot} is being replaced"
+            case "reload" | "kill" | "recycle":
+                return await self._reload_for_client()
+            case "resize" | "stop" if request.workers is not None:
+                before = self._cluster.stats().workers
+                self._note_wanted(request.workers, "a command")
+                await self._cluster.resize(request.workers)
+                text = f"{count_workers(request.workers)} now, {before} before"
+                return {"workers": request.workers, "text": text}
             case "resize" | "stop":
-                return await self._order(request)
+                if request.now:
+                    self._stop_now("a command")
+                elif not self._stops:
+                    self.stop(why="a command")
+                return {"pid": os.getpid(), "name": self._name}
             case "profile":
                 raise ProtocolError(
                     "a profile is of the jobs of a pool, and a server has none: 'asyncpool "
@@ -393,30 +359,16 @@ class ClusterAnswers:
                 )
             case _:
                 raise ProtocolError(f"a server has no action {request.action!r}")
-
-    async def _order(self, request: Request) -> dict[str, Any]:
-        if request.workers is not None:
-            text = await self._orders.resize_for_client(request.workers)
-            return {"workers": request.workers, "text": text}
-        self._orders.stop_for_client(now=request.now)
-        return {"pid": os.getpid(), "name": self.name}
-
-    async def _end_worker(self, request: Request) -> dict[str, Any]:
-        slot = request.slot
-        if slot is None:
-            return await self._reload()
-        if request.action == "kill":
-            self._cluster.kill(slot)
-            text = f"the worker in slot {slot} was killed"
-        else:
-            self._cluster.retire(slot)
-            text = f"the worker in slot {slot} is being replaced"
-        # The operation has a record of a reload, a resize and a stop.
-        self._orders.log.now(log_messages.COMMANDED, done=text)
+        # The others have records of their own.
+        self._log.now(log_messages.COMMANDED, done=text)
         return {"text": text}
 
-    async def _reload(self) -> dict[str, Any]:
-        result = await self._orders.reload_for_client()
+    async def _reload_for_client(self) -> dict[str, Any]:
+        try:
+            result = await self._reload("a command")
+        finally:
+            if self._reload_again:  # asked for by a signal meanwhile
+                self.reload_soon("SIGHUP")
         return {
             "replaced": result.replaced,
             "filled": result.filled,
@@ -424,19 +376,10 @@ class ClusterAnswers:
             "text": describe_roll(result),
         }
 
-    async def _stacks(self, request: Request) -> dict[str, str]:
-        if request.job is not None:
-            raise ProtocolError("a server has no jobs: name a slot, or none")
-        found = await self._cluster.stacks()
-        wanted = request.slot
-        return {
-            str(slot): text for slot, text in found.items() if wanted in {None, slot}
-        }
-
     def _status(self) -> dict[str, Any]:
         return {
             "kind": "cluster",
-            "name": self.name,
+            "name": self._name,
             "which": self.which,
             "pid": os.getpid(),
             **plain(self._cluster.stats()),

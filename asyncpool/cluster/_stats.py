@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from asyncpool._cluster.service import Service
 from asyncpool._core.figures import CLASSES, RequestFigures
 from asyncpool._engine.engine import Engine
-from asyncpool._engine.stats import read_beside_loop
 from asyncpool.enums import CrashKind, RunState, SlotState
 from asyncpool.stats import NO_DURATIONS, Histogram, SlotStats
 
@@ -29,7 +28,8 @@ class RequestStats:
         cut: Requests and WebSockets that were cut off, since the time of their worker to drain was
             over, or since it died.  Of one that died it is what it last told to be open.
         refused: Requests that were refused without asking the application: a head that was too
-            large or too slow, or more at once than uvicorn's ``limit_concurrency``.
+            large or too slow, a body above *body_size*, or more at once than uvicorn's
+            ``limit_concurrency``.
         timed_out: Requests that were given up, since nothing had happened for ``request_timeout``.
         websockets: WebSockets that clients have asked for.
         open_websockets: Those of them that are open.
@@ -141,56 +141,46 @@ class ClusterStats:
     slots: tuple[WorkerStats, ...] = ()
 
 
+# What a cluster has in common with a pool, and a worker of it with one of a pool.
+_OF_POOLS = (
+    *(
+        "state",
+        "workers",
+        "crashes",
+        "crash_kinds",
+        "exits",
+        "restarts",
+        "spawned",
+        "started",
+    ),
+    *("exited_cpu", "loop_lag", "dropped_events"),
+)
+_OF_SLOTS = "slot", "generation", "pid", "seconds", "uptime", "cpu", "memory"
+
+
 def cluster_stats(
-    supervisor: Engine | None,
-    service: Service | None,
-    *,
-    closed: bool,
-    workers: int,
-    spread: str,
-    addresses: tuple[str, ...],
+    supervisor: Engine, service: Service, spread: str, addresses: tuple[str, ...]
 ) -> ClusterStats:
-    """Return the figures of a cluster.
+    """Return the figures of a cluster that was started.
 
     Args:
-        supervisor: Its supervisor, if it was started.
-        service: Its service, if it was started.
-        closed: Whether it was closed without being started.
-        workers: How many workers it aims at, if there is no supervisor yet.
+        supervisor: Its supervisor.
+        service: Its service.
         spread: How connections get to the workers.
         addresses: Where it listens.
     """
-    if supervisor is None or service is None:
-        state = RunState.CLOSED if closed else RunState.NEW
-        return ClusterStats(state=state, workers=workers, spread=spread)
-    return read_beside_loop(lambda: _read(supervisor, service, spread, addresses))
-
-
-def _read(
-    supervisor: Engine, service: Service, spread: str, addresses: tuple[str, ...]
-) -> ClusterStats:
-    stats = supervisor.stats()
-    requests = service.requests()
+    stats, requests = supervisor.stats(), service.requests()
+    balancer = service.balancer
     return ClusterStats(
-        state=stats.state,
-        workers=stats.workers,
+        **{name: getattr(stats, name) for name in _OF_POOLS},
         spread=spread,
         addresses=addresses,
-        handed=service.balancer.core.served,
-        refused=service.balancer.core.refused,
-        lost=service.balancer.lost,
+        handed=balancer.core.served,
+        refused=balancer.core.refused,
+        lost=balancer.lost,
         cut=service.cut,
         requests=_request_stats(requests),
-        crashes=stats.crashes,
-        crash_kinds=stats.crash_kinds,
-        exits=stats.exits,
-        restarts=stats.restarts,
-        spawned=stats.spawned,
-        started=stats.started,
-        exited_cpu=stats.exited_cpu,
-        loop_lag=stats.loop_lag,
         worker_loop_lag=requests.lag.histogram(),
-        dropped_events=stats.dropped_events,
         slots=tuple(
             _worker_stats(slot, service)
             for slot in stats.slots
@@ -205,34 +195,23 @@ def _worker_stats(slot: SlotStats, service: Service) -> WorkerStats:
     if (link := service.links.get(slot.slot)) is not None:
         if link.open:
             state = "busy" if service.is_busy(link) else "ready"
-        connections = service.balancer.core.connections(slot.slot)
-        handed = service.balancer.core.totals(slot.slot)
+        share = service.balancer.core.shares[slot.slot]
+        connections, handed = share.connections, share.total
         requests = _request_stats(link.figures)
     return WorkerStats(
-        slot=slot.slot,
-        generation=slot.generation,
-        pid=slot.pid,
+        **{name: getattr(slot, name) for name in _OF_SLOTS},
         state=state,
         ready=state == "ready",
-        seconds=slot.seconds,
         connections=connections,
         handed=handed,
         requests=requests,
-        uptime=slot.uptime,
-        cpu=slot.cpu,
-        memory=slot.memory,
     )
 
 
 def _request_stats(figures: RequestFigures) -> RequestStats:
     durations = zip(CLASSES, figures.responses, strict=True)
-    responses = {name: each.histogram() for name, each in durations}
+    responses = {name: each.histogram() for name, each in durations if any(each.counts)}
+    counts = (it for it in RequestStats.__slots__ if it != "responses")
     return RequestStats(
-        responses={name: each for name, each in responses.items() if each.counts},
-        open=figures.open,
-        cut=figures.cut,
-        refused=figures.refused,
-        timed_out=figures.timed_out,
-        websockets=figures.websockets,
-        open_websockets=figures.open_websockets,
+        responses=responses, **{name: getattr(figures, name) for name in counts}
     )

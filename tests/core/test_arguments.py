@@ -120,7 +120,9 @@ def test_several_addresses() -> None:
 
 def of_systemd(name: str = "", **changes: str | None) -> tuple[int, ...]:
     values = {"count": "3", "owner": "77", "names": "web:web:admin"} | changes
-    return passed(name, pid=77, **values)
+    parts = zip(("FDS", "PID", "FDNAMES"), values.values(), strict=True)
+    known = {f"LISTEN_{it}": value for it, value in parts if value is not None}
+    return passed(name, known, 77)
 
 
 def test_descriptors_of_systemd() -> None:

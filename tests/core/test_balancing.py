@@ -16,8 +16,8 @@ from asyncpool._cluster.balancing import (
     SLOW,
     WINDOW,
     ConnectionBalancing,
+    Share,
 )
-from asyncpool._cluster.rules import MOST_MESSAGES, MessageCredit
 from asyncpool.errors import ProtocolError
 from tests.core.models import run_until_seen
 
@@ -25,26 +25,32 @@ from tests.core.models import run_until_seen
 def spreading_of(*workers: int) -> ConnectionBalancing[str]:
     spreading: ConnectionBalancing[str] = ConnectionBalancing()
     for worker in workers:
-        spreading.add(worker)
-        spreading.join(worker)
+        spreading.shares[worker] = Share(open=True)
     return spreading
+
+
+def hand(spreading: ConnectionBalancing[str], worker: int, handle: str) -> int:
+    """Send a worker one more; return its number."""
+    number = spreading.shares[worker].handed + 1
+    spreading.hand(worker, number, handle, 5.0)
+    return number
 
 
 def test_the_least_busy_is_worth_waiting_for_but_not_for_long() -> None:
     spreading = spreading_of(0, 1)
     for worker in (0, 1):  # both take connections until they have the largest window
         for n in range(WINDOW):
-            spreading.taken(worker, spreading.hand(worker, str(n), 5.0))
+            spreading.settle(worker, hand(spreading, worker, str(n)), taken=True)
     for n in range(WINDOW):
-        spreading.hand(1, f"left lying {n}", 5.0)
-    spreading.hand(0, "on its way", 5.0)
-    spreading.load(1, WINDOW, WINDOW, 0)
+        hand(spreading, 1, f"left lying {n}")
+    hand(spreading, 0, "on its way")
+    spreading.shares[1].load(WINDOW, WINDOW, 0)
     assert spreading.choose(5.0) is None
     assert spreading.next_check(5.0) == 5.0 + SLOW
     assert spreading.choose(5.0 + SLOW) == 0
     assert spreading.next_check(5.0 + SLOW) is None
     # It has taken the oldest, and only the next is as late.
-    spreading.taken(1, WINDOW + 1)
+    spreading.settle(1, WINDOW + 1, taken=True)
     assert spreading.choose(5.0 + SLOW) == 1
 
 
@@ -54,46 +60,44 @@ def test_the_least_busy_is_worth_waiting_for_but_not_for_long() -> None:
 @pytest.mark.parametrize("number", [0, 2, 1 << 40])
 def test_an_answer_for_a_handle_that_was_not_sent(number: int) -> None:
     spreading = spreading_of(0)
-    spreading.hand(0, "a", 0.0)
+    hand(spreading, 0, "a")
     with pytest.raises(ProtocolError, match=f"answered for handle {number}"):
-        spreading.taken(0, number)
-    with pytest.raises(ProtocolError, match=f"answered for handle {number}"):
-        spreading.refused_by(0, number, 0.0)
+        spreading.settle(0, number, taken=True)
 
 
 @pytest.mark.parametrize("load", [(4, 3), (5, 2), (5, 6)])
 def test_a_load_that_cannot_be(load: tuple[int, int]) -> None:
-    spreading = spreading_of(0)
-    spreading.load(0, 5, 3, 0)
+    share = Share[str]()
+    share.load(5, 3, 0)
     said = f"{load[0]} connections were opened and {load[1]} closed, after 5 and 3"
     with pytest.raises(ProtocolError, match=said):
-        spreading.load(0, *load, 0)
-    assert (spreading.connections(0), spreading.totals(0)) == (2, 5)
+        share.load(*load, 0)
+    assert (share.connections, share.total) == (2, 5)
 
 
 def test_what_is_cut_off_is_not_finished() -> None:
-    spreading = spreading_of(0)
-    spreading.load(0, 5, 3, 0)
-    assert (spreading.count_cut_off(0), spreading.still_open(0)) == (0, 0)
-    spreading.load(0, 5, 4, 1)  # one more has finished
-    assert (spreading.count_cut_off(0), spreading.still_open(0)) == (1, 1)
-    spreading.load(0, 7, 5, 3)  # two have come too late
-    assert (spreading.count_cut_off(0), spreading.still_open(0)) == (3, 2)
-    spreading.load(0, 7, 7, 3)
-    assert (spreading.count_cut_off(0), spreading.still_open(0)) == (3, 0)
+    share = Share[str]()
+    share.load(5, 3, 0)
+    assert (share.cut, share.still_open) == (0, 0)
+    share.load(5, 4, 1)  # one more has finished
+    assert (share.cut, share.still_open) == (1, 1)
+    share.load(7, 5, 3)  # two have come too late
+    assert (share.cut, share.still_open) == (3, 2)
+    share.load(7, 7, 3)
+    assert (share.cut, share.still_open) == (3, 0)
 
 
 @pytest.mark.parametrize("load", [(5, 4, 3), (5, 4, 0), (5, 5, 2), (3, 3, 4)])
 def test_a_cut_that_cannot_be(load: tuple[int, int, int]) -> None:
     """None that was over is cut off, and none that is cut off finishes."""
-    spreading = spreading_of(0)
+    share = Share[str]()
     if load[0] == 5:
-        spreading.load(0, 5, 4, 1)
+        share.load(5, 4, 1)
     with pytest.raises(
         ProtocolError, match=f"{load[2]} connections of {load[0]} are cut"
     ):
-        spreading.load(0, *load)
-    assert spreading.count_cut_off(0) == (load[0] == 5)
+        share.load(*load)
+    assert share.cut == (load[0] == 5)
 
 
 class SpreadingMachine(RuleBasedStateMachine):
@@ -116,14 +120,14 @@ class SpreadingMachine(RuleBasedStateMachine):
         self.full: set[int] = set()  # who can take no request
         self.accepted = 0
         self.over = 0  # taken by somebody, ever
-        self.workers = 0
+        self.workers = self.sends = 0
 
     @rule()
     def a_worker_comes(self) -> None:
         if len(self.ready) < 4:
             self.workers += 1
             worker = self.workers
-            self.spreading.add(worker)
+            self.spreading.shares[worker] = Share()
             self.ready[worker] = False
             self.sent[worker], self.taken[worker] = {}, set()
             self.closed[worker] = self.had[worker] = 0
@@ -134,14 +138,14 @@ class SpreadingMachine(RuleBasedStateMachine):
     @rule(data=st.data())
     def it_is_ready(self, data: st.DataObject) -> None:
         worker = data.draw(st.sampled_from(sorted(self.ready)))
-        self.spreading.join(worker)
+        self.spreading.shares[worker].open = True
         self.ready[worker] = True
 
     @precondition(lambda self: self.ready)
     @rule(data=st.data())
     def it_leaves(self, data: st.DataObject) -> None:
         worker = data.draw(st.sampled_from(sorted(self.ready)))
-        self.spreading.leave(worker)
+        self.spreading.shares[worker].open = False
         self.ready[worker] = False
 
     @precondition(lambda self: self.ready)
@@ -150,7 +154,7 @@ class SpreadingMachine(RuleBasedStateMachine):
         worker = data.draw(st.sampled_from(sorted(self.ready)))
         lost = [handle for handle, _ in self.sent.pop(worker).values()]
         before = [*self.spreading.waiting]
-        assert self.spreading.gone(worker) == []
+        self.spreading.gone(worker)
         assert [*self.spreading.waiting] == [*lost, *before]
         self.seen.update(["lost"] * bool(lost))
         del self.ready[worker], self.taken[worker], self.passed[worker]
@@ -175,8 +179,9 @@ class SpreadingMachine(RuleBasedStateMachine):
         if not self.sent[worker] and self.last[worker] + QUIET <= self.now:
             self.windows[worker] = 1
         self.last[worker] = self.now
-        number = self.spreading.hand(worker, handle, self.now)
-        assert number not in self.sent[worker]
+        self.sends += 1
+        number = self.sends
+        self.spreading.hand(worker, number, handle, self.now)
         self.sent[worker][number] = handle, self.now
         self.had[worker] += 1
         assert len(self.sent[worker]) <= self.windows[worker] <= WINDOW
@@ -221,7 +226,7 @@ class SpreadingMachine(RuleBasedStateMachine):
     def one_can_take_no_request_or_can_again(self, data: st.DataObject) -> None:
         worker = data.draw(st.sampled_from(sorted(self.ready)))
         self.full ^= {worker}
-        self.spreading.set_requests(worker, 10**6, busy=worker in self.full)
+        self.spreading.shares[worker].busy = worker in self.full
 
     def is_slow(self, worker: int) -> bool:
         sent = self.sent[worker]
@@ -239,7 +244,7 @@ class SpreadingMachine(RuleBasedStateMachine):
     def take(self, worker: int, count: int) -> None:
         for number in sorted(self.sent[worker])[:count]:
             handle, _ = self.sent[worker].pop(number)
-            assert self.spreading.taken(worker, number) == handle
+            assert self.spreading.settle(worker, number, taken=True) == handle
             self.taken[worker].add(handle)
             self.windows[worker] = min(2 * self.windows[worker], WINDOW)
             self.over += 1
@@ -262,7 +267,8 @@ class SpreadingMachine(RuleBasedStateMachine):
         number = data.draw(st.sampled_from(sorted(self.sent[worker])))
         handle, _ = self.sent[worker].pop(number)
         before = self.spreading.refused
-        assert self.spreading.refused_by(worker, number, self.now) is None
+        self.spreading.settle(worker, number, taken=False)
+        self.spreading.pass_over(worker, self.now)
         assert self.spreading.refused == before + 1
         assert self.spreading.waiting[-1] == handle
         self.passed[worker] = self.now + PASSED_OVER
@@ -278,7 +284,7 @@ class SpreadingMachine(RuleBasedStateMachine):
             self.taken[worker].discard(handle)
         self.closed[worker] += count
         opened = self.closed[worker] + len(self.taken[worker])
-        self.spreading.load(worker, opened, self.closed[worker], 0)
+        self.spreading.shares[worker].load(opened, self.closed[worker], 0)
 
     @rule(seconds=st.sampled_from([0.01, SLOW, 1.0]))
     def time_goes_by(self, seconds: float) -> None:
@@ -296,8 +302,7 @@ class SpreadingMachine(RuleBasedStateMachine):
     @invariant()
     def the_figures_agree(self) -> None:
         for worker in self.ready:
-            assert self.spreading.connections(worker) == self.busy(worker)
-            assert self.spreading.is_open(worker) is self.ready[worker]
+            assert self.spreading.shares[worker].connections == self.busy(worker)
 
     @invariant()
     def a_change_of_mind_is_announced(self) -> None:
@@ -311,59 +316,3 @@ class SpreadingMachine(RuleBasedStateMachine):
 
 def test_the_model_does_what_it_is_for() -> None:
     run_until_seen(SpreadingMachine, {"lost", "passed over", "waited"})
-
-
-# How many messages may be under way.
-
-
-def send(credit: MessageCredit, count: int) -> list[bool]:
-    """Send so many messages; return whether there was room for one more after each."""
-    rooms = []
-    for _ in range(count):
-        credit.send()
-        rooms.append(credit.has_room)
-    return rooms
-
-
-def test_a_sender_has_room_for_so_many_that_nobody_has_taken() -> None:
-    credit = MessageCredit("it")
-    rooms = send(credit, MOST_MESSAGES)
-    assert rooms == [True] * (MOST_MESSAGES - 1) + [False]
-    credit.make_room(2)
-    assert send(credit, 2) == [True, False]
-
-
-@pytest.mark.parametrize("taken", [1, 4])
-def test_the_other_end_takes_what_was_sent_and_takes_nothing_back(taken: int) -> None:
-    credit = MessageCredit("it")
-    send(credit, 3)
-    credit.make_room(2)
-    with pytest.raises(ProtocolError) as caught:
-        credit.make_room(taken)
-    assert str(caught.value) == f"it took {taken} messages, after 2 of 3"
-    credit.make_room(3)  # what was wrong has changed nothing
-
-
-def test_one_message_too_many_breaks_the_protocol() -> None:
-    credit = MessageCredit("the pool")
-    for _ in range(MOST_MESSAGES):
-        credit.receive()
-    with pytest.raises(ProtocolError) as caught:
-        credit.receive()
-    assert str(caught.value) == (
-        "the pool sent a message beyond the 64 for which there is room"
-    )
-
-
-@pytest.mark.parametrize(
-    ("every", "told"), [(1, [1, 2, 3, 4]), (3, [None, None, 3, None])]
-)
-def test_the_other_end_is_told_the_sum_as_often_as_was_said(
-    every: int, told: list[int | None]
-) -> None:
-    credit = MessageCredit("it", tell_every=every)
-    found = []
-    for _ in told:
-        credit.receive()
-        found.append(credit.take())
-    assert found == told

@@ -25,7 +25,7 @@ def test_the_table_has_each_message_and_its_level() -> None:
 
 
 PACKAGE = Path(asyncpool.__file__).parent
-OF_WORKERS = "acceptor connections serve server_worker worker worker_link worker_queues"
+OF_WORKERS = "connections worker"
 IN_WORKERS = {
     PACKAGE / "_worker",
     PACKAGE / "cluster" / "_servers",

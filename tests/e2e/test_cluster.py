@@ -547,6 +547,19 @@ async def test_before_the_start_and_after_the_end() -> None:
         await cluster.start()
 
 
+@pytest.mark.logs("sockets-ignored")
+async def test_sockets_of_systemd_that_are_not_served_on_are_told(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("LISTEN_FDS", "2")
+    for owner in (os.getpid() + 1, os.getpid()):
+        monkeypatch.setenv("LISTEN_PID", str(owner))
+        async with cluster_of(name="app"):
+            pass
+    [text] = [it.getMessage() for it in caplog.records if it.levelname == "WARNING"]
+    assert text.startswith("cluster app does not serve on 2 sockets that the service")
+
+
 async def test_stacks_of_all_workers() -> None:
     async with whole_cluster() as cluster:
         async with Client(cluster) as client:

@@ -6,9 +6,11 @@ import asyncio
 import contextlib
 import json
 import logging
+import re
 import resource
 import socket
 import struct
+import tempfile
 from collections.abc import AsyncGenerator
 from pathlib import Path
 from typing import Any
@@ -224,6 +226,63 @@ async def test_a_request_without_a_response_is_given_up(
     assert "has no response after 0.5 s, and is answered 503" in record.getMessage()
     assert record.stack_info.endswith("in raw_asgi")
     assert errors(caplog) == []
+
+
+@pytest.mark.parametrize("http", ["httptools", "h11"])
+async def test_a_body_has_bounds(http: str) -> None:
+    announced = "POST {} HTTP/1.1\r\nhost: x\r\ncontent-length: {}\r\n\r\n"
+    chunked = "POST /echo HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n"
+    async with serving("raw_asgi", http=http, body_size=100) as cluster:
+        for head, body, status in (
+            (announced.format("/echo", 100), "x" * 100, 200),
+            (announced.format("/echo", 101), "", 413),
+            (chunked, "32\r\n" + "x" * 50 + "\r\n" + "33\r\n" + "x" * 51, 413),
+        ):
+            async with Caller(cluster) as caller:
+                caller.say(head + body)
+                assert (await caller.response())[0] == status
+                if status == 413:
+                    assert await caller.reader.read() == b""
+        await come_true(lambda: cluster.stats().requests.refused == 2)
+        assert (await told(cluster))["broken off"] == 1
+
+
+@pytest.mark.parametrize("trusted", ["10.0.0.0/8,::1", "*", None])
+async def test_a_proxy_at_a_unix_socket_is_believed_if_any_is(
+    trusted: str | None,
+) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        bind = f"unix:{folder}/x.sock", "127.0.0.1:0"
+        target = asgi("tests.helpers.leaving:raw_asgi", forwarded_allow_ips=trusted)
+        async with patience(), cluster_of(target, bind=bind, workers=1) as cluster:
+            for number, believed in enumerate((trusted is not None, trusted == "*")):
+                async with Caller(cluster, number) as caller:
+                    head = (
+                        "x-forwarded-for: 6.6.6.6, 10.1.1.1\r\nx-forwarded-proto: https"
+                    )
+                    caller.say(
+                        GET.format("/client").replace("\r\n", f"\r\n{head}\r\n", 1)
+                    )
+                    status, body = await caller.response()
+                assert status == 200
+                client, scheme = json.loads(body)
+                wanted = "https" if believed else "http"
+                assert scheme == wanted
+                assert (client is not None and client[0] == "6.6.6.6") is believed
+
+
+async def test_stacks_show_open_requests_and_where_they_wait() -> None:
+    async with serving("raw_asgi") as cluster, Caller(cluster) as older:
+        older.say(GET.format("/wait?for=ever"))
+        await come_true(lambda: cluster.stats().requests.open == 1)
+        async with Caller(cluster) as younger:
+            younger.say(GET.format("/wait"))
+            await come_true(lambda: cluster.stats().requests.open == 2)
+            [text] = (await cluster.stacks()).values()
+    title = r"^ +task '.*' for ([0-9.]+) s: GET '/wait' of 127.0.0.1:[0-9]+:$"
+    _, age, first, age_of_second, _ = re.split(title, text, flags=re.MULTILINE)
+    assert float(age) >= float(age_of_second)
+    assert re.search(r"in wait\n.* in raw_asgi$", first, re.MULTILINE)
 
 
 @pytest.mark.parametrize(

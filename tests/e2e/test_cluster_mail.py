@@ -104,7 +104,7 @@ async def test_what_a_worker_has_sent_before_its_death_arrives() -> None:
 async def test_of_dead_workers_the_last_messages_are_kept(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("asyncpool._cluster.queues.MOST_MESSAGES", 4)
+    monkeypatch.setattr("asyncpool._cluster.service.MOST_MESSAGES", 4)
     cluster = cluster_of(serves.send_and_die, bind=(), workers=1, name="mine")
     async with patience(), cluster:
         events = cluster.events()

@@ -30,8 +30,7 @@ if TYPE_CHECKING:
     import pytest
 
     from asyncpool import Crash, Job, Pool, ProcessPoolExecutor
-    from asyncpool._cluster.link import MAX_MESSAGE
-    from asyncpool._cluster.rules import MOST_MESSAGES
+    from asyncpool._cluster.link import MAX_MESSAGE, MOST_MESSAGES
     from asyncpool._cluster.service import Service
     from asyncpool._core.core import Core
     from asyncpool._core.deadlines import Deadlines
@@ -100,7 +99,6 @@ __all__ = [
 ]
 
 _PLACES = {
-    "_cluster.rules": ["MOST_MESSAGES"],
     "_observe.control.protocol": ["Request"],
     "_wire.page": ["CHUNK_SIZE"],
     "_wire.pickling": ["pack_job", "pack_value"],
@@ -113,7 +111,7 @@ _PLACES = {
     "executor": ["Call", "_Engine"],
     "_engine.machine": ["usable_cpus"],
     "_engine.loop": ["Threads"],
-    "_cluster.link": ["MAX_MESSAGE"],
+    "_cluster.link": ["MAX_MESSAGE", "MOST_MESSAGES"],
     "_observe.control.client": ["ControlClient"],
     "_observe.control.paths": ["live_names", "path_of", "private_folder"],
     "_engine.launcher": ["Launcher"],
@@ -516,7 +514,7 @@ def service_of(cluster: Cluster) -> Service:
 
 def messages_arrived(cluster: Cluster, slot: int = 0) -> int:
     """Return how many messages of a worker have arrived, read or not."""
-    return service_of(cluster).links[slot]._credit._received
+    return service_of(cluster).links[slot]._heard
 
 
 # In a worker.

@@ -239,9 +239,11 @@ async def raw_asgi(scope: Message, receive: Any, send: Any) -> None:
         return
     elif where == "/block":
         hang()
+    elif where == "/client":
+        echo = json.dumps([scope["client"], scope["scheme"]]).encode()
     elif where == "/big":
         echo = bytes(20 << 20)
-    body = echo if where in {"/echo", "/big"} else do(where)
+    body = echo if where in {"/echo", "/big", "/client"} else do(where)
     headers = [(b"content-length", b"%d" % len(body))]
     await send({"type": "http.response.start", "status": status, "headers": headers})
     await send({"type": "http.response.body", "body": body})

@@ -16,10 +16,12 @@ from typing import TYPE_CHECKING, Self, cast
 import pytest
 
 from asyncpool._cluster.balancer import ConnectionBalancer
-from asyncpool._cluster.link import MAX_MESSAGE, WorkerLink
-from asyncpool._cluster.queues import MessageQueues
+from asyncpool._cluster.balancing import Share
+from asyncpool._cluster.link import MAX_MESSAGE
+from asyncpool._cluster.service import WorkerLink, WorkerMail
 from asyncpool._core.figures import MOST_NUMBERS, RequestFigures
 from asyncpool._engine.channel import READ_SIZE, Channel, DescriptorSocket
+from asyncpool._engine.life_log import NamedLog
 from asyncpool._wire.frames import HEADER_SIZE, Frame, FrameDecoder, FrameKind, header
 from asyncpool._wire.messages import pack_numbers
 from asyncpool.errors import ProtocolError
@@ -46,9 +48,9 @@ class Master:
         self.listener.setblocking(False)
         self.address = self.listener.getsockname()
         self.lines: dict[int, WorkerLink] = {}
-        self.balancer = ConnectionBalancer(self.loop, name, [self.listener], self.lines)
-        self.mail = MessageQueues(name)
-        self.queues = self.mail
+        log = NamedLog(name, f"cluster {name}")
+        self.balancer = ConnectionBalancer(log, [self.listener], self.lines)
+        self.queues = WorkerMail(log)
         self.stopped = False
         self.workers: list[FakeWorker] = []
         self.guests: list[socket.socket] = []
@@ -76,10 +78,10 @@ class Master:
         assert link.figures.open >= 0
 
     def begin_drain(self, link: WorkerLink) -> None:
-        self.balancer.left(link)
+        self.balancer.open(link, is_open=False)
 
     def count_load(self, link: WorkerLink, opened: int, closed: int, cut: int) -> None:
-        self.balancer.core.load(link.slot, opened, closed, cut)
+        self.balancer.core.shares[link.slot].load(opened, closed, cut)
 
     @property
     def waiting(self) -> int:
@@ -98,7 +100,7 @@ class Master:
         for worker in self.workers:
             worker.die()
         self.balancer.close()
-        self.mail.close()
+        self.queues.close()
         self.listener.close()
         for guest in self.guests:
             guest.close()
@@ -132,7 +134,7 @@ class FakeWorker:
         )
         self.link = WorkerLink(slot, 1, sock, self.channel, cast("Service", master))
         master.lines[slot] = self.link
-        master.balancer.core.add(slot)
+        master.balancer.core.shares[slot] = Share()
         self.news = asyncio.Event()
         self.turn = asyncio.Event()
         self._decoder = FrameDecoder(max_payload=MAX_MESSAGE)
@@ -142,7 +144,7 @@ class FakeWorker:
 
     def ready(self) -> None:
         self.link.open = True
-        self._master.balancer.joined(self.link)
+        self._master.balancer.open(self.link, is_open=True)
 
     def die(self) -> None:
         """End, as a process does whose end is told when all is read."""
@@ -156,6 +158,7 @@ class FakeWorker:
         self.channel.close()
         del self._master.lines[self.slot]
         self.link.shut()
+        self.link.end()
         self._master.balancer.gone(self.link)
 
     # What it hears.
@@ -331,16 +334,12 @@ async def test_want_of_descriptors_is_a_pause_and_told_once(
         worker.say(FrameKind.TAKEN, number)
         await master.guest()
         await worker.take()
-    assert (
-        caplog.messages
-        == [
-            (
-                "cluster mine accepts no connections, since there are too few descriptors: [Errno 24] "
-                "Too many open files"
-            )
-        ]
-        * 2
-    ), "two episodes"
+    assert caplog.messages == [
+        (
+            "cluster mine accepts no connections, since there are too few descriptors: [Errno 24] "
+            "Too many open files"
+        )
+    ], "of two episodes in a row the first"
 
 
 async def test_what_came_back_is_handed_on_though_nothing_is_accepted(
@@ -353,7 +352,6 @@ async def test_what_came_back_is_handed_on_though_nothing_is_accepted(
         os.close(fd)
         refuse_accepts(monkeypatch, error=errno.ENFILE)
         await master.guest()
-        await come_true(lambda: master.balancer._pause is not None)
         other = master.worker()
         worker.die()
         _, fd = await other.handle()
@@ -379,12 +377,12 @@ async def test_who_has_left_need_not_be_found_a_worker() -> None:
             sending = asyncio.create_task(master.balancer.send(0, theirs.fileno(), b""))
             number, fd = await first.handle()
             os.close(fd)
+            before = len(open_fds())
             sending.cancel()
             await asyncio.wait([sending])
-            before = len(open_fds())
+            assert len(open_fds()) == before - 1
             first.say(FrameKind.REFUSED, number)
             await first.heard()
-            assert len(open_fds()) == before - 1
             guest = await master.guest()
             _, fd = await other.handle()
             met(guest, fd)
@@ -393,7 +391,7 @@ async def test_who_has_left_need_not_be_found_a_worker() -> None:
 async def test_the_end_does_not_wait_for_those_who_go_on_to_come(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("asyncpool._cluster.balancer._ACCEPTS_AT_END", 3)
+    monkeypatch.setattr("asyncpool._cluster.acceptor._ACCEPTS_AT_END", 3)
     async with Master() as master:
         worker = master.worker()
         for _ in range(6):
@@ -438,9 +436,9 @@ async def test_a_socket_for_which_there_is_no_descriptor_is_refused() -> None:
             worker.send_slowly(2, theirs.fileno())
             frame, _ = await worker.frame()
             assert (frame.kind, frame.job) == (FrameKind.TAKEN, 2)
-            slot, sock, _ = await anext(master.mail.sockets)
+            link, sock, _ = await anext(master.queues.sockets)
             with sock:
-                assert (slot, sock.get_inheritable()) == (0, False)
+                assert (link.slot, sock.get_inheritable()) == (0, False)
                 assert os.fstat(sock.fileno()) == os.fstat(theirs.fileno())
         folder = os.open("/", os.O_RDONLY)
         for number in range(3, 21):
@@ -541,6 +539,10 @@ OFFENCES: dict[str, tuple[Callable[[FakeWorker, int], object], str]] = {
         lambda w, _: w.say(FrameKind.ROOM, 1),
         "it took 1 messages, after 0 of 0",
     ),
+    "a message too many": (
+        lambda w, _: w.peer.sendall(header(FrameKind.MESSAGE, 0) * 65),
+        "it sent a message beyond the 64 for which there is room",
+    ),
     "LOAD of half a number": (
         lambda w, _: w.say(FrameKind.LOAD, payload=b"1234567"),
         "a list of numbers cannot be read",
@@ -578,7 +580,7 @@ async def test_offences(offence: str) -> None:
             assert master.balancer.core.choose(0.0) is None
             worker.die()
             # Nothing that it has sent is left, but what was kept before the offence.
-            assert len(open_fds()) == before - 2 + len(master.mail.sockets)
+            assert len(open_fds()) == before - 2 + len(master.queues.sockets)
 
 
 async def test_descriptors_hidden_in_a_long_message_are_closed() -> None:
@@ -603,7 +605,7 @@ async def test_an_answer_before_the_handle_was_sent_is_no_answer() -> None:
         worker.channel.put(bytes(3_000_000))
         worker.channel.flush()
         await master.guest()
-        await come_true(lambda: master.balancer.core.connections(0) == 1)
+        await come_true(lambda: master.balancer.core.shares[0].connections == 1)
         assert worker.channel.unsent_descriptors == 1
         worker.say(FrameKind.TAKEN, 1)
         assert "handle 1, which was not sent" in await worker.accused()
@@ -612,7 +614,7 @@ async def test_an_answer_before_the_handle_was_sent_is_no_answer() -> None:
 async def test_who_does_not_read_its_answers_is_found_out(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("asyncpool._cluster.link._MOST_UNSENT", 1000)
+    monkeypatch.setattr("asyncpool._cluster.service._MOST_UNSENT", 1000)
     async with Master() as master:
         worker = master.worker()
         worker.channel.put(bytes(500_000))  # more than the socket takes

@@ -158,7 +158,7 @@ def test_names_that_are_unknown_and_ports_that_are_roots(
         error = "cannot listen on tcp://nobody:80: Name or service not known"
         with pytest.raises(OSError, match=error):
             open_listeners(["nobody:80"], backlog=8)
-    monkeypatch.setattr(module, "_tcp_socket", refused)
+    monkeypatch.setattr(socket.socket, "bind", refused)
     hint = re.escape("Permission denied (ports below 1024 are root's)")
     with pytest.raises(PermissionError, match=f"tcp://127.0.0.1:80: {hint}$"):
         open_listeners(["127.0.0.1:80"], backlog=8)

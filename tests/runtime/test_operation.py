@@ -471,23 +471,6 @@ async def test_the_watchdog(environment: dict[str, str], seconds: float | None) 
 # Signals.
 
 
-class Notes:
-    """Orders that are noted."""
-
-    def __init__(self) -> None:
-        self.news: asyncio.Queue[tuple[object, ...]] = asyncio.Queue()
-        note = self.news.put_nowait
-        self.obeyed = partial(
-            obeyed,
-            stop=lambda number: note(("stop", int(number))),
-            reload=lambda: note(("reload",)),
-            resize=lambda change: note(("resize", change)),
-            dump=lambda: note(("dump",)),
-            end_now=lambda: note(("quit",)),
-            refuse=lambda number: note(("refuse", int(number))),
-        )
-
-
 ORDERS: dict[int, tuple[object, ...]] = {
     signal.SIGTERM: ("stop", 15),
     signal.SIGINT: ("stop", 2),
@@ -497,6 +480,21 @@ ORDERS: dict[int, tuple[object, ...]] = {
     signal.SIGUSR1: ("dump",),
     signal.SIGQUIT: ("quit",),
 }
+
+
+class Notes:
+    """Orders that are noted."""
+
+    def __init__(self) -> None:
+        self.news: asyncio.Queue[tuple[object, ...]] = asyncio.Queue()
+        note = self.news.put_nowait
+        self.obeyed = partial(
+            obeyed,
+            {number: partial(note, order) for number, order in ORDERS.items()},
+            refuse=lambda number: note(("refuse", int(number))),
+        )
+
+
 # What ends or stops a process that has an unsound state, or does nothing by default.
 SPARED = {
     *(signal.SIGKILL, signal.SIGSTOP, signal.SIGTSTP, signal.SIGCONT),

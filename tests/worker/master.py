@@ -51,7 +51,7 @@ class Master:
         last, replaced = drain_timeout, reload_drain_timeout or drain_timeout
         serving = pickle.dumps((packed, spread, (last, replaced), 3, 7, ()))
         self.worker = Worker(
-            main=("asyncpool._cluster.serve", serving), loop=loop, **options
+            main=("asyncpool._cluster.worker", serving), loop=loop, **options
         )
         self.process = self.worker.process
         self._decoder = FrameDecoder(max_payload=1 << 24)

@@ -8,7 +8,7 @@ import os
 import sys
 from typing import TYPE_CHECKING, Any
 
-from asyncpool._cluster import serve
+from asyncpool._cluster import worker as module
 from tests.helpers import jobs
 from tests.helpers.patience import PATIENCE
 
@@ -42,7 +42,7 @@ class Patient:
     async def __call__(self, worker: Worker) -> None:
         from asyncpool.cluster._servers import uvicorn_parts
 
-        serve._CLEAN_UP = uvicorn_parts._CLEAN_UP = PATIENCE
+        module._CLEAN_UP = uvicorn_parts._CLEAN_UP = PATIENCE
         await self._target(worker)
 
 

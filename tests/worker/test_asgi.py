@@ -133,6 +133,12 @@ def test_options_of_the_cluster_are_refused() -> None:
     pickle.dumps(asgi("app:app", root_path="/x"))
 
 
+@pytest.mark.parametrize("proxies", ["bogus", "10.0.0.1/8", ["::1", "*"]])
+def test_proxies_that_make_no_sense_are_refused(proxies: Any) -> None:
+    with pytest.raises(ValueError, match=r"^forwarded_allow_ips: "):
+        asgi("app:app", forwarded_allow_ips=proxies)
+
+
 @pytest.mark.logs("not-handed-on")
 @pytest.mark.parametrize("left", [0, 1])
 def test_what_cannot_move_for_want_of_descriptors_is_counted(

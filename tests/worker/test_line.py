@@ -8,15 +8,16 @@ import os
 import socket
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import ExitStack
-from typing import Any, cast
+from typing import Any
 
 import pytest
 from hypothesis import given, strategies as st
 
-from asyncpool._cluster import worker_link as line_module
-from asyncpool._cluster.acceptor import _PAUSE, _QUIET, Acceptor
-from asyncpool._cluster.server_worker import DrainTime
-from asyncpool._cluster.worker_link import MasterLink
+from asyncpool._cluster.acceptor import _PAUSE, _QUIET, Acceptor, Want
+from asyncpool._cluster.worker import DrainTime, LinkChannel
+from asyncpool._engine.channel import READ_SIZE, DescriptorSocket
+from asyncpool._wire import log_records as say
+from asyncpool._worker.channels import own_logger
 from asyncpool.errors import ProtocolError
 from tests.helpers import virtual_time
 from tests.helpers.patience import PATIENCE, patience
@@ -35,26 +36,26 @@ class Peer:
         self.descriptors: list[int | None] = []
         self.ends: list[ProtocolError | None] = []
         self.changed = asyncio.Event()
-        self.refuses = False
         self._decoder = FrameDecoder(max_payload=MAX_PAYLOAD)
         self._read: list[tuple[Frame, int | None]] = []
         self._fds: list[int] = []
-        self.line = MasterLink(other, max_payload=MAX_PAYLOAD, owner=cast("Any", self))
+        self.arrived = DescriptorSocket(other)
+        self.line = LinkChannel(
+            asyncio.get_running_loop(),
+            self.arrived,
+            buffer=memoryview(bytearray(READ_SIZE)),
+            max_payload=MAX_PAYLOAD,
+            on_frames=self._on_frames,
+            on_end=self.ends.append,
+        )
 
-    def on_frame(self, frame: Frame, descriptor: int | None) -> None:
-        """Take a frame, or refuse it."""
-        if self.refuses:
-            raise ProtocolError(f"no {frame.kind.name}, please")
-        self.frames.append((frame.kind, frame.job, bytes(frame.payload)))
-        if frame.kind in {FrameKind.HANDLE, FrameKind.LISTEN}:
-            self.descriptors.append(
-                None if descriptor is None else read_mark(descriptor)
-            )
-        self.changed.set()
-
-    def on_end(self, error: ProtocolError | None) -> None:
-        """Take the end."""
-        self.ends.append(error)
+    def _on_frames(self, frames: list[Frame]) -> None:
+        for frame in frames:
+            self.frames.append((frame.kind, frame.job, bytes(frame.payload)))
+            if frame.kind in {FrameKind.HANDLE, FrameKind.LISTEN}:
+                descriptor = self.arrived.arrived.popleft()
+                mark = None if descriptor is None else read_mark(descriptor)
+                self.descriptors.append(mark)
         self.changed.set()
 
     async def until(self, holds: Callable[[], object]) -> None:
@@ -131,15 +132,17 @@ def test_each_descriptor_comes_with_its_frame_however_reads_are_cut(
         if kind is not FrameKind.MESSAGE and extra
     ]
 
-    def receive(
-        sock: socket.socket, _: int, most: int
-    ) -> tuple[bytes, list[int], bool]:
+    receive = DescriptorSocket.recv_into
+
+    def read(sock: DescriptorSocket, buffer: memoryview, _: int = 0) -> int:
+        had = len(sock.arrived)
+        found = receive(sock, buffer[:size])
         # As the kernel does when there is no room for a descriptor: it closes it.
-        data, fds, _ = receive_fds(sock, size, most)
-        if fds and int(os.pread(fds[0], 20, 0)) in lost:
-            os.close(fds.pop())
-            return data, [], True
-        return data, fds, False
+        fd = sock.arrived[-1] if len(sock.arrived) > had else None
+        if fd is not None and int(os.pread(fd, 20, 0)) in lost:
+            os.close(fd)
+            sock.arrived[-1] = None
+        return found
 
     async def test(peer: Peer) -> None:
         for number, (kind, extra) in enumerate(written):
@@ -160,7 +163,7 @@ def test_each_descriptor_comes_with_its_frame_however_reads_are_cut(
         assert not peer.ends
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(line_module, "receive_fds", receive)
+        patch.setattr(DescriptorSocket, "recv_into", read)
         run(test)
 
 
@@ -173,51 +176,6 @@ def test_a_flood_leaves_turns_to_others() -> None:
         assert 0 < seen < 40
         await peer.until(lambda: len(peer.frames) == 40)
         assert peer.descriptors == list(range(40))
-
-    run(test)
-
-
-def test_too_many_descriptors_on_their_way_are_waited_for(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    refusals = [errno.ETOOMANYREFS, errno.ETOOMANYREFS]
-    send_fds = socket.send_fds
-
-    def send(sock: socket.socket, *args: Any) -> int:
-        if refusals:
-            code = refusals.pop()
-            raise OSError(code, os.strerror(code))
-        return send_fds(sock, *args)
-
-    async def test(peer: Peer) -> None:
-        with monkeypatch.context() as patch:
-            patch.setattr(socket, "send_fds", send)
-            peer.line.put(header(FrameKind.HANDLE, 0, 1), marked(1))
-            peer.line.put(header(FrameKind.TAKEN, 0, 2))
-            async with patience():
-                await peer.line.flushed()
-        assert not refusals
-        found = peer.read(2)
-        assert [(frame.job, mark) for frame, mark in found] == [(1, 1), (2, None)]
-        assert not peer.ends
-
-    run(test)
-
-
-def test_closing_closes_what_nobody_has_had() -> None:
-    async def test(peer: Peer) -> None:
-        # Of the second one only the beginning comes, with its descriptor.
-        peer.hand(1)
-        mark = marked(2)
-        socket.send_fds(peer.sock, [header(FrameKind.HANDLE, 0, 2)[:5]], [mark])
-        os.close(mark)
-        await peer.until(lambda: peer.frames)
-        for _ in range(5):
-            await asyncio.sleep(0)
-        assert list(peer.line._arrived)
-        peer.line.close()
-        assert not peer.ends
-        assert peer.descriptors == [1]
 
     run(test)
 
@@ -279,12 +237,14 @@ class Door:
         for _ in range(guests):
             stack.enter_context(socket.create_connection(listener.getsockname()))
         self.inside = 0
-        self.acceptor = Acceptor([listener], self._let_in)
+        want = Want(lambda it: say.NOT_ACCEPTED.log(own_logger(), {}, why=it.strerror))
+        self.acceptor = Acceptor([listener], self._let_in, want)
         stack.callback(self.acceptor.close)
 
-    def _let_in(self, descriptor: int) -> None:
-        self.inside += 1
-        self._stack.callback(os.close, descriptor)
+    def _let_in(self) -> None:
+        if (descriptor := self.acceptor.accept()) is not None:
+            self.inside += 1
+            self._stack.callback(os.close, descriptor)
 
 
 @pytest.fixture
@@ -325,7 +285,7 @@ def test_nobody_makes_it_try_before_the_time(room: Room, stack: ExitStack) -> No
         await pass_time(_PAUSE / 4)
         for _ in range(3):
             # As when a connection is taken that has come before.
-            door.acceptor.pause()
+            door.acceptor.listen(wanted=False)
             door.acceptor.listen()
             await pass_time(_PAUSE / 4)
         await pass_time(_PAUSE / 4)

@@ -97,8 +97,11 @@ def test_a_connection_counts_until_its_socket_is_gone(
     ("frames", "trouble"),
     [
         (header(FrameKind.JOB, 0, 1, 1), "the pool sent JOB"),
-        (header(FrameKind.HANDLE, 0, 1), "HANDLE came without a descriptor"),
-        (header(FrameKind.LISTEN, 0, 0, 0, 1), "LISTEN came without a descriptor"),
+        (header(FrameKind.HANDLE, 0, 1), "the pool sent a handle without a descriptor"),
+        (
+            header(FrameKind.LISTEN, 0, 0, 0, 1),
+            "the pool sent a handle without a descriptor",
+        ),
         (header(FrameKind.ROOM, 0, 1), "the pool took 1 messages, after 0 of 0"),
         (bytes(24), "the peer speaks version 0, not 2"),
     ],

@@ -22,10 +22,9 @@ from uvicorn.server import ServerState
 
 from asyncpool._core.figures import CLASSES, RequestFigures
 from asyncpool.cluster._servers.asgi import (
-    asgi_application,
+    application,
     asgi_version,
     load_environment,
-    wsgi_application,
 )
 from asyncpool.cluster._servers.uvicorn_parts import _KNOWN, bounded, counted
 
@@ -68,7 +67,7 @@ def needs(path: str) -> Any:
     ids=["function", "wrapped", "of version 2", "object", "partial", "of C"],
 )
 def test_an_application_stays_as_it_is(app: Any) -> None:
-    assert asgi_application(app, "app:app", factory=False) is app
+    assert application(app, "app:app", "ASGI", factory=False) is app
 
 
 @pytest.mark.parametrize(
@@ -87,10 +86,10 @@ def test_what_takes_three_arguments_gets_them(app: Any, version: str) -> None:
 
 @pytest.mark.logs("looks-like-factory")
 def test_a_factory_is_called(caplog: pytest.LogCaptureFixture) -> None:
-    assert asgi_application(make_asgi, "app:make", factory=True) is asgi3
-    assert wsgi_application(make_wsgi, "app:make", factory=True) is wsgi
+    assert application(make_asgi, "app:make", "ASGI", factory=True) is asgi3
+    assert application(make_wsgi, "app:make", "WSGI", factory=True) is wsgi
     assert caplog.messages == []
-    assert asgi_application(make_asgi, "app:make", factory=False) is asgi3
+    assert application(make_asgi, "app:make", "ASGI", factory=False) is asgi3
     assert caplog.messages == [
         (
             "app:make takes no arguments, and is called to make the application; say "
@@ -119,7 +118,7 @@ WSGI = (
 )
 def test_what_is_none_is_refused(app: Any, factory: bool, text: str) -> None:  # noqa: FBT001
     with pytest.raises(TypeError) as caught:
-        asgi_application(app, "app:app", factory=factory)
+        application(app, "app:app", "ASGI", factory=factory)
     assert str(caught.value).endswith(text)
 
 
@@ -132,7 +131,7 @@ def test_what_is_none_is_refused(app: Any, factory: bool, text: str) -> None:  #
 )
 def test_nor_is_it_wsgi(app: Callable[..., Any], text: str) -> None:
     with pytest.raises(TypeError) as caught:
-        wsgi_application(app, "app:app", factory=False)
+        application(app, "app:app", "WSGI", factory=False)
     assert str(caught.value).endswith(text)
 
 

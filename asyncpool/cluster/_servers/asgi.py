@@ -62,8 +62,9 @@ def asgi(
     request_timeout: float | None = _REQUEST_TIMEOUT,
     header_timeout: float = _HEADER_TIMEOUT,
     header_size: int = _MOST_HEAD,
+    body_size: int | None = None,
     **options: Any,
-) -> _Asgi:
+) -> Target:
     """Serve an ASGI application with uvicorn, which the extra ``cluster`` installs.
 
     A worker is ready when the lifespan of its application has begun.  While it drains,
@@ -86,11 +87,14 @@ def asgi(
             closed, with 408 if a part of a head has come.  With TLS it has as many for
             the handshake before.
         header_size: The most bytes of a head; more are answered by 431.
+        body_size: The most bytes of a request's body; more are answered by 413, or cut a
+            response that has begun.  ``None`` is for any number.
         **options: Those of ``uvicorn.Config`` that do not concern sockets, processes and
             the loop.  Other than there, ``log_config`` is ``None`` by default, so that
             records go where those of workers go, ``access_log`` is off, an ``env_file``
             is read before the application is imported, and proxy headers are believed
-            from ``forwarded_allow_ips`` only, or else from nobody.
+            from ``forwarded_allow_ips`` only, or else from nobody.  With it they are
+            believed on Unix sockets, too.
 
     Raises:
         TypeError: If *app* is neither callable nor a name; for an option that is the
@@ -99,7 +103,7 @@ def asgi(
 
     What a worker finds not to be an ASGI application is a failed start.
     """
-    return _Asgi(app, options, 0, request_timeout, header_timeout, header_size)
+    return Target(threads=0, **locals())  # by the signature's names
 
 
 def wsgi(
@@ -109,8 +113,9 @@ def wsgi(
     request_timeout: float | None = _REQUEST_TIMEOUT,
     header_timeout: float = _HEADER_TIMEOUT,
     header_size: int = _MOST_HEAD,
+    body_size: int | None = None,
     **options: Any,
-) -> _Asgi:
+) -> Target:
     """Serve a WSGI application, in threads behind uvicorn, which the extra ``cluster`` installs.
 
     Args:
@@ -121,6 +126,7 @@ def wsgi(
             drain.
         header_timeout: As of :func:`asgi`.
         header_size: Likewise.
+        body_size: Likewise.
         **options: Likewise.
 
     Raises:
@@ -128,46 +134,49 @@ def wsgi(
         ValueError: Likewise; if there is to be no thread.
     """
     checks.at_least(1)("threads", threads)
-    return _Asgi(app, options, threads, request_timeout, header_timeout, header_size)
+    return Target(**locals())  # as above
 
 
-class _Asgi:
+class Target:
     """Such a target; it is pickled.
 
     Args:
         app: The application, or where to find it.
-        options: Those of uvicorn.
         threads: How many run WSGI requests; 0 for an ASGI application.
+        options: Those of uvicorn.
         request_timeout: Seconds without progress until a request is given up.
         header_timeout: Seconds for the head of a request.
         header_size: The most bytes of one.
+        body_size: The most bytes of a body.
     """
 
     def __init__(
         self,
+        *,
         app: Any,
-        options: dict[str, Any],
         threads: int,
+        options: dict[str, Any],
         request_timeout: float | None,
         header_timeout: float,
         header_size: int,
+        body_size: int | None,
     ) -> None:
         checks.function("app", app, "an application, or its name")
-        if request_timeout is not None:
-            checks.PERIOD("request_timeout", request_timeout)
+        checks.PERIOD_OR_NONE("request_timeout", request_timeout)
         checks.PERIOD("header_timeout", header_timeout)
         checks.at_least(1)("header_size", header_size)
+        checks.at_least(0).or_none()("body_size", body_size)
         foreign = sorted(_NOT_OURS & options.keys())
         if foreign:
             raise TypeError(f"these options are not for workers: {', '.join(foreign)}")
-        self._app = app
-        self._options = options
+        _check_proxies(options.get("forwarded_allow_ips"))
+        self._app, self._options = app, options
         if options.get("interface") == "wsgi":  # uvicorn's own way, which goes away
             threads = threads or _THREADS
         self._threads = threads
-        self._request_timeout = request_timeout
-        self._header_timeout = header_timeout
-        self._header_size = header_size
+        self.request_timeout = request_timeout
+        self.header_timeout, self.header_size = header_timeout, header_size
+        self.body_size = body_size
 
     async def __call__(self, worker: Worker) -> None:
         """Serve, in a worker.
@@ -175,25 +184,17 @@ class _Asgi:
         Raises:
             RuntimeError: If the application refuses to start.
         """
-        from asyncpool.cluster._servers.uvicorn_parts import serve  # noqa: PLC0415 - the pool's process need not have it
+        from asyncpool.cluster._servers.uvicorn_parts import Server  # noqa: PLC0415 - the pool's process need not have it
 
-        config, threads = self._config()
-        await serve(
-            worker,
-            config,
-            threads,
-            request_timeout=self._request_timeout,
-            header_timeout=self._header_timeout,
-            header_size=self._header_size,
-        )
+        await Server(worker, self).serve()
 
-    def _config(self) -> tuple[uvicorn.Config, Threads | None]:
+    def configure(self) -> tuple[uvicorn.Config, Threads | None]:
         """Find the application, and configure uvicorn for it, and the threads that it needs."""
         import os  # noqa: PLC0415 - as above
 
         import uvicorn  # noqa: PLC0415
 
-        from asyncpool._cluster.serve import find_object  # noqa: PLC0415
+        from asyncpool._cluster.worker import find_object  # noqa: PLC0415
         from asyncpool.cluster._servers.wsgi import Threads  # noqa: PLC0415
 
         options = dict(self._options)
@@ -201,16 +202,14 @@ class _Asgi:
             load_environment(env_file)
         app, name = self._app, "the application"
         if isinstance(app, str):
-            name = app
-            app = find_object(app)
-        factory = options.pop("factory", False)
-        threads = None
+            app, name = find_object(app), app
+        factory, threads = options.pop("factory", False), None
         if self._threads:
-            app = wsgi_application(app, name, factory=factory)
+            app = application(app, name, "WSGI", factory=factory)
             app = threads = Threads(app, self._threads)
             options |= {"lifespan": "off", "interface": "asgi3"}
         else:
-            app = asgi_application(app, name, factory=factory)
+            app = application(app, name, "ASGI", factory=factory)
             if options.get("interface", "auto") == "auto":
                 options["interface"] = asgi_version(app)
         trusted = options.get("forwarded_allow_ips")
@@ -218,33 +217,53 @@ class _Asgi:
             "log_config": None,
             "access_log": False,
             "proxy_headers": bool(trusted or os.environ.get("FORWARDED_ALLOW_IPS")),
-            "h11_max_incomplete_event_size": self._header_size,
+            "h11_max_incomplete_event_size": self.header_size,
         }
         return uvicorn.Config(app, **defaults | options, loop="none"), threads
 
 
-def asgi_application(found: Any, name: str, *, factory: bool) -> Any:
-    """Return an ASGI application.
+def _check_proxies(proxies: Any) -> None:
+    """Check the addresses of proxies, since uvicorn takes whatever makes no sense for a name."""
+    if not proxies or proxies in ("*", ["*"]):
+        return
+    import ipaddress  # noqa: PLC0415 - workers unpickle targets without
+
+    for proxy in proxies.split(",") if isinstance(proxies, str) else proxies:
+        try:
+            ipaddress.ip_network(proxy.strip())
+        except ValueError as error:
+            raise ValueError(f"forwarded_allow_ips: {error}") from None
+
+
+def application(found: Any, name: str, kind: str, *, factory: bool) -> Any:
+    """Return an application.
 
     Args:
         found: It, or what makes it.
         name: What it is called in errors.
+        kind: Its interface: "ASGI" or "WSGI".
         factory: Whether it is certain to be what makes it.
 
     Raises:
         TypeError: If it is none; the text says what it looks like, and the way out.
     """
     found = _made(found, name, factory=factory)
-    if _takes(found, _ASGI3) or _takes(found, _ASGI2):
+    is_asgi = _takes(found, _ASGI3) or (kind == "ASGI" and _takes(found, _ASGI2))
+    is_wsgi = _takes(found, _WSGI)
+    if is_asgi if kind == "ASGI" else is_wsgi:
         return found
-    if _takes(found, _WSGI):
+    if is_wsgi:
         raise TypeError(
             f"{name} is a WSGI application, not ASGI: serve it with --interface wsgi, in a "
             "program with asyncpool.cluster.wsgi()"
         )
+    if is_asgi:
+        raise TypeError(
+            f"{name} is an ASGI application, not WSGI: serve it with --interface asgi"
+        )
+    taken = "scope, receive, send" if kind == "ASGI" else "environ, start_response"
     raise TypeError(
-        f"{name} is no ASGI application: {_kind(found)} cannot be called with "
-        "(scope, receive, send)"
+        f"{name} is no {kind} application: {_kind(found)} cannot be called with ({taken})"
     )
 
 
@@ -255,21 +274,6 @@ def asgi_version(app: Any) -> str:
     with the scope alone, and so a plain function that returns a coroutine, or a partial.
     """
     return "asgi3" if _takes(app, _ASGI3) else "auto"
-
-
-def wsgi_application(found: Any, name: str, *, factory: bool) -> Any:
-    """Return a WSGI application; see :func:`asgi_application`."""
-    found = _made(found, name, factory=factory)
-    if _takes(found, _WSGI):
-        return found
-    if _takes(found, _ASGI3):
-        raise TypeError(
-            f"{name} is an ASGI application, not WSGI: serve it with --interface asgi"
-        )
-    raise TypeError(
-        f"{name} is no WSGI application: {_kind(found)} cannot be called with "
-        "(environ, start_response)"
-    )
 
 
 def load_environment(path: str) -> None:

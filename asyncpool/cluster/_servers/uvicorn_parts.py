@@ -1,7 +1,9 @@
 """Serve with uvicorn: its protocols with bounds, requests that are watched, and a drain that loses none.
 
-This is the only module that uses what uvicorn does not promise; ``test_uvicorn_parts.py`` names it.
+This is the only module that uses what uvicorn does not promise; ``tests/worker/test_uvicorn.py`` names it.
 """
+
+# pyright: reportUnknownMemberType=false
 
 from __future__ import annotations
 
@@ -23,13 +25,14 @@ from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary, WeakSet
 
 import uvicorn
+from uvicorn.middleware.proxy_headers import ProxyHeadersMiddleware, _TrustedHosts
 
-from asyncpool._core.figures import Durations, RequestFigures, class_of
+from asyncpool._core.figures import RequestFigures, class_of
 from asyncpool._core.options import WorkerLimits
 from asyncpool._wire import log_records as say
 from asyncpool._wire.pickling import describe
 from asyncpool._worker.stacks import waiting_frames
-from asyncpool.cluster._servers.transports import connect
+from asyncpool.cluster._servers.plain import connect
 from asyncpool.cluster._servers.wsgi import CALL
 
 if TYPE_CHECKING:
@@ -38,7 +41,8 @@ if TYPE_CHECKING:
     from uvicorn.server import ServerState
 
     from asyncpool._cluster.worker import Worker
-    from asyncpool.cluster._servers.wsgi import Call, Threads
+    from asyncpool.cluster._servers.asgi import Target
+    from asyncpool.cluster._servers.wsgi import Call
 
     _Protocol = Any
 else:
@@ -48,67 +52,27 @@ else:
 _CLEAN_UP = 0.2
 
 
-async def serve(
-    worker: Worker,
-    config: uvicorn.Config,
-    threads: Threads | None,
-    *,
-    request_timeout: float | None,
-    header_timeout: float,
-    header_size: int,
-) -> None:
-    """Serve until the worker drains, and drain.
+class _WithFiles(_TrustedHosts):
+    """Trusted proxies, and whoever has no address: it got through the file of a Unix socket."""
 
-    Args:
-        worker: The worker.
-        config: The configuration of uvicorn.
-        threads: The application, if it is one of WSGI.
-        request_timeout: Seconds without progress until a request is given up.
-        header_timeout: Seconds for the head of a request.
-        header_size: The most bytes of one.
+    def __contains__(self, host: str | None) -> bool:
+        return host is None or super().__contains__(host)
 
-    Raises:
-        RuntimeError: If the application refuses to start.
+
+def _behind_files(app: Any, config: uvicorn.Config) -> Any:
+    """Return an application that believes proxy headers on Unix sockets, too.
+
+    A client of a TCP socket has no address if it has left already, so the server's decides.
     """
-    config.load()
-    most = _most_requests(config, worker)
-    server = uvicorn.Server(config)
-    server.lifespan = lifespan = config.lifespan_class(config)
-    await _begin_lifespan(lifespan, config)
-    loop, state = asyncio.get_running_loop(), server.server_state
-    figures = RequestFigures()
-    await server.on_tick(0)
-    requests = Requests(worker, server, figures, request_timeout, threads, most)
-    kind = bounded(
-        config.http_protocol_class,
-        most=header_size,
-        within=header_timeout,
-        figures=figures,
-        threaded=threads is not None,
-    )
+    trusting = ProxyHeadersMiddleware(app.app)
+    trusting.trusted_hosts = _WithFiles(config.forwarded_allow_ips)
 
-    def make() -> asyncio.Protocol:
-        return kind(  # type: ignore[no-any-return]
-            config=config, server_state=state, app_state=lifespan.state, _loop=loop
-        )
+    async def call(scope: Any, receive: Any, send: Any) -> None:
+        server = scope.get("server")
+        by_file = server is None or server[1] is None
+        await (trusting if by_file else app)(scope, receive, send)
 
-    try:
-        worker.ready()
-        connecting = loop.create_task(
-            connect(worker, make, config.ssl, header_timeout),
-            name="asyncpool connections",
-        )
-        await worker.wait_draining()
-        await Drain(worker, config, state).run(connecting)
-        await connecting
-    finally:
-        requests.leave_threads()
-        requests.end()
-        for task in state.tasks:  # the application is still whole
-            task.cancel()
-        if state.tasks:
-            await asyncio.wait(state.tasks, timeout=_CLEAN_UP)
-        await lifespan.shutdown()
+    return call
 
 
 def _most_requests(config: uvicorn.Config, worker: Worker) -> float:
@@ -141,76 +105,59 @@ async def _begin_lifespan(lifespan: Any, config: uvicorn.Config) -> None:
             tells the log alone.
     """
     # What uvicorn says of its type is unknown where a2wsgi is not installed.
-    app: Any = config.loaded_app  # pyright: ignore[reportUnknownMemberType]
-    witness = config.loaded_app = _Witness(app)
+    app: Any = config.loaded_app
     logger = getattr(lifespan, "logger", None)  # there is none where it is off
+    message = ""  # what the application said of its failure; of Starlette it is a whole traceback
+    received = False  # whether it has taken the message that its lifespan begins
+    raised: BaseException | None = None
+
+    async def witness(scope: Any, receive: Any, send: Any) -> None:
+        async def take() -> Any:
+            nonlocal received
+            event = await receive()
+            received = True
+            return event
+
+        async def listen(event: Any) -> None:
+            nonlocal message
+            if event["type"] == "lifespan.startup.failed":
+                message = str(event.get("message", "")).strip()
+            await send(event)
+
+        nonlocal raised
+        try:
+            await app(scope, take, listen)
+        except BaseException as error:
+            raised = error
+            raise
+
+    config.loaded_app = witness
     try:
         if logger is not None:
+            # The master tells of a start that has failed; uvicorn would tell of it twice more, with
+            # its own frames.
             lifespan.logger = _WithoutErrors(logger)
         await lifespan.startup()
     finally:
         config.loaded_app = app  # no request goes through the witness
         if logger is not None:
             lifespan.logger = logger
+    reason = _last_line(message or ("" if raised is None else describe(raised)))
     if lifespan.should_exit:
-        if witness.error is None and logger is not None and "\n" in witness.message:
-            logger.error(witness.message)  # the reason below is its last line alone
+        if raised is None and logger is not None and "\n" in message:
+            logger.error(message)  # the reason below is its last line alone
         text = "the application's lifespan has refused to start"
-        reason = f"{text}: {witness.reason}" if witness.reason else text
-        raise RuntimeError(reason) from witness.error
-    if logger is not None and witness.received and witness.error is not None:
+        raise RuntimeError(f"{text}: {reason}" if reason else text) from raised
+    if logger is not None and received and raised is not None:
         text = "the application goes on without a lifespan, which has raised in its beginning: %s"
-        logger.warning(text, witness.reason)
+        logger.warning(text, reason)
 
 
 class _WithoutErrors(logging.LoggerAdapter[logging.Logger]):
-    """A logger without the errors: the master tells of a start that has failed.
-
-    uvicorn would tell of it twice more, with its own frames.
-    """
+    """A logger without the errors."""
 
     def error(self, msg: object, *args: object, **kwargs: Any) -> None:
         """Do not log the record."""
-
-
-class _Witness:
-    """An application in its lifespan, and why it did not begin.
-
-    Args:
-        app: The application.
-
-    Attributes:
-        message: What it said of that; empty if it said nothing.
-        reason: The last line of what it said, or of its traceback; empty if there is none.
-        received: Whether it has taken the message that its lifespan begins.
-        error: What it has raised, if it did.
-    """
-
-    def __init__(self, app: Any) -> None:
-        self._app = app
-        self.message = self.reason = ""
-        self.received = False
-        self.error: BaseException | None = None
-
-    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        async def listen(message: Any) -> None:
-            if message["type"] == "lifespan.startup.failed":
-                # Of Starlette it is a whole traceback.
-                self.message = str(message.get("message", "")).strip()
-                self.reason = _last_line(self.message)
-            await send(message)
-
-        async def take() -> Any:
-            message = await receive()
-            self.received = True
-            return message
-
-        try:
-            await self._app(scope, take, listen)
-        except BaseException as error:
-            self.error = error
-            self.reason = self.reason or _last_line(describe(error))
-            raise
 
 
 def _last_line(text: str) -> str:
@@ -227,6 +174,7 @@ def _last_line(text: str) -> str:
 
 _TOO_LARGE = "431 Request Header Fields Too Large"
 _TOO_LARGE_STATUS = 431
+_BODY_TOO_LARGE = "413 Content Too Large"
 _TOO_SLOW = "408 Request Timeout"
 
 # Of each line of a head, besides name and value: ": " and the line's end.
@@ -251,6 +199,7 @@ def bounded(
     within: float,
     figures: RequestFigures,
     threaded: bool,
+    most_body: float = float("inf"),
 ) -> Any:
     """Return a protocol of uvicorn with these bounds; one that is not known as it is.
 
@@ -262,6 +211,7 @@ def bounded(
             beginning of the connection.
         figures: Counts what is refused.
         threaded: Whether the application runs in threads.
+        most_body: Bytes of a request's body.
     """
     if hasattr(protocol_class, "on_headers_complete"):
         bounds: Any = _HttptoolsBounds
@@ -272,7 +222,13 @@ def bounded(
     return type(
         protocol_class.__name__,
         (bounds, protocol_class),
-        {"most": most, "within": within, "figures": figures, "threaded": threaded},
+        {
+            "most": most,
+            "most_body": most_body,
+            "within": within,
+            "figures": figures,
+            "threaded": threaded,
+        },
     )
 
 
@@ -291,18 +247,19 @@ class _Bounds(_Protocol):  # type: ignore[misc]
     """What is the same for both protocols of uvicorn, before which it stands."""
 
     most: int
+    most_body: float
     within: float
     figures: RequestFigures
     threaded: bool
     head_until: float | None = None
     body_at = 0.0  # when the last piece of a body came
+    body_bytes = 0  # of the body that comes
     half_closed = False
     flow: Any
     request: Any = None  # the last one whose application was called
 
     def connection_made(self, transport: asyncio.Transport) -> None:
-        above: Any = super()
-        above.connection_made(transport)
+        super().connection_made(transport)
         # uvicorn resumes it at each response, and when the application looks for a body.
         self._flow_on: Any = self.flow.resume_reading
         self.flow.resume_reading = self._resume_reading
@@ -323,14 +280,12 @@ class _Bounds(_Protocol):  # type: ignore[misc]
             call = request.scope.get(CALL)
             wanted = call is not None and call.runs
         if not (self.threaded and wanted) or self.scheme == "https":
-            above: Any = super()
-            return above.eof_received()  # type: ignore[no-any-return]
+            return super().eof_received()  # type: ignore[no-any-return]
         self.half_closed = True
         return True
 
     def on_response_complete(self) -> None:
-        above: Any = super()
-        above.on_response_complete()
+        super().on_response_complete()
         if self.flow.read_paused and not self.transport.is_closing():
             self.read_on()
             self.flow.resume_reading()  # it was refused while too much was unread
@@ -338,8 +293,7 @@ class _Bounds(_Protocol):  # type: ignore[misc]
             self.transport.close()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        above: Any = super()
-        above.connection_lost(exc)
+        super().connection_lost(exc)
         if self.request is not None:
             self.request.leave()
 
@@ -351,14 +305,33 @@ class _Bounds(_Protocol):  # type: ignore[misc]
         if len(lines) > _MOST_LINES or max(lines) + _PER_HEADER > _LONGEST_LINE:
             _refuse(self, _TOO_LARGE)
             return
-        above: Any = super()
-        above.handle_websocket_upgrade(*event)
+        super().handle_websocket_upgrade(*event)
         protocol: Any = self.transport.get_protocol()
         if protocol is not self:
             protocol.head_until = monotonic() + self.within
 
     def read_on(self) -> None:
         """Read what had to wait, if there is something."""
+
+    def begins_large_body(self, headers: Sequence[tuple[bytes, bytes]]) -> bool:
+        """Refuse a request that announces more than a body may have, and tell whether it was."""
+        self.body_bytes = 0
+        if self.most_body == float("inf"):
+            return False
+        sizes = (value for name, value in headers if name == b"content-length")
+        size = next(sizes, b"0")
+        large = size.isdigit() and int(size) > self.most_body
+        if large:
+            _refuse(self, _BODY_TOO_LARGE)
+        return large
+
+    def is_too_much(self, body: Sequence[int]) -> bool:
+        """Refuse a body that has become too large with its next piece, and tell whether it was."""
+        self.body_bytes += len(body)
+        large = self.body_bytes > self.most_body
+        if large and not self.transport.is_closing():
+            _refuse(self, "" if self.cycle.response_started else _BODY_TOO_LARGE)
+        return large
 
     def is_answered(self) -> bool:
         """Tell whether no response is wanted: what comes is the rest of a request, or the next."""
@@ -424,8 +397,7 @@ class _HttptoolsBounds(_Bounds):
         if in_message and self.is_answered():
             self.expect_head()
         self._has_begun, self._piece = False, length
-        above: Any = super()
-        above.data_received(piece)
+        super().data_received(piece)
         if self._declined:
             # That parser has left out the body, so another one reads the request from its beginning.
             head, self._declined = self._declined, b""
@@ -449,14 +421,14 @@ class _HttptoolsBounds(_Bounds):
         return length
 
     def on_message_begin(self) -> None:
-        above: Any = super()
-        above.on_message_begin()
+        super().on_message_begin()
         self._in_head = self._in_message = self._has_begun = True
         self._bytes = 0
 
     def on_body(self, body: bytes) -> None:
-        above: Any = super()
-        above.on_body(body)
+        if self.is_too_much(body):
+            return
+        super().on_body(body)
         self.body_at = monotonic()
         self._has_begun, self._bytes = True, 0
 
@@ -466,8 +438,7 @@ class _HttptoolsBounds(_Bounds):
             return
         # It may have been the rest of a request that was answered early.
         self.head_until = None
-        above: Any = super()
-        above.on_message_complete()
+        super().on_message_complete()
 
     def on_headers_complete(self) -> None:
         self._in_head, self.head_until = False, None
@@ -476,11 +447,12 @@ class _HttptoolsBounds(_Bounds):
         if not in_one and _size(self.url, self.headers) > self.most:
             _refuse(self, _TOO_LARGE)
             raise ValueError(_TOO_LARGE)  # the parser stops, see send_400_response
+        if self.begins_large_body(self.headers):
+            raise ValueError(_BODY_TOO_LARGE)
         if self.parser.should_upgrade() and not self._should_upgrade():
             self._decline()
             return
-        above: Any = super()
-        above.on_headers_complete()
+        super().on_headers_complete()
         if not self.parser.should_upgrade():
             # Trailers come as headers do.  A proxy checks and sets headers, and lets trailers pass, so
             # no application may take one for the other.
@@ -507,8 +479,7 @@ class _HttptoolsBounds(_Bounds):
 
     def send_400_response(self, msg: str) -> None:
         if not self.transport.is_closing():
-            above: Any = super()
-            above.send_400_response(msg)
+            super().send_400_response(msg)
 
 
 # The states of h11 in which a request has been read, and the next one waits.
@@ -537,13 +508,11 @@ class _H11Bounds(_Bounds):
             self.expect_head()
         else:
             self.body_at = monotonic()
-        above: Any = super()
-        above.data_received(data)
+        super().data_received(data)
 
     def handle_events(self) -> None:
         before = self.cycle
-        above: Any = super()
-        above.handle_events()
+        super().handle_events()
         if self.cycle is not before:
             self.head_until = None
 
@@ -559,11 +528,13 @@ class _H11Bounds(_Bounds):
             if not in_head or error.error_status_hint != _TOO_LARGE_STATUS:
                 raise
         else:
-            if (
-                not isinstance(event, h11.Request)
-                or _size(event.target, event.headers) <= self.most
-            ):
+            if isinstance(event, h11.Data):
+                return h11.NEED_DATA if self.is_too_much(event.data) else event
+            if not isinstance(event, h11.Request):
                 return event
+            if _size(event.target, event.headers) <= self.most:
+                large = self.begins_large_body(event.headers)
+                return h11.NEED_DATA if large else event
         self.logger.warning("a head of more than %d bytes is refused", self.most)
         _refuse(self, _TOO_LARGE)
         return h11.NEED_DATA
@@ -631,62 +602,92 @@ class ClientLeftError(ConnectionResetError):
     """The client of a stream has left.  Who goes on sending gets it, as of ASGI 2.4."""
 
 
-class Requests:
-    """The requests of one worker.
+class Server:
+    """The server of one worker, and its open requests.
 
     Args:
         worker: The worker.
-        server: Its server, whose lifespan has begun.
-        figures: What is counted.
-        timeout: Seconds without progress until a request is given up; ``None`` for any time.
-        threads: Where a WSGI application runs.
-        most: After how many requests the worker is replaced.
+        target: The application, and how it is served.
     """
 
-    def __init__(
-        self,
-        worker: Worker,
-        server: uvicorn.Server,
-        figures: RequestFigures,
-        timeout: float | None,
-        threads: Threads | None,
-        most: float,
-    ) -> None:
-        config = server.config
-        self.figures = figures
-        self.open: set[_Request] = set()
+    def __init__(self, worker: Worker, target: Target) -> None:
         self._worker = worker
-        self._server = server
-        self._state = server.server_state
-        self._timeout = timeout
-        self._unsent: dict[Any, tuple[int, float]] = {}  # of whom, how much, since when
-        self._threads = threads
+        self._timeout, self._within = target.request_timeout, target.header_timeout
+        config, self._threads = target.configure()
+        config.load()
+        if config.proxy_headers:
+            config.loaded_app = _behind_files(config.loaded_app, config)
+        self._most = _most_requests(config, worker)
         self._limit = config.limit_concurrency
-        self._most = most
+        self._config = config
+        self._server = uvicorn.Server(config)
+        self._state = self._server.server_state
+        self.figures = figures = RequestFigures()
+        self._protocol_class = bounded(
+            config.http_protocol_class,
+            most=target.header_size,
+            most_body=float("inf") if target.body_size is None else target.body_size,
+            within=self._within,
+            figures=figures,
+            threaded=self._threads is not None,
+        )
+        self.open: set[_Request] = set()
+        self._unsent: dict[Any, tuple[int, float]] = {}  # of whom, how much, since when
         self._busy_since = 0.0
         self._busy_said = False
         self._logger = logging.getLogger("asyncpool")
         self._told = figures.pack_requests()
-        app: Any = config.loaded_app  # pyright: ignore[reportUnknownMemberType]
-        config.loaded_app = counted(app, figures, self.open)
+
+    async def serve(self) -> None:
+        """Serve until the worker drains, and drain.
+
+        Raises:
+            RuntimeError: If the application refuses to start.
+        """
+        worker, config, state = self._worker, self._config, self._state
+        loop = asyncio.get_running_loop()
+        self._server.lifespan = lifespan = config.lifespan_class(config)
+        await _begin_lifespan(lifespan, config)
+        await self._server.on_tick(0)
+        app: Any = config.loaded_app
+        config.loaded_app = counted(app, self.figures, self.open)
         if self._limit is not None:
             self._count_refusals(config.http_protocol_class)
-        self._task = asyncio.get_running_loop().create_task(
-            self._run(), name="asyncpool server requests"
-        )
+        looking = loop.create_task(self._run(), name="asyncpool server requests")
+        worker._link.tell_requests = self._tell_requests  # noqa: SLF001 - no user calls it
 
-    def leave_threads(self) -> None:
+        def make() -> asyncio.Protocol:
+            return self._protocol_class(  # type: ignore[no-any-return]
+                config=config, server_state=state, app_state=lifespan.state, _loop=loop
+            )
+
+        try:
+            worker.ready()
+            connecting = loop.create_task(
+                connect(worker, make, config.ssl, self._within),
+                name="asyncpool connections",
+            )
+            await worker.wait_draining()
+            await Drain(worker, config, state).run(connecting)
+            await connecting
+        finally:
+            self._leave_threads()
+            looking.cancel()
+            # Report for the last time, with what is open as cut off.
+            self._count_open()
+            self.figures.end()
+            self._tell()
+            for task in state.tasks:  # the application is still whole
+                task.cancel()
+            if state.tasks:
+                await asyncio.wait(state.tasks, timeout=_CLEAN_UP)
+            await lifespan.shutdown()
+
+    def _leave_threads(self) -> None:
         """Answer 503 in place of threads, and of those that wait for one, or cut a response off."""
         for request in self.open:
             if CALL in request.scope and request.answer is None:
                 request.refuse_soon(0 if request.status else _UNAVAILABLE)
-
-    def end(self) -> None:
-        """Report for the last time, with what is open as cut off."""
-        self._task.cancel()
-        self._count_open()
-        self.figures.end()
-        self._tell()
 
     async def _run(self) -> None:
         loop = asyncio.get_running_loop()
@@ -721,12 +722,20 @@ class Requests:
         if requests != self._told:
             self._told = requests
             report = requests + self.figures.lag.pack()
-            self._worker._server_worker.report(report)  # noqa: SLF001 - no user calls it
+            self._worker._link.report(report)  # noqa: SLF001 - no user calls it
 
     def _count_open(self) -> None:
         # uvicorn has a task for each, so nothing has to be counted when one begins and ends.
         figures = self.figures
         figures.open = max(0, len(self._state.tasks) - figures.open_websockets)
+
+    def _tell_requests(self) -> dict[asyncio.Task[Any], str]:
+        now = monotonic()
+        return {
+            it.task: f" for {now - it.began:.1f} s: {it.scope['method']} {it.scope['path']!r}{it.who}"
+            for it in sorted(self.open.copy(), key=lambda it: it.began)
+            if it.task is not None
+        }
 
     # A worker that can take no request.
 
@@ -765,7 +774,7 @@ class Requests:
         now, was_busy = monotonic(), self.figures.busy
         if bool(why) is not bool(was_busy):
             self.figures.busy = int(bool(why))
-            self._worker._server_worker.accept(wanted=not why)  # noqa: SLF001 - as above
+            self._worker._link.accept(wanted=not why)  # noqa: SLF001 - as above
         if not why:
             if self._busy_said:
                 extra = {"seconds": round(now - self._busy_since, 1)}
@@ -871,12 +880,11 @@ class Requests:
             "seconds": round(now - request.began, 1),
             "status": status or None,
         }
-        client = request.scope.get("client")
         say.REQUEST_TIMED_OUT.log(
             self._logger,
             extra,
             stack=request.stack(),
-            who=f" of {client[0]}:{client[1]}" if client else "",
+            who=request.who,
             why=why,
             done=done,
         )
@@ -899,16 +907,12 @@ def counted(app: Any, figures: RequestFigures, requests: set[_Request]) -> Any:
     goes on.  If the application ends before that, with an error or without one, it counts with the
     status that it has, or as 500, with which the server answers then.
     """
-    durations = _ByStatus(
-        {status: figures.responses[class_of(status)] for status in range(600)}
-    )
-    durations[None] = figures.responses[class_of(None)]
 
     async def count(scope: Any, receive: Any, send: Any) -> None:
         if scope["type"] != "http":
             await _count_websocket(app, figures, scope, receive, send)
             return
-        request = _Request(scope, receive, send, durations)
+        request = _Request(scope, receive, send, figures)
         requests.add(request)
         try:
             await app(scope, receive, request.tell)
@@ -928,13 +932,6 @@ def counted(app: Any, figures: RequestFigures, requests: set[_Request]) -> Any:
     return count
 
 
-class _ByStatus(dict[Any, Durations]):
-    """Where the durations of responses are noted; those of other numbers are with ``None``."""
-
-    def __missing__(self, status: object) -> Durations:
-        return self[None]
-
-
 class _Request:
     """One request, whose application has not returned.
 
@@ -951,10 +948,10 @@ class _Request:
     answer: asyncio.Task[None] | None = None
 
     def __init__(
-        self, scope: Any, receive: Any, send: Any, durations: _ByStatus
+        self, scope: Any, receive: Any, send: Any, figures: RequestFigures
     ) -> None:
         self.scope, self._send = scope, send
-        self._durations = durations
+        self._responses = figures.responses
         self.task = asyncio.current_task()
         cycle: Any = getattr(receive, "__self__", None)
         self.cycle: Any = cycle
@@ -964,6 +961,12 @@ class _Request:
             except AttributeError:  # another implementation of HTTP, which is let be
                 self.cycle = None
         self.began = monotonic()
+
+    @property
+    def who(self) -> str:
+        """Of which client it is."""
+        client = self.scope.get("client")
+        return f" of {client[0]}:{client[1]}" if client else ""
 
     def tell(self, message: Any) -> Any:
         """Send a message; an application that goes on for nobody gets an error."""
@@ -989,7 +992,7 @@ class _Request:
         elif self.status != _OVER:
             took = (monotonic() - self.began) * 1e6
             # As Durations.note() does, whose call would take as long again.
-            durations = self._durations[self.status]
+            durations = self._responses[class_of(self.status)]
             durations.counts[int(took).bit_length()] += 1
             durations.total += took
             self.status = _OVER
@@ -1001,7 +1004,7 @@ class _Request:
 
     def count(self, status: int) -> None:
         """Count the response, which is over."""
-        self._durations[status].note(monotonic() - self.began)
+        self._responses[class_of(status)].note(monotonic() - self.began)
         self.status = _OVER
 
     def explains(self, error: BaseException) -> bool:
