@@ -374,7 +374,7 @@ def test_two_runs_on_one_journal_are_refused(folder: Path) -> None:
 @pytest.mark.parametrize("as_json", [False, True], ids=["people", "machines"])
 @pytest.mark.parametrize(
     "begins",
-    ["asyncpool._cli.map.map_command.open_input", "asyncio.run"],
+    ["asyncpool._cli.map.run.open_input", "asyncio.run"],
     ids=["opening", "starting"],
 )
 def test_an_interrupt_before_the_first_item_is_told_as_any(

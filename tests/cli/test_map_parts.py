@@ -17,13 +17,20 @@ from typing import Any
 
 import pytest
 
-from asyncpool._cli.journal.journal import START, Done, Journal, Position, RunIdentity
-from asyncpool._cli.journal.journal_file import JournalError
 from asyncpool._cli.map import run as writer
 from asyncpool._cli.map.inputs import InputError, Item, open_input
+from asyncpool._cli.map.journal import (
+    START,
+    Done,
+    Journal,
+    JournalError,
+    Outputs,
+    Position,
+    RunIdentity,
+    usable,
+)
 from asyncpool._cli.map.map_command import Ended
-from asyncpool._cli.map.outputs import Outputs, usable
-from asyncpool._cli.map.run import Drawn, ReadAhead, Tally, Window
+from asyncpool._cli.map.run import Portion, Tally, Window, ahead
 from asyncpool._cli.parameters import Exit
 from tests.helpers.command import numbers, run_command, write_module
 from tests.helpers.loops import BOTH_LOOPS
@@ -247,7 +254,7 @@ async def test_no_position_is_committed_before_the_files_are_on_the_disk(
     trouble: list[Exception] = []
     at_work = writer.Writer(journal, outputs, lambda *_: None, trouble.append)
     for n in range(20):
-        at_work.put([Done(n, 0, ok=n % 3 > 0, line=f"line {n}")])
+        at_work.put([Done(n, 0, ok=n % 3 > 0, line=f"line {n}")], [])
     async with patience():
         await at_work.close()
     outputs.close()
@@ -319,7 +326,7 @@ async def test_nothing_is_drawn_while_too_much_is_not_written(
     for _ in range(3):
         await asyncio.sleep(0)
     assert begun == []
-    window.written(count, size)
+    window.hold(-count, -size)
     await running
     assert begun == [0]
 
@@ -367,22 +374,18 @@ async def test_the_input_is_read_no_more_than_a_little_ahead(
                 return super().acquire(blocking, timeout)
             return True
 
-    def portions() -> Iterator[Drawn]:
+    def portions() -> Iterator[Portion]:
         for number in range(100):
             drawn.append(number)
-            yield Drawn(consumed=number)
+            yield Portion(consumed=number)
 
     drawn: list[int] = []
-    with monkeypatch.context() as patch:
-        patch.setattr(threading, "Semaphore", Room)
-        reader = ReadAhead(portions())
-    for taken in range(3):
-        assert await asyncio.to_thread(blocked.acquire, timeout=PATIENCE)
-        assert drawn == list(range(5 + taken))
-        portion = await reader.next()
-        assert portion is not None
-        assert portion.consumed == taken
-    reader.stop()
+    monkeypatch.setattr(threading, "Semaphore", Room)
+    async with contextlib.aclosing(ahead(portions())) as found:
+        for taken in range(3):
+            assert (await anext(found)).consumed == taken
+            assert await asyncio.to_thread(blocked.acquire, timeout=PATIENCE)
+            assert drawn == list(range(6 + taken))
 
 
 # Where items of ``asyncpool map`` come from.
