@@ -109,10 +109,10 @@ class JsonCommand(click.Command):
             sys.exit(error.exit_code)
 
 
-def seconds(text: str) -> float:
+def seconds(text: str | float) -> float:
     """Return a number of seconds, above 0; the type of an option."""
     try:
-        number = float(text)
+        number = float(str(text))
     except ValueError:
         number = 0.0
     if not 0 < number < math.inf:
@@ -120,9 +120,9 @@ def seconds(text: str) -> float:
     return number
 
 
-def seconds_or_never(text: str) -> float | None:
+def seconds_or_never(text: str | float) -> float | None:
     """Return a number of seconds, or ``None`` for 0; the type of an option."""
-    return None if text == "0" else seconds(text)
+    return None if str(text) == "0" else seconds(text)
 
 
 def size(text: str | int) -> int:

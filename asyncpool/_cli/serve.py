@@ -13,6 +13,7 @@ import os
 import ssl
 import sys
 import time
+import tomllib
 from collections.abc import AsyncGenerator, Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from difflib import get_close_matches
@@ -130,6 +131,8 @@ _OF_CLUSTER = (
 _OF_LIMITS = "max_age", "max_memory", "kill_memory", "nice"
 _OF_SERVERS = "request_timeout", "header_timeout", "header_size"
 
+_VARIABLES = "ASYNCPOOL_SERVE"
+
 # What is an option of the command, rather than of uvicorn.
 _ELSEWHERE = {
     "backlog": "--backlog",
@@ -150,8 +153,40 @@ def _taken(given: dict[str, Any], names: Iterable[str]) -> dict[str, Any]:
     return {name: given.pop(name) for name in names}
 
 
-@click.command("serve", short_help="Serve an application with several workers.")
+def _configure(ctx: click.Context, _: click.Parameter, path: str | None) -> None:
+    """Have a TOML file give defaults; the callback of an option."""
+    if path is None:
+        return
+    try:
+        told = tomllib.loads(Path(path).read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise click.BadParameter(f"{path}: {error}") from None
+    taken = {flag.strip("-"): it for it in ctx.command.params for flag in it.opts}
+    if unknown := told.keys() - taken:
+        raise click.BadParameter(f"{path}: there is no option {min(unknown)}")
+    found: dict[str, Any] = {}
+    for name, value in told.items():
+        each = value if isinstance(value, list) else [value]
+        # As text, which each option checks.
+        is_list = getattr(taken[name], "multiple", False)
+        found[taken[name].name or ""] = [*map(str, each)] if is_list else str(value)
+    ctx.default_map = found
+
+
+@click.command(
+    "serve",
+    short_help="Serve an application with several workers.",
+    context_settings={"auto_envvar_prefix": _VARIABLES},
+)
 @click.argument("target", metavar="MODULE:NAME")
+@click.option(
+    "--config",
+    type=_FILE["type"],
+    is_eager=True,
+    expose_value=False,
+    callback=_configure,
+    help="A TOML file with options, such as workers = 4; what is given otherwise counts more.",
+)
 @options_of(
     Asked,
     bind={"flags": ["-b", "--bind"], "multiple": True, "metavar": "ADDRESS"},
@@ -164,7 +199,11 @@ def _taken(given: dict[str, Any], names: Iterable[str]) -> dict[str, Any]:
 @options_of(
     Cluster,
     *_OF_CLUSTER,
-    workers={"flags": ["-w", "--workers"], "type": click.IntRange(1, MAX_WORKERS)},
+    workers={
+        "flags": ["-w", "--workers"],
+        "type": click.IntRange(1, MAX_WORKERS),
+        "envvar": [f"{_VARIABLES}_WORKERS", "WEB_CONCURRENCY"],
+    },
     worker_loop={"flags": ["--loop"]},
     # What listen() takes; the kernel has a limit of its own, below that.
     backlog={"type": click.IntRange(1, (1 << 31) - 1)},

@@ -266,6 +266,52 @@ def test_a_service_has_the_options_of_a_cluster(
     assert config.worker_limits == WorkerLimits(max_jobs=400, max_age=5.5, nice=3)
 
 
+def test_options_come_from_the_command_line_variables_and_a_file(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    path = tmp_path / "serve.toml"
+    path.write_text(
+        'bind = [":8001", ":8002"]\nworkers = 2\nmax-surge = 3\nping-timeout = 0\n'
+        'header-size = "8K"\naccess-log = true\ndrain-timeout = 7\nnice = 1\noption = "server_header=false"\n'
+    )
+    monkeypatch.setenv("WEB_CONCURRENCY", "4")
+    monkeypatch.setenv("ASYNCPOOL_SERVE_MAX_SURGE", "5")
+    monkeypatch.setenv("ASYNCPOOL_SERVE_PRELOAD", "json csv")
+    monkeypatch.setenv("ASYNCPOOL_SERVE_NICE", "2")
+    plan = planned(monkeypatch, "--config", str(path), "--nice", "3")
+    found = plan.cluster
+    assert (found["bind"], found["preload"]) == ((":8001", ":8002"), ("json", "csv"))
+    assert (found["workers"], found["max_surge"], found["ping_timeout"]) == (4, 5, None)
+    assert (found["drain_timeout"], found["worker_limits"].nice) == (7.0, 3)
+    assert (plan.options["header_size"], plan.options["access_log"]) == (8192, True)
+    assert plan.options["server_header"] is False
+    monkeypatch.setenv("ASYNCPOOL_SERVE_WORKERS", "6")
+    monkeypatch.setenv("ASYNCPOOL_SERVE_CONFIG", str(path))
+    assert planned(monkeypatch).cluster["workers"] == 6
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("worker = 2", "there is no option worker"),
+        ("workers = ", "Invalid value"),
+        ("workers = 0", "0 is not in the range"),
+        ("max-age = true", "'True' is no number of seconds, such as 30 or 0.5"),
+        ("nice = [1]", "'[1]' is not a valid integer"),
+        ("[max-surge]", "'{}' is not a valid integer"),
+    ],
+)
+def test_a_file_of_options_is_checked(
+    text: str, problem: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "serve.toml"
+    path.write_text(text)
+    with pytest.raises(SystemExit) as ended:
+        serving.serve_command.main(["app:app", "--config", str(path)])
+    assert ended.value.code == 2
+    assert problem in " ".join(capsys.readouterr().err.split())
+
+
 # What is printed.
 
 
@@ -409,18 +455,9 @@ def test_records_as_json() -> None:
     assert all(re.fullmatch(r"[\d-]{10}T[\d:]{8}\.\d{3}Z", time) for time in times)
     failed = found[3]
     assert failed.pop("exception").endswith("KeyError: 'LOST-'")
-    printed = {
-        "level": "WARNING",
-        "logger": "asyncpool.worker",
-        "pool": "app",
-        "slot": 0,
-    }
-    printed |= {
-        "generation": 1,
-        "pid": 7,
-        "stream": "stderr",
-        "message_id": "error-line",
-    }
+    printed = {"level": "WARNING", "logger": "asyncpool.worker", "pool": "app"}
+    printed |= {"slot": 0, "generation": 1, "pid": 7, "stream": "stderr"}
+    printed |= {"message_id": "error-line"}
     shop = {"level": "INFO", "logger": "shop"}
     assert found == [
         printed | {"message": "hello \x1b 100%"},

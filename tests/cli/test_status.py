@@ -14,7 +14,6 @@ from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from io import StringIO
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 import pytest
@@ -70,12 +69,7 @@ class Scripted:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        error_type: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         pass
 
     def ask(self, request: Request, *, within: float | None = None) -> dict[str, Any]:
