@@ -455,9 +455,9 @@ def test_records_as_json() -> None:
     assert all(re.fullmatch(r"[\d-]{10}T[\d:]{8}\.\d{3}Z", time) for time in times)
     failed = found[3]
     assert failed.pop("exception").endswith("KeyError: 'LOST-'")
-    printed = {"level": "WARNING", "logger": "asyncpool.worker", "pool": "app"}
+    printed: dict[str, Any] = {"logger": "asyncpool.worker", "pool": "app"}
     printed |= {"slot": 0, "generation": 1, "pid": 7, "stream": "stderr"}
-    printed |= {"message_id": "error-line"}
+    printed |= {"level": "WARNING", "message_id": "error-line"}
     shop = {"level": "INFO", "logger": "shop"}
     assert found == [
         printed | {"message": "hello \x1b 100%"},

@@ -1,21 +1,20 @@
 """One run of ``asyncpool map``, a pipeline: sources, window, pool, journal, outputs.
 
-A thread reads the input, less what the journal has already.  The event loop keeps the pool busy.
-Another thread commits what is done, and writes the files.
+One thread after the other reads a portion of the input, less what the journal has already, while the
+pool is busy with the portions before.  One after the other commits what is done, and writes the files.
 """
 
 from __future__ import annotations
 
 import asyncio
-import functools
-import queue
 import threading
 import time
-from collections.abc import AsyncGenerator, Callable, Iterator
-from contextlib import ExitStack, aclosing
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from asyncpool._cli.call import Interrupted, Limits, check_target, interrupts
 from asyncpool._cli.map.inputs import Format, InputError, Item, open_input
@@ -35,6 +34,8 @@ from asyncpool._engine.machine import usable_cpus
 from asyncpool.errors import JobTimeoutError, PoolBrokenError, PoolClosedError
 from asyncpool.stats import PoolStats
 
+T = TypeVar("T")
+
 RETRY_ON: dict[str, Any] = {
     "crash": "crash",
     "hung": "hung",
@@ -42,8 +43,6 @@ RETRY_ON: dict[str, Any] = {
     "timeout": JobTimeoutError,
     "error": FunctionRaisedError,
 }
-
-_AHEAD = 4  # portions of the input that wait; a portion of a file has 64 KB
 
 # Items in the pool, at the least; short jobs travel ahead to the workers, many at a time.
 _ITEMS = 2048
@@ -53,8 +52,7 @@ _UNWRITTEN = 1 << 16
 _UNWRITTEN_BYTES = 256 << 20
 _SLICE = 256  # how many are submitted before anybody else has a turn
 
-_FLUSH_ITEMS = 1000
-_FLUSH_AFTER = 0.01  # s
+_TOGETHER = 0.01  # s; what is done within it is written together
 _SYNC_EVERY = 1.0  # s; what the files hold beyond that is written again after a crash
 
 _GRACE = 5.0  # s that running items have when a run is interrupted
@@ -214,9 +212,11 @@ class Run:
         )
         places = (asked.workers or usable_cpus()) * asked.concurrency
         self._window = Window(self._submit, self._settled, places)
-        self._writer: Writer | None = None
+        self._writing: asyncio.Task[None] | None = None
         self._finished: list[Done] = []
-        self._flush: asyncio.TimerHandle | None = None
+        self._replayed: list[Done] = []
+        self._news = asyncio.Event()
+        self._all_done = False
         self._reason: BaseException | None = None
         self._interrupts = 0
         self._interrupted = asyncio.Event()
@@ -261,9 +261,8 @@ class Run:
         if not self._feeding.cancelled() and (error := self._feeding.exception()):
             self._stop_for(error)
         await self._end_pool()
-        if self._writer is not None:
-            self._write_finished()
-            await self._end_writer(self._writer)
+        if self._writing is not None:
+            await self._end_writing(self._writing)
         if self._reason is not None:
             raise self._reason
 
@@ -276,18 +275,15 @@ class Run:
         await self._pool.start()
         await check_target(self._pool)
         self._outputs.open()
-        self._writer = Writer(
-            self._journal, self._outputs, self._on_written, self._stop_for
-        )
+        self._writing = asyncio.create_task(self._write(), name="asyncpool map: write")
+        portions = self._portions()
         try:
-            async with aclosing(ahead(self._portions())) as portions:
-                async for portion in portions:
-                    self._count(portion)
-                    # These first: what comes before a replayed one is under way then, so
-                    # nothing that is held back for the order waits for what has no room.
-                    await self._window.run(portion.items)
-                    if portion.replayed:
-                        self._write([], portion.replayed)
+            while portion := await in_a_thread(lambda: next(portions, None)):
+                self._count(portion)
+                # These first: what comes before a replayed one is under way then, so
+                # nothing that is held back for the order waits for what has no room.
+                await self._window.run(portion.items)
+                self._hold(self._replayed, portion.replayed)
         except InputError:
             await self._window.drained()  # what is before it is done
             raise
@@ -368,30 +364,30 @@ class Run:
             done = Done(item.number, item.crc, ok=False, line=line)
             self.tally.failed += 1
         self.tally.done += 1
-        self._finished.append(done)
-        if len(self._finished) >= _FLUSH_ITEMS:
-            self._write_finished()
-        elif self._flush is None:
-            loop = asyncio.get_running_loop()
-            self._flush = loop.call_later(_FLUSH_AFTER, self._write_finished)
+        self._hold(self._finished, [done])
 
-    def _write_finished(self) -> None:
-        if self._flush is not None:
-            self._flush.cancel()
-            self._flush = None
-        if self._finished:
-            finished, self._finished = self._finished, []
-            self._write(finished, [])
+    def _hold(self, kind: list[Done], done: list[Done]) -> None:
+        """Keep what is done until it is written, a batch at a time."""
+        kind += done
+        self._window.hold(len(done), sum(len(it.line) for it in done))
+        self._news.set()
 
-    def _write(self, fresh: list[Done], replayed: list[Done]) -> None:
-        assert self._writer is not None
-        size = sum(len(done.line) for done in (*fresh, *replayed))
-        self._window.hold(len(fresh) + len(replayed), size)
-        self._writer.put(fresh, replayed)
-
-    def _on_written(self, count: int, size: int) -> None:
-        self.tally.written += count
-        self._window.hold(-count, -size)
+    async def _write(self) -> None:
+        """Commit, and write, what is done, until all is; a task."""
+        writer = Writer(self._journal, self._outputs)
+        try:
+            while self._finished or self._replayed or not self._all_done:
+                await self._news.wait()
+                await asyncio.sleep(_TOGETHER)
+                self._news.clear()
+                fresh, self._finished = self._finished, []
+                replayed, self._replayed = self._replayed, []
+                ready = await in_a_thread(partial(writer.write, fresh, replayed))
+                self.tally.written += len(ready)
+                self._window.hold(-len(ready), -sum(len(it.line) for it in ready))
+            await in_a_thread(writer.sync)
+        except Exception as error:  # noqa: BLE001 - the run ends for it
+            self._stop_for(error)
 
     def _interrupt(self, number: int) -> None:
         self._interrupts += 1
@@ -421,51 +417,43 @@ class Run:
         else:
             await self._pool.close(timeout=_GRACE, finish="running")
 
-    async def _end_writer(self, writer: Writer) -> None:
-        closing = asyncio.create_task(writer.close(), name="asyncpool map: close")
+    async def _end_writing(self, writing: asyncio.Task[None]) -> None:
+        self._all_done = True
+        self._news.set()
         stopped = asyncio.create_task(self._interrupted.wait(), name="asyncpool map")
-        await asyncio.wait({closing, stopped}, return_when=asyncio.FIRST_COMPLETED)
-        await asyncio.wait({closing}, timeout=_LAST_WRITES)
-        closing.cancel()
+        await asyncio.wait({writing, stopped}, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait({writing}, timeout=_LAST_WRITES)
+        writing.cancel()
         stopped.cancel()
 
 
-async def ahead(portions: Iterator[Portion]) -> AsyncGenerator[Portion]:
-    """Go through an iterator in a thread, some steps ahead of the consumer.
+async def in_a_thread(function: Callable[[], T]) -> T:
+    """Return what a function returns that may never come back: nobody waits for its thread then.
 
-    Leaving it early ends the thread, when it is not held up by the input.
+    So is a read from a terminal, or a write to a pipe that nobody reads.
     """
     loop = asyncio.get_running_loop()
-    found: asyncio.Queue[Portion | BaseException | None] = asyncio.Queue()
-    room = threading.Semaphore(_AHEAD)
-    left = threading.Event()
+    found: asyncio.Future[T] = loop.create_future()
 
-    def tell(portion: Portion | BaseException | None) -> None:
-        if not left.is_set():
-            loop.call_soon_threadsafe(found.put_nowait, portion)
+    def settle(result: Any, error: BaseException | None) -> None:
+        if found.done():
+            return
+        if error is None:
+            found.set_result(result)
+        else:
+            found.set_exception(error)
 
-    def read() -> None:
+    def run() -> None:
+        result, error = None, None
         try:
-            for portion in portions:
-                tell(portion)
-                room.acquire()
-                if left.is_set():
-                    return
-            tell(None)
-        except BaseException as error:  # noqa: BLE001 - the consumer raises it
-            tell(error)
+            result = function()
+        except BaseException as raised:  # noqa: BLE001 - the caller raises it
+            error = raised
+        with suppress(RuntimeError):  # the loop has ended
+            loop.call_soon_threadsafe(settle, result, error)
 
-    # A daemon, since nothing ends a read from a terminal.
-    threading.Thread(target=read, name="input", daemon=True).start()
-    try:
-        while (portion := await found.get()) is not None:
-            room.release()
-            if isinstance(portion, BaseException):
-                raise portion
-            yield portion
-    finally:
-        left.set()
-        room.release()
+    threading.Thread(target=run, name="asyncpool map", daemon=True).start()
+    return await found
 
 
 class Window:
@@ -501,7 +489,7 @@ class Window:
                 job = self._submit(item)
                 self._in_flight += 1
                 self._bytes += len(item.raw)
-                job.add_done_callback(functools.partial(self._settled, item))
+                job.add_done_callback(partial(self._settled, item))
                 start += 1
                 if self._bytes > _BYTES:
                     break
@@ -538,66 +526,34 @@ class Window:
 
 
 class Writer:
-    """A thread that commits first, then writes: what a file has, the journal has already.
+    """Commits first, then writes: what a file has, the journal has already.
 
     Args:
         journal: The journal, if there is one.
         outputs: The files.
-        on_written: Called in the loop with how many items were written, and the length of
-            their lines.
-        on_trouble: Called in the loop with the error that ended the thread.
     """
 
-    def __init__(
-        self,
-        journal: Journal | None,
-        outputs: Outputs,
-        on_written: Callable[[int, int], None],
-        on_trouble: Callable[[Exception], None],
-    ) -> None:
+    def __init__(self, journal: Journal | None, outputs: Outputs) -> None:
         self._journal, self._outputs = journal, outputs
-        self._on_written, self._on_trouble = on_written, on_trouble
-        self._loop = asyncio.get_running_loop()
-        self._queue = queue.SimpleQueue[tuple[list[Done], list[Done]] | None]()
         self._sync_at = time.monotonic() + _SYNC_EVERY
-        self._ended = asyncio.Event()
-        # A daemon, since nothing ends a write to a pipe that nobody reads.
-        threading.Thread(target=self._run, name="writer", daemon=True).start()
 
-    def put(self, fresh: list[Done], replayed: list[Done]) -> None:
-        """Have these written: *fresh* into the journal too, which has the others."""
-        self._queue.put((fresh, replayed))
+    def write(self, fresh: list[Done], replayed: list[Done]) -> list[Done]:
+        """Write *fresh*, into the journal too, and what it has already; return what was written.
 
-    async def close(self) -> None:
-        """Return when everything is written, or the thread has failed."""
-        self._queue.put(None)
-        await self._ended.wait()
-
-    def _run(self) -> None:
-        try:
-            is_last = False
-            while not is_last:
-                found = [self._queue.get()]
-                while not self._queue.empty():
-                    found.append(self._queue.get())
-                is_last = found[-1] is None
-                fresh = [done for it in found if it is not None for done in it[0]]
-                replayed = [done for it in found if it is not None for done in it[1]]
-                if fresh or replayed:  # else the end says nothing of any batch
-                    self._write(fresh, replayed)
-            if self._journal is not None:
-                self._journal.add((), self._outputs.sync())
-        except Exception as error:  # noqa: BLE001 - the loop has to hear of it
-            self._loop.call_soon_threadsafe(self._on_trouble, error)
-        self._loop.call_soon_threadsafe(self._ended.set)
-
-    def _write(self, fresh: list[Done], replayed: list[Done]) -> None:
+        Raises:
+            OSError: If there is no room, the reader of a pipe has gone, or the disk fails.
+        """
         batch = position = None
+        if not fresh and not replayed:
+            return []  # which says nothing of any batch
         if self._journal is not None and fresh:
             if time.monotonic() >= self._sync_at:
                 position = self._outputs.sync()
                 self._sync_at = time.monotonic() + _SYNC_EVERY
             batch = self._journal.add(fresh, position)
-        ready = self._outputs.write(fresh + replayed, batch)
-        size = sum(len(done.line) for done in ready)
-        self._loop.call_soon_threadsafe(self._on_written, len(ready), size)
+        return self._outputs.write(fresh + replayed, batch)
+
+    def sync(self) -> None:
+        """Flush the files to the disk, and commit how far they are."""
+        if self._journal is not None:
+            self._journal.add((), self._outputs.sync())
