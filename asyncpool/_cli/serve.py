@@ -65,8 +65,8 @@ class Asked:
             default a server never gives up.
         within: For --max-restarts; 60 by default.
         max_connections: Replace a worker after so many connections, or somewhat fewer.
-        password_file: A file whose first line is the password of the key.
-        words: Another option of uvicorn.Config, such as ws_ping_interval=10 or server_header=false.
+        ssl_keyfile_password_file: A file whose first line is the password of the key.
+        option: Another option of uvicorn.Config, such as ws_ping_interval=10 or server_header=false.
             Several may be given.
         access_log: Log every request.
         name: What other commands call it; by default the module's name, with the pid if that is
@@ -74,7 +74,7 @@ class Asked:
         control: Where the control socket is, if not among those of this user; '' for none.
         metrics: Show figures for Prometheus at http://ADDRESS/metrics: HOST:PORT, or a PORT of
             127.0.0.1; whoever can connect can read them.
-        pools: A pool that all workers share, as the function returns it; they find it by
+        pool: A pool that all workers share, as the function returns it; they find it by
             asyncpool.shared_pool(NAME).  It survives reloads.  Several may be given.
         reload_on_change: Reload when a Python file in the current folder changes (for development).
     """
@@ -84,13 +84,13 @@ class Asked:
     max_restarts: int | None = None
     within: float | None = None
     max_connections: int | None = None
-    password_file: str | None = None
-    words: tuple[str, ...] = ()
+    ssl_keyfile_password_file: str | None = None
+    option: tuple[str, ...] = ()
     access_log: bool = False
     name: str | None = None
     control: str | None = None
     metrics: str | None = None
-    pools: tuple[str, ...] = ()
+    pool: tuple[str, ...] = ()
     reload_on_change: bool = False
 
 
@@ -192,9 +192,9 @@ def _configure(ctx: click.Context, _: click.Parameter, path: str | None) -> None
     bind={"flags": ["-b", "--bind"], "multiple": True, "metavar": "ADDRESS"},
     max_restarts=_POSITIVE,
     max_connections=_POSITIVE,
-    password_file={"flags": ["--ssl-keyfile-password-file"], **_FILE},
-    words={"flags": ["-o", "--option"], "metavar": "NAME=VALUE"},
-    pools={"flags": ["--pool"], "metavar": "NAME=MODULE:FUNCTION"},
+    ssl_keyfile_password_file=_FILE,
+    option={"flags": ["-o", "--option"], "metavar": "NAME=VALUE"},
+    pool={"metavar": "NAME=MODULE:FUNCTION"},
 )
 @options_of(
     Cluster,
@@ -204,7 +204,7 @@ def _configure(ctx: click.Context, _: click.Parameter, path: str | None) -> None
         "type": click.IntRange(1, MAX_WORKERS),
         "envvar": [f"{_VARIABLES}_WORKERS", "WEB_CONCURRENCY"],
     },
-    worker_loop={"flags": ["--loop"]},
+    worker_loop={"flags": ["--loop"], "envvar": f"{_VARIABLES}_LOOP"},
     # What listen() takes; the kernel has a limit of its own, below that.
     backlog={"type": click.IntRange(1, (1 << 31) - 1)},
 )
@@ -280,7 +280,7 @@ def serve_command(
         # A path, though a word without a slash could be a name as well.
         control=asked.name if control is None else control and os.path.abspath(control),  # noqa: PTH100
         watch=asked.reload_on_change,
-        pools=named_pools(asked.pools),
+        pools=named_pools(asked.pool),
         metrics=f"127.0.0.1:{metrics}" if (metrics or "").isdigit() else metrics,
     )
     raise_descriptor_limit()
@@ -300,7 +300,7 @@ def _server_options(
 ) -> dict[str, Any]:
     """Return the options of what serves the application, if it is one."""
     if asked.interface == "serve":
-        flags = uvicorn | {"option": asked.words, "access_log": asked.access_log}
+        flags = uvicorn | {"option": asked.option, "access_log": asked.access_log}
         for name, value in flags.items():
             if value:
                 raise CommandError(
@@ -315,7 +315,9 @@ def _server_options(
         need("watchfiles", "reload", "--reload-on-change")
     if asked.interface == "serve":
         return {}
-    server |= read_options(asked.words, uvicorn, password_file=asked.password_file)
+    server |= read_options(
+        asked.option, uvicorn, password_file=asked.ssl_keyfile_password_file
+    )
     server["access_log"] = asked.access_log
     return server | (threads if asked.interface == "wsgi" else {})
 

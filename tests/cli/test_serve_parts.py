@@ -272,19 +272,21 @@ def test_options_come_from_the_command_line_variables_and_a_file(
     path = tmp_path / "serve.toml"
     path.write_text(
         'bind = [":8001", ":8002"]\nworkers = 2\nmax-surge = 3\nping-timeout = 0\n'
-        'header-size = "8K"\naccess-log = true\ndrain-timeout = 7\nnice = 1\noption = "server_header=false"\n'
+        'header-size = "8K"\naccess-log = true\ndrain-timeout = 7\nnice = 1\n'
     )
     monkeypatch.setenv("WEB_CONCURRENCY", "4")
     monkeypatch.setenv("ASYNCPOOL_SERVE_MAX_SURGE", "5")
     monkeypatch.setenv("ASYNCPOOL_SERVE_PRELOAD", "json csv")
     monkeypatch.setenv("ASYNCPOOL_SERVE_NICE", "2")
+    monkeypatch.setenv("ASYNCPOOL_SERVE_LOOP", "uvloop")
+    monkeypatch.setenv("ASYNCPOOL_SERVE_OPTION", "lifespan=off http=h11")
     plan = planned(monkeypatch, "--config", str(path), "--nice", "3")
     found = plan.cluster
     assert (found["bind"], found["preload"]) == ((":8001", ":8002"), ("json", "csv"))
     assert (found["workers"], found["max_surge"], found["ping_timeout"]) == (4, 5, None)
     assert (found["drain_timeout"], found["worker_limits"].nice) == (7.0, 3)
     assert (plan.options["header_size"], plan.options["access_log"]) == (8192, True)
-    assert plan.options["server_header"] is False
+    assert (found["worker_loop"], plan.options["lifespan"]) == ("uvloop", "off")
     monkeypatch.setenv("ASYNCPOOL_SERVE_WORKERS", "6")
     monkeypatch.setenv("ASYNCPOOL_SERVE_CONFIG", str(path))
     assert planned(monkeypatch).cluster["workers"] == 6
