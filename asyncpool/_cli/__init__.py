@@ -8,6 +8,14 @@ from __future__ import annotations
 import os
 import sys
 
+# Another project's distribution is called asyncpool; ours is asyncpool-supervised.  Both packages are
+# called asyncpool, and pip installs both into one folder: the second one overwrites
+# asyncpool/__init__.py of the first, and whichever of them is uninstalled takes that file along.
+CURE = (
+    "pip uninstall asyncpool; "
+    "pip install --force-reinstall --no-deps asyncpool-supervised"
+)
+
 _NEEDED = frozenset(("click", "rich"))
 _USAGE = 2
 _INTERRUPTED = 130
@@ -23,9 +31,9 @@ def main() -> None:
     if sys.stderr is None:
         sys.stderr = open(2, "w", closefd=False)  # noqa: SIM115
     try:
-        from asyncpool._cli.namesake import CURE, is_intact  # noqa: PLC0415 - see above
+        import asyncpool  # noqa: PLC0415 - see above
 
-        if not is_intact():
+        if "Pool" not in getattr(asyncpool, "__all__", ()):
             _tell(
                 "another project's package 'asyncpool' was installed over this one, "
                 f"which is 'asyncpool-supervised': {CURE}"
@@ -45,6 +53,16 @@ def main() -> None:
         sys.exit(_USAGE)
     except KeyboardInterrupt:  # while all that is imported
         sys.exit(_INTERRUPTED)
+
+
+def find_namesake() -> str | None:
+    """Return the version of the other distribution, or ``None`` if it is not installed."""
+    from importlib.metadata import distributions  # noqa: PLC0415 - slow, for one command
+
+    for other in distributions(name="asyncpool"):
+        if "asyncpool/__init__.py" in map(str, other.files or ()):
+            return other.version
+    return None
 
 
 def _tell(problem: str) -> None:

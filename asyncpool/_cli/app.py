@@ -24,20 +24,15 @@ from asyncpool._cli.parameters import (
 
 # In which module each is, as its name and _command.
 _PLACES = {
-    "agent": "agent_command",
-    "call": "call_command",
-    "dashboard": "dashboard.dashboard_command",
+    "agent": "agent",
+    "call": "call",
+    "dashboard": "dashboard",
     "doctor": "doctor",
-    "kill": "live.order_commands",
     "map": "map.map_command",
-    "profile": "live.profile_command",
-    "recycle": "live.order_commands",
-    "reload": "live.order_commands",
-    "resize": "live.order_commands",
-    "serve": "serve.serve_command",
-    "stacks": "live.order_commands",
-    "status": "live.status_command",
-    "stop": "live.order_commands",
+    "serve": "serve",
+    "status": "status",
+    **dict.fromkeys(("kill", "profile", "recycle", "reload"), "orders"),
+    **dict.fromkeys(("resize", "stacks", "stop"), "orders"),
 }
 
 

@@ -3,18 +3,31 @@
 from __future__ import annotations
 
 import enum
+import importlib.util
+import inspect
 import itertools
 import math
 import os
 import re
 import sys
+from collections import ChainMap
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+from types import NoneType, UnionType
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    ClassVar,
+    Literal,
+    TypeVar,
+    Union,
+    get_args,
+    get_origin,
+)
 
 import click
 
-from asyncpool._engine.machine import check_loop_kind, working_folder
+from asyncpool._engine.machine import working_folder
 from asyncpool._wire.text import printable_block
 
 if TYPE_CHECKING:
@@ -73,16 +86,12 @@ class JsonCommand(click.Command):
         self._tell = tell
 
     def make_context(
-        self,
-        info_name: str | None,
-        args: list[str],
-        parent: click.Context | None = None,
-        **extra: Any,
+        self, info_name: str | None, args: list[str], *more: Any, **extra: Any
     ) -> click.Context:
         """Read the command line."""
         words = itertools.takewhile(lambda word: word != "--", args)
         with self._mistakes(as_json="--json" in words):
-            return super().make_context(info_name, args, parent, **extra)
+            return super().make_context(info_name, args, *more, **extra)
 
     def invoke(self, ctx: click.Context) -> Any:
         """Do what it says."""
@@ -100,10 +109,10 @@ class JsonCommand(click.Command):
             sys.exit(error.exit_code)
 
 
-def seconds(text: str) -> float:
+def seconds(text: str | float) -> float:
     """Return a number of seconds, above 0; the type of an option."""
     try:
-        number = float(text)
+        number = float(str(text))
     except ValueError:
         number = 0.0
     if not 0 < number < math.inf:
@@ -111,55 +120,110 @@ def seconds(text: str) -> float:
     return number
 
 
-def seconds_or_never(text: str) -> float | None:
+def seconds_or_never(text: str | float) -> float | None:
     """Return a number of seconds, or ``None`` for 0; the type of an option."""
-    return None if text == "0" else seconds(text)
+    return None if str(text) == "0" else seconds(text)
 
 
-def size(text: str) -> int:
+def size(text: str | int) -> int:
     """Return a number of bytes, such as 512M; the type of an option."""
-    found = re.fullmatch(r"(\d+)([KMGT]?)(?:i?B)?", text.strip(), re.IGNORECASE)
+    found = re.fullmatch(r"(\d+)([KMGT]?)(?:i?B)?", str(text).strip(), re.IGNORECASE)
     if found is None or not int(found[1]):
         raise click.BadParameter(f"{text!r} is no size, such as 512M or 2G")
     return int(found[1]) * _UNITS[found[2].upper()]
 
 
-def _loop(_: click.Context, __: click.Parameter, kind: str) -> str:
-    """Check that there is such an event loop; the callback of an option."""
-    try:
-        check_loop_kind("worker_loop", kind)
-    except ValueError as error:
-        raise click.BadParameter(str(error)) from None
-    return kind
+def options_of(
+    record: Callable[..., Any], *names: str, **special: dict[str, Any]
+) -> Callable[[F], F]:
+    """Add an option for each parameter of *record* that has a default, in their order.
+
+    Its name, its type, its default and its explanation are the parameter's.  *record* checks what is
+    given when it is called with it.
+
+    Args:
+        record: The class, or the function.
+        *names: Which of its parameters; all by default.
+        **special: What is not as usual, by parameter: ``flags``, and arguments of
+            :func:`click.option`.
+    """
+    parameters = inspect.signature(record).parameters
+    homes = getattr(record, "__mro__", [record])
+    scope = ChainMap(*(vars(sys.modules[home.__module__]) for home in homes))
+    helps = ChainMap(*map(_explained, homes))
+
+    def option(name: str) -> Callable[[F], F]:
+        default = parameters[name].default
+        hint = eval(parameters[name].annotation, {}, scope)  # noqa: S307 - our own code
+        kinds = kinds_of(hint)
+        how: dict[str, Any] = {"flags": [f"--{name.replace('_', '-')}"]}
+        how |= {"default": default, "help": helps.get(name), "multiple": default == ()}
+        how["show_default"] = default not in {None, False, (), ""}
+        if kinds == {bool}:
+            how["is_flag"] = True
+        elif float in kinds:
+            endless = default is not None and NoneType in get_args(hint)
+            how |= {"type": seconds_or_never if endless else seconds}
+            how["metavar"] = "SECONDS"
+        elif int in kinds:
+            how |= {"type": int, "metavar": "NUMBER"}
+        else:
+            how["type"] = type_of(kinds)
+        how |= special.get(name, {})
+        return click.option(*how.pop("flags"), name, **how)
+
+    def add(function: F) -> F:
+        # The decorator that is applied last is shown first.
+        for name in reversed(names or parameters):
+            if parameters[name].default is not inspect.Parameter.empty:
+                function = option(name)(function)
+        return function
+
+    return add
 
 
-def pool_options(function: F) -> F:
-    """Add the options that limit what a call may use."""
-    for option in (
-        click.option(
-            "--kill-memory",
-            type=size,
-            metavar="SIZE",
-            help="Kill a worker that has more memory to itself, such as 512M or 2G; what it "
-            "ran fails (Linux).",
-        ),
-        click.option(
-            "--timeout",
-            type=seconds,
-            metavar="SECONDS",
-            help="How long one attempt may take.  What takes longer is made to end, "
-            "and where it was is shown.",
-        ),
-        click.option(
-            "--loop",
-            type=click.Choice(["asyncio", "uvloop"]),
-            default="asyncio",
-            callback=_loop,
-            help="The event loop that an async function runs in; asyncio by default.",
-        ),
-    ):
-        function = option(function)
-    return function
+def _explained(record: Callable[..., Any]) -> dict[str, str]:
+    """Return what a docstring says of each parameter, as plain text."""
+    found: dict[str, str] = {}
+    text = inspect.getdoc(record) or ""
+    for name, entry in re.findall(r"^    (\w+): (.*(?:\n {8}.*)*)", text, re.MULTILINE):
+        plain = re.sub(r":\w+:`~?|``\"?|\"?``|`|\*(?=\w)|(?<=\w)\*", "", entry)
+        plain = re.sub(r"(?<=\.) +None means", " By default", " ".join(plain.split()))
+        # On a command line an option is not there, or 0.
+        found[name] = plain.replace("None means", "by default").replace("None", "0")
+    return found
+
+
+def kinds_of(hint: Any) -> set[Any]:
+    """Return the types that a hint allows, ``None`` left out."""
+    if get_origin(hint) in {Union, UnionType}:
+        return set().union(*map(kinds_of, get_args(hint)))
+    return set() if hint is NoneType else {hint}
+
+
+def type_of(kinds: set[Any]) -> click.ParamType[Any] | None:
+    """Return the type of an option that may have these types, or ``None`` if there is none."""
+    if kinds and all(get_origin(kind) is Literal for kind in kinds):
+        return click.Choice([word for kind in kinds for word in get_args(kind)])
+    for kind, type in ((bool, click.BOOL), (int, click.INT), (float, click.FLOAT)):  # noqa: A001
+        if kinds == {kind}:
+            return type
+    texts = (str, Literal)
+    is_text = any(kind is str or get_origin(kind) in texts for kind in kinds)
+    return click.STRING if is_text else None
+
+
+def need(package: str, extra: str, what: str) -> None:
+    """Check that a package is installed, which *what* needs and an *extra* installs.
+
+    Raises:
+        CommandError: If it is not.
+    """
+    if importlib.util.find_spec(package) is None:
+        raise CommandError(
+            f"{what} needs {package}, which is not installed: "
+            f"pip install 'asyncpool-supervised[{extra}]'"
+        )
 
 
 def error_console() -> Console:
@@ -183,3 +247,19 @@ def add_current_folder() -> None:
     folder = working_folder() or os.getcwd()  # noqa: PTH109 - raises
     if folder not in sys.path:
         sys.path.insert(0, folder)
+
+
+def size_text(size: float) -> str:
+    """Return bytes as a short text."""
+    for unit in ("B", "KB", "MB"):
+        if size < 1000:  # noqa: PLR2004 - what fits into three digits
+            return f"{size:.0f} {unit}"
+        size /= 1024
+    return f"{size:.1f} GB"
+
+
+def duration(seconds: float) -> str:
+    """Return seconds as a short text."""
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"

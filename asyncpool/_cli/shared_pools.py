@@ -38,8 +38,10 @@ def named_pools(words: tuple[str, ...]) -> dict[str, str]:
     return found
 
 
-def make_pool(target: str) -> Pool:
+def make_pool(target: str, name: str) -> Pool:
     """Return the pool that ``module:function`` makes, which is not started.
+
+    Commands find it by *name* and this process, unless it says how by itself.
 
     Raises:
         CommandError: If there is no such function, or it makes something else.
@@ -58,13 +60,9 @@ def make_pool(target: str) -> Pool:
     pool = function()
     if not isinstance(pool, Pool):
         raise CommandError(f"--pool: {target} has returned {pool!r}, which is no Pool")
-    return pool
-
-
-def give_control(pool: Pool, name: str) -> None:
-    """Have commands find a pool, by *name* and this process, unless it says how by itself."""
     if pool._control is None:  # noqa: SLF001 - the command's
         pool._control = f"{name}-{os.getpid()}"  # noqa: SLF001
+    return pool
 
 
 @asynccontextmanager
@@ -83,9 +81,7 @@ async def shared_by_name(targets: Mapping[str, str]) -> AsyncGenerator[None]:
         folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="asyncpool-"))
         paths = {name: str(Path(folder, f"{name}.sock")) for name in targets}
         for name, target in targets.items():
-            pool = make_pool(target)
-            give_control(pool, name)
-            await stack.enter_async_context(pool)
+            pool = await stack.enter_async_context(make_pool(target, name))
             await stack.enter_async_context(PoolServer(pool, paths[name]))
         os.environ[VARIABLE] = json.dumps(paths)
         stack.callback(os.environ.pop, VARIABLE)

@@ -1,23 +1,33 @@
-"""What workers do: call the user's function for one item, and return the outcome as text."""
+"""What workers do: find the user's function, call it for one item, and return the outcome as text.
+
+The supervising process never imports the function.  A module that crashes when it is imported
+ends a worker, and nothing else.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import functools
+import importlib
+import inspect
 import json
 import os
+import sys
 import traceback
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from dataclasses import dataclass
 from types import CoroutineType
 from typing import Any, Literal
 
 from asyncpool import worker_state
-from asyncpool._cli.finding import TargetError, find, is_async
 from asyncpool.errors import JobCancelled
 
 # What an item is made of: one JSON value, keywords as a JSON object, text, a path.
 Form = Literal["json", "keywords", "text", "path"]
+
+
+class TargetError(Exception):
+    """The function cannot be used; the text says why, and what to do."""
 
 
 class FunctionRaisedError(Exception):
@@ -31,9 +41,7 @@ class FunctionRaisedError(Exception):
 
     def __init__(self, type: str, message: str, traceback: str) -> None:  # noqa: A002
         super().__init__(type, message, traceback)
-        self.type = type
-        self.message = message
-        self.traceback = traceback
+        self.type, self.message, self.traceback = type, message, traceback
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +70,7 @@ def load(work: Work, only_async: str = "") -> None:
     state.work, state.function, state.trouble = work, None, ""
     try:
         state.function = find(work.target)
-        if only_async and not is_async(state.function):
+        if only_async and not _is_async(state.function):
             state.trouble = (
                 f"{work.target} is not an async function, and {only_async} is about "
                 "those only: leave it out"
@@ -85,16 +93,12 @@ def call_item(index: int, raw: bytes) -> Any:
     Raises:
         FunctionRaisedError: If the function raised.
     """
-    state = worker_state()
-    work: Work = state.work
+    work: Work = worker_state().work
     value = _read(raw, work.form)
+    finish = functools.partial(_line, work, index, raw)
     if work.form == "keywords":
-        result = _call(state.function, (), value)
-    else:
-        result = _call(state.function, (value,), {})
-    if type(result) is CoroutineType:
-        return _awaited(result, functools.partial(_line, work, index, raw))
-    return _line(work, index, raw, result)
+        return _call((), value, finish)
+    return _call((value,), {}, finish)
 
 
 def call_once(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -102,10 +106,78 @@ def call_once(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
     If the function is async, return a coroutine that returns the JSON.
     """
-    result = _call(worker_state().function, args, kwargs)
-    if type(result) is CoroutineType:
-        return _awaited(result, to_json)
-    return to_json(result)
+    return _call(args, kwargs, to_json)
+
+
+def find(target: str) -> Callable[..., Any]:
+    """Import the function that *target* names.
+
+    Raises:
+        TargetError: If that is not possible.
+    """
+    module_name, colon, path = target.partition(":")
+    if not colon or not module_name or not path:
+        raise TargetError(
+            f"{target!r} does not name a function: write package.module:function"
+        )
+    found: Any = _import(module_name)
+    for name in path.split("."):
+        try:
+            found = getattr(found, name)
+        except AttributeError:
+            import difflib  # noqa: PLC0415 - for one message only
+
+            near = difflib.get_close_matches(name, dir(found), n=1)
+            hint = f": did you mean {near[0]}?" if near else ""
+            raise TargetError(f"{module_name} has no {path}{hint}") from None
+    if not callable(found):
+        raise TargetError(
+            f"{target} is not a function, but of type {type(found).__name__}"
+        )
+    called = _called(found)
+    if inspect.isgeneratorfunction(called) or inspect.isasyncgenfunction(called):
+        raise TargetError(
+            f"{target} is a generator function, and each call has one result: have it "
+            "return a list"
+        )
+    return found  # type: ignore[no-any-return]
+
+
+def _import(name: str) -> Any:
+    if name.endswith(".py") or "/" in name:
+        module = name.removesuffix(".py").removeprefix("./").replace("/", ".")
+        raise TargetError(f"{name} is a file: name the module, such as {module}")
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        missing = error.name or ""
+        if name == missing or name.startswith(f"{missing}."):
+            raise TargetError(
+                f"there is no module {missing!r} here: it is looked for in the current "
+                f"folder, in PYTHONPATH and in what is installed for {sys.executable}"
+            ) from None
+        raise TargetError(f"{name} cannot be imported: {error}") from None
+    except BaseException as error:  # noqa: BLE001 - a module may raise anything
+        text = "".join(traceback.format_exception(error)).rstrip()
+        raise TargetError(f"{name} cannot be imported:\n{text}") from None
+
+
+def _called(function: Any) -> Any:
+    """Return the function that runs when *function* is called."""
+    while isinstance(function, functools.partial):
+        function = function.func
+    if inspect.isroutine(function) or isinstance(function, type):
+        return function
+    return type(function).__call__
+
+
+def _is_async(function: Callable[..., Any]) -> bool:
+    """Tell whether *function* is async, decorated or not."""
+    is_one = inspect.iscoroutinefunction
+    return any(
+        is_one(inspect.unwrap(each, stop=is_one))
+        for each in (function, _called(function))
+    )
 
 
 def _read(raw: bytes, form: Form) -> Any:
@@ -131,32 +203,29 @@ def _read(raw: bytes, form: Form) -> Any:
 
 
 def _call(
-    function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    args: tuple[Any, ...], kwargs: dict[str, Any], finish: Callable[[Any], str]
 ) -> Any:
+    """Return what *finish* makes of the function's result, or a coroutine that returns it."""
     try:
-        return function(*args, **kwargs)
+        result = worker_state().function(*args, **kwargs)
     except JobCancelled:
         raise
     except BaseException as error:  # noqa: BLE001 - it may raise anything
         raise _raised(error) from None
-
-
-def _awaited(
-    coroutine: CoroutineType[Any, Any, Any], finish: Callable[[Any], str]
-) -> Coroutine[Any, Any, str]:
-    """Return a coroutine that finishes what *coroutine* returns."""
+    if type(result) is not CoroutineType:
+        return finish(result)
 
     async def run() -> str:
         try:
-            result = await coroutine
+            found = await result
         except BaseException as error:  # noqa: BLE001 - it may raise anything
             # If the pool has ended the job, its outcome is not read.
             raise _raised(error) from None
-        return finish(result)
+        return finish(found)
 
     running = run()
     # If it holds up the loop, that is told of the user's function.
-    running.__qualname__ = coroutine.__qualname__  # type: ignore[attr-defined]
+    running.__qualname__ = result.__qualname__  # type: ignore[attr-defined]
     return running
 
 
@@ -165,7 +234,11 @@ def _raised(error: BaseException) -> FunctionRaisedError:
     # The first frame is our caller's, which tells the user nothing.
     stack = error.__traceback__ and error.__traceback__.tb_next
     text = "".join(traceback.format_exception(type(error), error, stack))
-    return FunctionRaisedError(_name(error), _message(error), text)
+    try:
+        message = str(error)
+    except Exception as worse:  # noqa: BLE001 - it may raise anything
+        message = f"(its __str__ raised {type(worse).__qualname__})"
+    return FunctionRaisedError(_name(error), message, text)
 
 
 def _line(work: Work, index: int, raw: bytes, result: Any) -> str:
@@ -192,10 +265,7 @@ def to_json(result: Any) -> str:
 def _plain(value: Any) -> Any:
     """Return a value that JSON has for *value*."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {
-            field.name: getattr(value, field.name)
-            for field in dataclasses.fields(value)
-        }
+        return {it.name: getattr(value, it.name) for it in dataclasses.fields(value)}
     if isinstance(value, os.PathLike):
         return os.fspath(value)
     tolist: object = getattr(value, "tolist", None)
@@ -230,10 +300,3 @@ def _name(error: BaseException) -> str:
     if cls.__module__ == "builtins":
         return cls.__qualname__
     return f"{cls.__module__}.{cls.__qualname__}"
-
-
-def _message(error: BaseException) -> str:
-    try:
-        return str(error)
-    except Exception as worse:  # noqa: BLE001 - it may raise anything
-        return f"(its __str__ raised {type(worse).__qualname__})"

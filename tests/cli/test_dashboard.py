@@ -15,11 +15,9 @@ import httpx
 import pytest
 import pytest_asyncio
 
-from asyncpool._cli.dashboard import asking, web
-from asyncpool._cli.dashboard.access import Access
-from asyncpool._cli.dashboard.asking import ask
-from asyncpool._cli.dashboard.serving import address_of, is_private, open_socket, serve
-from asyncpool._cli.dashboard.web import FILES, Programs
+from asyncpool._cli import dashboard_web as web
+from asyncpool._cli.dashboard import Access, address_of, is_private, open_socket
+from asyncpool._cli.dashboard_web import FILES, Programs, ask, serve
 from asyncpool._observe.control.paths import path_of, private_folder
 from asyncpool._observe.control.protocol import Request
 from tests.helpers.fake_program import FakeProgram
@@ -469,7 +467,7 @@ async def test_one_that_cannot_be_shown_says_why(
 async def test_one_that_does_not_answer_is_told_of(
     seen: Seen, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(asking, "_PATIENCE", 0.05)
+    monkeypatch.setattr(web, "_PATIENCE", 0.05)
     monkeypatch.setattr(web, "_EVERY", 0.05)
     with FakeProgram("shop", QUIET):
         await seen.until(
@@ -498,9 +496,9 @@ async def test_the_socket_of_another_user_is_refused(
     def somebody(_: socket.socket) -> int:
         return 12345
 
-    monkeypatch.setattr(asking, "peer_uid", somebody)
+    monkeypatch.setattr(web, "peer_uid", somebody)
     with (
         FakeProgram("shop"),
         pytest.raises(PermissionError, match=r"^user 12345 listens at .*shop\.sock$"),
     ):
-        await ask(path_of("shop"), Request("stacks"))
+        await ask(path_of("shop"), Request("stacks"), within=PATIENCE)

@@ -299,6 +299,15 @@ def test_an_output_that_is_gone_is_written_again(folder: Path, change: str) -> N
     assert len((folder / "begun").read_text().split()) == 5
 
 
+def test_what_is_written_again_counts_once(folder: Path) -> None:
+    numbers(folder, 10)
+    asked = ("map", "work:double", "in.jsonl", "-o", "out", "--journal", "run.db")
+    run_command(folder, *asked, "--unordered")
+    (folder / "out").unlink()
+    summary = json.loads(run_command(folder, *asked, "--unordered", "--json").err)
+    assert (summary["done"], summary["from_journal"]) == (10, 10)
+
+
 def test_stdin_goes_on_when_it_is_fed_the_same(folder: Path) -> None:
     asked = ("map", "work:once_bad", "-", "--format", "jsonl", "--journal", "run.db")
     run_command(folder, *asked, stdin="0\n2\n")
@@ -374,7 +383,7 @@ def test_two_runs_on_one_journal_are_refused(folder: Path) -> None:
 @pytest.mark.parametrize("as_json", [False, True], ids=["people", "machines"])
 @pytest.mark.parametrize(
     "begins",
-    ["asyncpool._cli.map.map_command.open_input", "asyncio.run"],
+    ["asyncpool._cli.map.run.open_input", "asyncio.run"],
     ids=["opening", "starting"],
 )
 def test_an_interrupt_before_the_first_item_is_told_as_any(
@@ -699,18 +708,9 @@ def test_a_mistake_costs_no_files_and_no_journal(folder: Path) -> None:
 def test_a_run_under_nohup_outlives_its_terminal(folder: Path) -> None:
     numbers(folder, 1000)
     (folder / "go").touch()
-    command = (
-        sys.executable,
-        "-m",
-        "asyncpool",
-        "map",
-        "work:double",
-        "-",
-        "-o",
-        "out",
-    )
+    words = "-m asyncpool map work:double - -o out --format jsonl"
     process = subprocess.Popen(
-        ["nohup", *command, "--format", "jsonl"],
+        ["nohup", sys.executable, *words.split()],
         cwd=folder,
         env=command_environment(),
         stdin=subprocess.PIPE,

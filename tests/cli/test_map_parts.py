@@ -9,7 +9,7 @@ import os
 import queue
 import sqlite3
 import threading
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -17,17 +17,24 @@ from typing import Any
 
 import pytest
 
-from asyncpool._cli.journal.journal import START, Done, Journal, Position, RunIdentity
-from asyncpool._cli.journal.journal_file import JournalError
 from asyncpool._cli.map import run as writer
 from asyncpool._cli.map.inputs import InputError, Item, open_input
+from asyncpool._cli.map.journal import (
+    START,
+    Done,
+    Journal,
+    JournalError,
+    Outputs,
+    Position,
+    RunIdentity,
+    usable,
+)
 from asyncpool._cli.map.map_command import Ended
-from asyncpool._cli.map.outputs import Outputs, usable
-from asyncpool._cli.map.run import Drawn, ReadAhead, Tally, Window
+from asyncpool._cli.map.run import Tally, Window
 from asyncpool._cli.parameters import Exit
 from tests.helpers.command import numbers, run_command, write_module
 from tests.helpers.loops import BOTH_LOOPS
-from tests.helpers.patience import PATIENCE, patience
+from tests.helpers.patience import PATIENCE
 
 IDENTITY = RunIdentity("work:double", "in.jsonl", "jsonl", ordered=True, bare=False)
 HINT = "; name another journal, or remove this one to begin anew"
@@ -225,9 +232,8 @@ class Watched(Journal):
         return super().add(done, position)
 
 
-@BOTH_LOOPS
 @pytest.mark.parametrize("ordered", [True, False])
-async def test_no_position_is_committed_before_the_files_are_on_the_disk(
+def test_no_position_is_committed_before_the_files_are_on_the_disk(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, ordered: bool
 ) -> None:
     synced: dict[int, int] = {}
@@ -244,15 +250,13 @@ async def test_no_position_is_committed_before_the_files_are_on_the_disk(
     journal = Watched("run.db", synced)
     outputs = Outputs("out", "failed", START, ordered=ordered)
     outputs.open()
-    trouble: list[Exception] = []
-    at_work = writer.Writer(journal, outputs, lambda *_: None, trouble.append)
+    at_work = writer.Writer(journal, outputs)
     for n in range(20):
-        at_work.put([Done(n, 0, ok=n % 3 > 0, line=f"line {n}")])
-    async with patience():
-        await at_work.close()
+        at_work.write([Done(n, 0, ok=n % 3 > 0, line=f"line {n}")], [])
+    at_work.sync()
     outputs.close()
     journal.close()
-    assert (trouble, journal.early) == ([], [])
+    assert journal.early == []
     assert all(on_disk >= size for size, on_disk in journal.claims)
     # The last ones are about all of both files.
     sizes = [Path(name).stat().st_size for name in ("out", "failed")]
@@ -319,7 +323,7 @@ async def test_nothing_is_drawn_while_too_much_is_not_written(
     for _ in range(3):
         await asyncio.sleep(0)
     assert begun == []
-    window.written(count, size)
+    window.hold(-count, -size)
     await running
     assert begun == [0]
 
@@ -352,37 +356,6 @@ async def test_large_items_are_few_at_a_time() -> None:
     running.cancel()
     with contextlib.suppress(asyncio.CancelledError):
         await running
-
-
-@BOTH_LOOPS
-async def test_the_input_is_read_no_more_than_a_little_ahead(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    blocked = threading.Semaphore(0)
-
-    class Room(threading.Semaphore):
-        def acquire(self, blocking: bool = True, timeout: float | None = None) -> bool:  # noqa: FBT001, FBT002 - as it is
-            if not super().acquire(blocking=False):
-                blocked.release()
-                return super().acquire(blocking, timeout)
-            return True
-
-    def portions() -> Iterator[Drawn]:
-        for number in range(100):
-            drawn.append(number)
-            yield Drawn(consumed=number)
-
-    drawn: list[int] = []
-    with monkeypatch.context() as patch:
-        patch.setattr(threading, "Semaphore", Room)
-        reader = ReadAhead(portions())
-    for taken in range(3):
-        assert await asyncio.to_thread(blocked.acquire, timeout=PATIENCE)
-        assert drawn == list(range(5 + taken))
-        portion = await reader.next()
-        assert portion is not None
-        assert portion.consumed == taken
-    reader.stop()
 
 
 # Where items of ``asyncpool map`` come from.

@@ -179,16 +179,9 @@ def test_what_is_no_application_replaces_none(folder: Path) -> None:
 
 @pytest.mark.parametrize("http", ["h11", "httptools"])
 def test_a_head_has_bounds(http: str, folder: Path) -> None:
-    small = (
-        "--header-size",
-        "4K",
-        "--option",
-        f"http={http}",
-        "--header-timeout",
-        "0.5",
-    )
+    words = f"--header-size 4K --option http={http} --header-timeout 0.5"
     large = b"x: " + b"y" * 3000 + b"\r\n"
-    with Server(folder, "teller:app", *ONE, *small) as server:
+    with Server(folder, "teller:app", *ONE, *words.split()) as server:
         assert told(server, large.strip())["client"] == "127.0.0.1"
         for method in (b"GET", b"HEAD", b"POST"):
             head = GET.replace(b"GET", method)

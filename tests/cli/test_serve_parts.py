@@ -22,7 +22,8 @@ import pytest_asyncio
 import uvicorn
 
 from asyncpool import Cluster, WorkerLimits
-from asyncpool._cli.logs.command_log import (
+from asyncpool._cli import serve as serving
+from asyncpool._cli.logs import (
     CommandLog,
     LogStream,
     Repeats,
@@ -30,10 +31,7 @@ from asyncpool._cli.logs.command_log import (
     cannot_be_loaded,
 )
 from asyncpool._cli.parameters import CommandError
-from asyncpool._cli.serve import file_changes, serve_command, serving
-from asyncpool._cli.serve.file_changes import Changes
-from asyncpool._cli.serve.server_options import read_options
-from asyncpool._cli.serve.serving import Serving, ServingPlan
+from asyncpool._cli.serve import Changes, Serving, ServingPlan, read_options
 from asyncpool._cluster.log_messages import CHANGE_AWAITED, NOT_LOADED
 from asyncpool._core.log_messages import ERROR_LINE, WORKER_CRASHED
 from asyncpool.enums import CrashKind, NextStep
@@ -110,18 +108,15 @@ class ByHand(Changes):
 
     made: list[ByHand]
 
-    def __init__(self, folder: Path) -> None:
-        super().__init__(folder)
+    def __init__(self) -> None:
+        super().__init__()
         self.made.append(self)
 
     async def _watch(self) -> None:
         await self._end.wait()
 
     async def change(self) -> None:
-        async with self._news:
-            self.count += 1
-            self.names = "app.py"
-            self._news.notify_all()
+        self.note(["app.py"])
 
 
 class Told:
@@ -186,7 +181,7 @@ async def test_a_locked_folder_of_metrics_does_not_hold_up_the_loop(
 async def watched(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[asyncio.Task[int]]:
     monkeypatch.setattr(serving, "_Unread", lambda _, **options: Described(options))
     monkeypatch.setattr(serving, "Operation", Told)
-    monkeypatch.setattr(file_changes, "Changes", ByHand)
+    monkeypatch.setattr(serving, "Changes", ByHand)
     Told.made, Told.news, ByHand.made = [], asyncio.Condition(), []
     plan = dataclasses.replace(PLAN, watch=True)
     log = CommandLog(json=True)
@@ -251,9 +246,9 @@ async def test_a_change_before_a_start_has_failed_is_not_lost(
 def planned(monkeypatch: pytest.MonkeyPatch, *args: str) -> ServingPlan:
     """Return what would be served."""
     plans: list[ServingPlan] = []
-    monkeypatch.setattr(serve_command, "_run", lambda plan, **_: plans.append(plan))
+    monkeypatch.setattr(serving, "_run", lambda plan, **_: plans.append(plan))
     with pytest.raises(SystemExit):
-        serve_command.serve_command.main(["app:app", *args])
+        serving.serve_command.main(["app:app", *args])
     (plan,) = plans
     return plan
 
@@ -269,6 +264,54 @@ def test_a_service_has_the_options_of_a_cluster(
     assert (config.max_surge, config.fork, config.ping_timeout) == (2, False, None)
     assert config.worker.nice == 3
     assert config.worker_limits == WorkerLimits(max_jobs=400, max_age=5.5, nice=3)
+
+
+def test_options_come_from_the_command_line_variables_and_a_file(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    path = tmp_path / "serve.toml"
+    path.write_text(
+        'bind = [":8001", ":8002"]\nworkers = 2\nmax-surge = 3\nping-timeout = 0\n'
+        'header-size = "8K"\naccess-log = true\ndrain-timeout = 7\nnice = 1\n'
+    )
+    monkeypatch.setenv("WEB_CONCURRENCY", "4")
+    monkeypatch.setenv("ASYNCPOOL_SERVE_MAX_SURGE", "5")
+    monkeypatch.setenv("ASYNCPOOL_SERVE_PRELOAD", "json csv")
+    monkeypatch.setenv("ASYNCPOOL_SERVE_NICE", "2")
+    monkeypatch.setenv("ASYNCPOOL_SERVE_LOOP", "uvloop")
+    monkeypatch.setenv("ASYNCPOOL_SERVE_OPTION", "lifespan=off http=h11")
+    plan = planned(monkeypatch, "--config", str(path), "--nice", "3")
+    found = plan.cluster
+    assert (found["bind"], found["preload"]) == ((":8001", ":8002"), ("json", "csv"))
+    assert (found["workers"], found["max_surge"], found["ping_timeout"]) == (4, 5, None)
+    assert (found["drain_timeout"], found["worker_limits"].nice) == (7.0, 3)
+    assert (plan.options["header_size"], plan.options["access_log"]) == (8192, True)
+    assert (found["worker_loop"], plan.options["lifespan"]) == ("uvloop", "off")
+    monkeypatch.setenv("ASYNCPOOL_SERVE_WORKERS", "6")
+    monkeypatch.setenv("ASYNCPOOL_SERVE_CONFIG", str(path))
+    assert planned(monkeypatch).cluster["workers"] == 6
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("worker = 2", "there is no option worker"),
+        ("workers = ", "Invalid value"),
+        ("workers = 0", "0 is not in the range"),
+        ("max-age = true", "'True' is no number of seconds, such as 30 or 0.5"),
+        ("nice = [1]", "'[1]' is not a valid integer"),
+        ("[max-surge]", "'{}' is not a valid integer"),
+    ],
+)
+def test_a_file_of_options_is_checked(
+    text: str, problem: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "serve.toml"
+    path.write_text(text)
+    with pytest.raises(SystemExit) as ended:
+        serving.serve_command.main(["app:app", "--config", str(path)])
+    assert ended.value.code == 2
+    assert problem in " ".join(capsys.readouterr().err.split())
 
 
 # What is printed.
@@ -414,18 +457,9 @@ def test_records_as_json() -> None:
     assert all(re.fullmatch(r"[\d-]{10}T[\d:]{8}\.\d{3}Z", time) for time in times)
     failed = found[3]
     assert failed.pop("exception").endswith("KeyError: 'LOST-'")
-    printed = {
-        "level": "WARNING",
-        "logger": "asyncpool.worker",
-        "pool": "app",
-        "slot": 0,
-    }
-    printed |= {
-        "generation": 1,
-        "pid": 7,
-        "stream": "stderr",
-        "message_id": "error-line",
-    }
+    printed: dict[str, Any] = {"logger": "asyncpool.worker", "pool": "app"}
+    printed |= {"slot": 0, "generation": 1, "pid": 7, "stream": "stderr"}
+    printed |= {"level": "WARNING", "message_id": "error-line"}
     shop = {"level": "INFO", "logger": "shop"}
     assert found == [
         printed | {"message": "hello \x1b 100%"},
@@ -479,7 +513,7 @@ def test_what_only_python_takes_for_json_is_a_message(number: str) -> None:
 
 def test_code_that_cannot_be_loaded_is_told_of_when_all_has_ended() -> None:
     def tell(log: CommandLog) -> None:
-        log.start_over()
+        log.starting = True
         worker("before")
         assert cannot_be_loaded(crash())
         assert cannot_be_loaded(
@@ -489,7 +523,7 @@ def test_code_that_cannot_be_loaded_is_told_of_when_all_has_ended() -> None:
         )
         assert not cannot_be_loaded(crash(exit_code=7, detail=""))
         assert not cannot_be_loaded(crash(pid=8, slot=1, kind=CrashKind.CRASH))
-        log.started()
+        log.starting = False
         crash()
 
     app = "WARNING asyncpool: app: worker"
@@ -654,11 +688,11 @@ def test_a_value_has_the_type_of_its_option(word: str, value: object) -> None:
 @pytest.mark.parametrize(
     ("word", "text"),
     [
-        ("limit_concurrency=abc", "limit_concurrency is a whole number, not 'abc'"),
-        ("limit_max_requests=1.5", "limit_max_requests is a whole number, not '1.5'"),
-        ("ws_ping_interval=soon", "ws_ping_interval is a number, not 'soon'"),
-        ("proxy_headers=maybe", "proxy_headers is true or false, not 'maybe'"),
-        ("lifespan=later", "lifespan is one of auto, on, off, not 'later'"),
+        ("limit_concurrency=abc", "limit_concurrency: 'abc' is not a valid integer"),
+        ("limit_max_requests=1.5", "limit_max_requests: '1.5' is not a valid integer"),
+        ("ws_ping_interval=soon", "ws_ping_interval: 'soon' is not a valid float"),
+        ("proxy_headers=maybe", "proxy_headers: 'maybe' is not a valid boolean"),
+        ("lifespan=later", "lifespan: 'later' is not one of 'auto', 'on', 'off'"),
         ("headers=x", "headers is a list or an object, in JSON, not 'x'"),
         ("uds=/x", "--option: uds is the command's: --bind unix:PATH"),
         ("app=x", f"uvicorn {uvicorn.__version__} has no app"),

@@ -14,20 +14,19 @@ from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from io import StringIO
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 import pytest
 from rich.console import Console
 
-from asyncpool._cli.live import order_commands, reaching
-from asyncpool._cli.live.status_command import (
+from asyncpool._cli import orders
+from asyncpool._cli.status import (
     LastMinute,
     live_view,
     sparkline,
     status_command,
+    status_view,
 )
-from asyncpool._cli.live.status_view import status_view
 from asyncpool._engine.machine import is_stopped
 from asyncpool._observe.control.client import ControlClient
 from asyncpool._observe.control.protocol import Request
@@ -70,12 +69,7 @@ class Scripted:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        error_type: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         pass
 
     def ask(self, request: Request, *, within: float | None = None) -> dict[str, Any]:
@@ -92,8 +86,8 @@ def clusters(
 ) -> Iterator[dict[str, list[Exception | None]]]:
     """Return the answers of all clusters that there are; ``None`` is a good one."""
     Scripted.answers = {}
-    monkeypatch.setattr(reaching, "ControlClient", Scripted)
-    monkeypatch.setattr(reaching, "live_names", lambda: [*Scripted.answers])
+    monkeypatch.setattr(orders, "ControlClient", Scripted)
+    monkeypatch.setattr(orders, "live_names", lambda: [*Scripted.answers])
     with tempfile.TemporaryDirectory() as runtime:
         monkeypatch.setenv("XDG_RUNTIME_DIR", runtime)
         yield Scripted.answers
@@ -233,11 +227,10 @@ def test_whoever_does_nothing_is_told_of(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setattr(reaching, "ControlClient", ControlClient)
-    monkeypatch.setattr(reaching, "PATIENCE", 0.01)
-    monkeypatch.setattr("asyncpool._cli.live.status_command.PATIENCE", 0.01)
+    monkeypatch.setattr(orders, "ControlClient", ControlClient)
+    monkeypatch.setattr(orders, "PATIENCE", 0.01)
     name, *args = command.split()
-    commands = {"status_command": status_command, **vars(order_commands)}
+    commands = {"status_command": status_command, **vars(orders)}
     path = str(Path(os.environ["XDG_RUNTIME_DIR"], "sock"))
     with one_that(does, path) as pid:
         found = commands[f"{name}_command"]

@@ -12,7 +12,6 @@ import json
 import os
 import stat
 import sys
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -163,100 +162,44 @@ def _filled_lines(source: Input, fd: int) -> Iterator[list[bytes]]:
 
 
 def _records(source: Input, fd: int) -> Iterator[list[bytes]]:
-    """Yield CSV records as JSON objects; the first one holds the names."""
-    lines = _CsvLines(_lines(source, fd))
-    csv.field_size_limit(sys.maxsize)
-    rows = csv.reader(lines, strict=True)
-    names: list[str] | None = None
-    together: list[bytes] = []
-    while True:
-        # What is complete goes on before there is any waiting for the rest of a record,
-        # which may take an hour to come.
-        lines.begin(may_wait=not together)
-        try:
-            row = next(rows)
-        except StopIteration:
-            break
-        except _NotThereYet:
-            lines.go_back()
-            yield together
-            together = []
-            continue
-        except csv.Error as error:
-            yield together
-            raise InputError(f"{source.name}, {lines.tell(error)}") from None
-        if names is None:
-            names = row
-            if len(set(names)) < len(names):
-                raise InputError(f"two columns of {source.name} have the same name")
-        elif row:
-            # One that does not fit fails by itself: it goes as a list.
-            fits = len(row) == len(names)
-            fields = dict(zip(names, row, strict=True)) if fits else row
-            text = json.dumps(fields, ensure_ascii=False)
-            # With the bytes that are not UTF-8, so that it fails by itself, too.
-            together.append(text.encode(errors="surrogateescape"))
-            if len(together) == _TOGETHER:
-                yield together
-                together = []
-    yield together
+    """Yield CSV records as JSON objects; the first one holds the names.
 
-
-class _NotThereYet(Exception):  # noqa: N818 - it is none
-    """The next line has not been read yet."""
-
-
-class _CsvLines:
-    """Lines for a reader of CSV; a record takes several, if a quoted field does.
-
-    Args:
-        batches: Lines, without their ends.
+    What is complete goes on before there is any waiting for the rest of a record, which may take an
+    hour to come.
     """
-
-    def __init__(self, batches: Iterator[list[bytes]]) -> None:
-        self._batches = batches
-        self._waiting: deque[bytes] = deque()
-        self._taken: list[bytes] = []  # by the record, if it may have to go back
-        self._may_wait = True
-        self._at_end = False
-        self._first = self._next = 1
-
-    def begin(self, *, may_wait: bool) -> None:
-        """Begin a record.
-
-        Args:
-            may_wait: Whether the reader may wait for lines that were not read yet.
-        """
-        self._may_wait = may_wait
-        self._taken.clear()
-        self._first = self._next
-
-    def go_back(self) -> None:
-        """Go back to the first line of the record."""
-        self._waiting.extendleft(reversed(self._taken))
-        self._next = self._first
-
-    def tell(self, error: csv.Error) -> str:
-        """Return the error that says what is wrong with the record, and where."""
-        if self._at_end:
-            return f"line {self._first}: a quoted field of the record there has no end"
-        return f"line {self._next - 1}: {error}"
-
-    def __iter__(self) -> Iterator[str]:
-        return self
-
-    def __next__(self) -> str:
-        while not self._waiting:
-            if not self._may_wait:
-                raise _NotThereYet
-            batch = next(self._batches, None)
-            if batch is None:
-                self._at_end = True
-                raise StopIteration
-            self._waiting.extend(batch)
-        line = self._waiting.popleft()
-        self._next += 1
-        if not self._may_wait:
-            self._taken.append(line)
-        # A line feed belongs to it, since a quoted field may go on in the next.
-        return f"{line.decode(errors='surrogateescape')}\n"
+    csv.field_size_limit(sys.maxsize)
+    names: list[str] | None = None
+    taken: list[str] = []  # lines of a record that is not complete
+    number = 0
+    for lines in _lines(source, fd):
+        together: list[bytes] = []
+        for line in lines:
+            number += 1
+            taken.append(f"{line.decode(errors='surrogateescape')}\n")
+            if len(taken) > 1 and b'"' not in line:
+                continue  # a quoted field goes on in the next line
+            try:
+                [row] = csv.reader(taken, strict=True)
+            except csv.Error as error:
+                if "unexpected end" in str(error):
+                    continue
+                yield together
+                raise InputError(f"{source.name}, line {number}: {error}") from None
+            taken.clear()
+            if names is None:
+                names = row
+                if len(set(names)) < len(names):
+                    raise InputError(f"two columns of {source.name} have the same name")
+            elif row:
+                # One that does not fit fails by itself: it goes as a list.
+                fits = len(row) == len(names)
+                fields = dict(zip(names, row, strict=True)) if fits else row
+                text = json.dumps(fields, ensure_ascii=False)
+                # With the bytes that are not UTF-8, so that it fails by itself, too.
+                together.append(text.encode(errors="surrogateescape"))
+        yield together
+    if taken:
+        raise InputError(
+            f"{source.name}, line {number - len(taken) + 1}: a quoted field of the record "
+            "there has no end"
+        )

@@ -18,41 +18,42 @@ from typing import Any
 
 import click
 from rich.console import Console
-from rich.live import Live
-from rich.progress_bar import ProgressBar
-from rich.table import Table
-from rich.text import Text
+from rich.markup import escape
+from rich.progress import BarColumn, Progress, TextColumn
 
-from asyncpool._cli.finding import TargetError
-from asyncpool._cli.journal.journal import START, Journal, Position, RunIdentity
-from asyncpool._cli.journal.journal_file import JournalError
-from asyncpool._cli.map.inputs import Format, Input, InputError, open_input
-from asyncpool._cli.map.outputs import FAILURE, Outputs, is_foreign, usable
-from asyncpool._cli.map.run import Files, Interrupted, Loop, Plan, Run, Tally, make_pool
+from asyncpool._cli.call import LIMITS, Interrupted, lines_shown
+from asyncpool._cli.map.inputs import InputError
+from asyncpool._cli.map.journal import FAILURE, JournalError, is_foreign
+from asyncpool._cli.map.run import RETRY_ON, Asked, Run, Tally
 from asyncpool._cli.parameters import (
     CommandError,
     Exit,
     JsonCommand,
     UnfinishedError,
+    duration,
     error_console,
-    pool_options,
+    options_of,
     say,
+    size_text,
 )
-from asyncpool._cli.targets import FunctionRaisedError, Work
-from asyncpool._cli.units import duration, size_text
-from asyncpool._cli.worker_lines import WorkerLines
+from asyncpool._cli.targets import TargetError
+from asyncpool._core.options import MAX_WORKERS
 from asyncpool._observe.traces import HEAD
 from asyncpool._wire.page import MAX_LANES
 from asyncpool._wire.posix import memory_at_most
-from asyncpool.errors import JobTimeoutError, PoolBrokenError
+from asyncpool.errors import PoolBrokenError
 from asyncpool.stats import PoolStats
 
-# The summary at the end of a run of ``asyncpool map``.
+_INTERRUPTED = "interrupted"
+
+# Seconds between two looks at the progress, and of the past that the rate is about.
+_EVERY = 0.2
+_RATE_OVER = 10.0
 
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """How a run has ended, or why there was none.
+    """How a run has ended, or why there was none: the summary.
 
     Attributes:
         code: The exit code.
@@ -72,23 +73,18 @@ class Ended:
     output: str | None = None
     failures: str | None = None
 
-    @property
-    def per_second(self) -> float:
-        """How many items it has done in a second."""
-        fresh = self.tally.done - self.tally.found
-        return fresh / self.seconds if self.seconds else 0.0
-
     def as_json(self) -> str:
         """Return the summary for machines."""
-        stats = self.stats
+        tally, stats, seconds = self.tally, self.stats, self.seconds
+        fresh = tally.done - tally.found
         summary = {
             "exit_code": int(self.code),
             "problem": self.problem,
-            "done": self.tally.done,
-            "failed": self.tally.failed,
-            "from_journal": self.tally.found,
-            "seconds": round(self.seconds, 3),
-            "per_second": round(self.per_second, 1),
+            "done": tally.done,
+            "failed": tally.failed,
+            "from_journal": tally.found,
+            "seconds": round(seconds, 3),
+            "per_second": round(fresh / seconds, 1) if seconds else 0.0,
             "restarts": stats.restarts if stats else 0,
             "crashes": stats.crashes if stats else 0,
             "output": self.output,
@@ -122,162 +118,10 @@ class Ended:
         if journal is None:
             yield "with --journal FILE the next run could go on here"
         else:
-            yield f"nothing is lost; this goes on:\n    {_same_command()}"
-
-
-def _same_command() -> str:
-    # What retries once more is not what goes on.
-    words = [word for word in sys.argv[1:] if word != "--retry-failed"]
-    return shlex.join(["asyncpool", *words])
-
-
-# What a run shows of itself while it goes on: a live line, on a terminal only.
-
-_EVERY = 0.2  # s
-_RATE_OVER = 10.0  # s, of the newest past
-
-
-class Progress:
-    """Shows how far a run is.
-
-    Args:
-        run: The run.
-        source: Its input.
-        console: Where to.
-        title: What the line begins with.
-    """
-
-    def __init__(self, run: Run, source: Input, console: Console, title: str) -> None:
-        self._run = run
-        self._source = source
-        self._console = console
-        self._title = title
-        self._began = time.monotonic()
-        self._past: deque[tuple[float, int]] = deque()
-
-    async def show(self) -> None:
-        """Show it until cancelled; the last state stays."""
-        with Live(
-            self.render(), console=self._console, auto_refresh=False, transient=False
-        ) as live:
-            try:
-                while True:
-                    await asyncio.sleep(_EVERY)
-                    live.update(self.render(), refresh=True)
-            finally:
-                live.update(self.render(), refresh=True)
-
-    def render(self) -> Table:
-        """Return it as it is now."""
-        tally, stats = self._run.tally, self._run.stats()
-        total = self.total()
-        rate = self._rate()
-        line = Table.grid(padding=(0, 2))
-        row: list[Text | ProgressBar] = [Text(self._title, style="bold")]
-        if total is not None:
-            row.append(ProgressBar(total=max(total, 1), completed=tally.done, width=20))
-        count = (
-            f"{tally.done:,}"
-            if total is None
-            else f"{tally.done:,}/{self._shown(total)}"
-        )
-        row.append(Text(count))
-        row.append(Text(f"{rate:,.0f}/s", style="cyan"))
-        if total is not None and rate > 0 and total > tally.done:
-            row.append(Text(f"ETA {duration((total - tally.done) / rate)}"))
-        else:
-            row.append(Text(duration(time.monotonic() - self._began)))
-        row.append(
-            Text(f"{tally.failed:,} failed", style="red" if tally.failed else "dim")
-        )
-        restarts = f"{stats.restarts} restarts"
-        row.append(Text(restarts, style="yellow" if stats.restarts else "dim"))
-        row.append(Text(size_text(memory_of(stats)), style="dim"))
-        for _ in row:
-            line.add_column(no_wrap=True)
-        line.add_row(*row)
-        return line
-
-    def total(self) -> int | None:
-        """Return how many items there are, as far as that can be told."""
-        tally, source = self._run.tally, self._source
-        if tally.at_end:
-            return tally.drawn
-        if source.count is not None:
-            return source.count
-        if not source.size or not tally.consumed:
-            return None
-        # As if the rest of the file were like what was read of it.
-        return max(tally.drawn, round(tally.drawn * source.size / tally.consumed))
-
-    def _shown(self, total: int) -> str:
-        known = self._run.tally.at_end or self._source.count is not None
-        return f"{total:,}" if known else f"~{total:,}"
-
-    def _rate(self) -> float:
-        """Return how many items a second were done lately, without the journal's."""
-        now, tally = time.monotonic(), self._run.tally
-        self._past.append((now, tally.done - tally.found))
-        while now - self._past[0][0] > _RATE_OVER:
-            self._past.popleft()
-        then, count = self._past[0]
-        if now == then:
-            return 0.0
-        return (tally.done - tally.found - count) / (now - then)
-
-
-def memory_of(stats: PoolStats) -> int:
-    """Return the bytes that this process and the workers have to themselves."""
-    pids = [os.getpid(), *(slot.pid for slot in stats.slots if slot.pid is not None)]
-    return sum(map(memory_at_most, pids))
-
-
-_RETRY_ON: dict[str, Any] = {
-    "crash": "crash",
-    "hung": "hung",
-    "out-of-memory": "out of memory",
-    "timeout": JobTimeoutError,
-    "error": FunctionRaisedError,
-}
-
-
-# More of them than any machine has use for would only be heard of when it is too late.
-_MOST_WORKERS = 4096
-
-_INTERRUPTED = "interrupted"
-
-
-@dataclass(frozen=True, slots=True)
-class Asked:
-    """What the command line says; the options explain each."""
-
-    target: str
-    input: str | None
-    pattern: str | None
-    format: Format | None
-    output: str
-    failed: str | None
-    unordered: bool
-    bare: bool
-    workers: int | None
-    concurrency: int
-    loop: Loop
-    timeout: float | None
-    max_attempts: int
-    retry_on: tuple[str, ...]
-    kill_memory: int | None
-    journal: str | None
-    retry_failed: bool
-    trace: str | None
-    as_json: bool
-
-    @property
-    def failures(self) -> str:
-        """The path of the file of failures."""
-        if self.failed is not None:
-            return self.failed
-        folder = Path() if self.output == "-" else Path(self.output).parent
-        return str(folder / "failed.jsonl")
+            # What retries once more is not what goes on.
+            words = [word for word in sys.argv[1:] if word != "--retry-failed"]
+            yield "nothing is lost; this goes on:"
+            yield f"    {shlex.join(['asyncpool', *words])}"
 
 
 def _tell(problem: str, code: int) -> None:
@@ -293,87 +137,19 @@ def _tell(problem: str, code: int) -> None:
 )
 @click.argument("target", metavar="MODULE:FUNCTION")
 @click.argument("input", required=False, type=click.Path())
-@click.option(
-    "--glob",
-    "pattern",
-    metavar="PATTERN",
-    help="Instead of INPUT: call the function with the path of each file that matches, "
-    "such as '**/*.png'.",
-)
-@click.option(
-    "--format",
-    type=click.Choice(["jsonl", "csv", "lines"]),
-    help="What INPUT holds.  By default its name tells: .jsonl and .ndjson, .csv, and "
-    "plain lines for all others.",
-)
-@click.option(
-    "--output", "-o", default="-", type=click.Path(), help="Results; stdout by default."
-)
-@click.option(
-    "--failed",
-    type=click.Path(),
-    help="Inputs that failed, with error, traceback and crash report; by default "
-    "failed.jsonl next to the output.  Made only if there are any.",
-)
-@click.option(
-    "--unordered",
-    is_flag=True,
-    help="Results as they are finished, not in the input's order.",
-)
-@click.option(
-    "--bare", is_flag=True, help="Write the results alone, without index and input."
-)
-@click.option(
-    "--workers",
-    "-w",
-    type=click.IntRange(min=1, max=_MOST_WORKERS),
-    help="Worker processes; one for each usable CPU by default.",
-)
-@click.option(
-    "--concurrency",
-    type=click.IntRange(min=1, max=MAX_LANES),
-    default=1,
-    metavar="N",
-    help="How many items each worker has under way at once, if the function is async; "
-    "1 by default.  A crash takes all of them.",
-)
-@pool_options
-@click.option(
-    "--max-attempts",
-    type=click.IntRange(min=1),
-    default=1,
-    help="How often a worker may begin an item; more than 1 only if it may run twice.",
-)
-@click.option(
-    "--retry-on",
-    multiple=True,
-    type=click.Choice(list(_RETRY_ON)),
-    help="What there is another attempt after; may be given several times.  crash and "
-    "hung by default; error is an exception of the function's.",
-)
-@click.option(
-    "--journal",
-    type=click.Path(dir_okay=False),
-    help="Note in this file what is done.  After Ctrl-C, SIGKILL or a power loss the "
-    "same command goes on where it was.",
-)
-@click.option(
-    "--retry-failed",
-    is_flag=True,
-    help="With --journal: run those again that have failed before.",
-)
-@click.option(
-    "--trace",
-    type=click.Path(dir_okay=False),
-    metavar="FILE",
-    help="Write to this file what each worker did when; https://ui.perfetto.dev shows it.  "
-    "An older trace is replaced.",
-)
-@click.option(
-    "--json",
-    "as_json",
-    is_flag=True,
-    help="Write the summary, to stderr, as one line of JSON; no live progress.",
+@options_of(
+    Asked,
+    pattern={"flags": ["--glob"], "metavar": "PATTERN"},
+    output={"flags": ["-o", "--output"], "type": click.Path()},
+    failed={"type": click.Path()},
+    workers={"flags": ["-w", "--workers"], "type": click.IntRange(1, MAX_WORKERS)},
+    concurrency={"type": click.IntRange(1, MAX_LANES)},
+    max_attempts={"type": click.IntRange(min=1)},
+    retry_on={"type": click.Choice(list(RETRY_ON))},
+    journal={"type": click.Path(dir_okay=False)},
+    trace={"type": click.Path(dir_okay=False)},
+    as_json={"flags": ["--json"]},
+    **LIMITS,
 )
 def map_command(**asked: Any) -> None:
     """Call a function for each item of INPUT, in supervised workers.
@@ -402,7 +178,7 @@ def _run(asked: Asked) -> int:
     _check_paths(asked)
     with ExitStack() as stack:
         try:
-            run, source = _prepare(asked, stack)
+            run = Run(asked, stack)
         except (InputError, JournalError) as error:
             raise CommandError(str(error)) from None
         except OSError as error:
@@ -410,8 +186,13 @@ def _run(asked: Asked) -> int:
             raise UnfinishedError(text) from None
         except KeyboardInterrupt:
             return _say_end(asked, Ended(Exit.INTERRUPTED, _INTERRUPTED))
+        done, failed = run.known
+        if done and not asked.as_json:
+            say(
+                f"{asked.journal} has {done:,} items already, {failed:,} of them failed"
+            )
         began = time.monotonic()
-        code, problem = _carry_out(asked, run, source)
+        code, problem = _carry_out(asked, run)
         ended = Ended(
             code,
             problem,
@@ -473,83 +254,12 @@ def _check_paths(asked: Asked) -> None:
             )
 
 
-def _prepare(asked: Asked, stack: ExitStack) -> tuple[Run, Input]:
-    """Open input, journal and outputs, and make the run."""
-    source = open_input(asked.input, asked.pattern, asked.format)
-    ordered = not asked.unordered
-    journal, position = None, START
-    if asked.journal is not None:
-        journal = Journal(asked.journal)
-        stack.callback(journal.close)
-        position = _resume(asked, journal, source)
-    outputs = Outputs(asked.output, asked.failures, position, ordered=ordered)
-    stack.callback(outputs.close)
-    plan = Plan(
-        work=Work(asked.target, source.form, asked.bare),
-        workers=asked.workers,
-        timeout=asked.timeout,
-        max_attempts=asked.max_attempts,
-        retry_on=tuple(_RETRY_ON[name] for name in asked.retry_on or ("crash", "hung")),
-        kill_memory=asked.kill_memory,
-        ordered=ordered,
-        loop=asked.loop,
-        concurrency=asked.concurrency,
-        trace=asked.trace,
-    )
-    return Run(plan, Files(source, journal, outputs), make_pool(plan)), source
-
-
-def _resume(asked: Asked, journal: Journal, source: Input) -> Position:
-    """Check that the journal is this run's; return how far its files are."""
-    identity = RunIdentity(
-        target=asked.target,
-        input=source.name,
-        form=source.form,
-        ordered=not asked.unordered,
-        bare=asked.bare,
-    )
-    journal.begin(identity, source.size)
-    if asked.retry_failed:
-        journal.retry_failed()
-    position = usable(journal.position, asked.output, asked.failures)
-    if position is START:
-        journal.begin_files_anew()
-    done, failed = journal.counts()
-    if done and not asked.as_json:
-        say(f"{journal.path} has {done:,} items already, {failed:,} of them failed")
-    return position
-
-
-async def _execute(asked: Asked, run: Run, source: Input, console: Console) -> None:
-    """Carry the run out, and show its progress if somebody can see it."""
-
-    def announce(seconds: float) -> None:
-        text = f"ending: running items have {seconds:g} s, Ctrl-C again ends at once"
-        with suppress(OSError):  # the terminal may be gone
-            console.print(text)
-
-    if not asked.as_json:
-        run.on_interrupt = announce
-    # Results at a terminal are there to be seen.
-    covered = asked.output == "-" and sys.stdout.isatty()
-    shown = None
-    if console.is_terminal and not asked.as_json and not covered:
-        progress = Progress(run, source, console, asked.target)
-        shown = asyncio.create_task(progress.show(), name="asyncpool map: progress")
-    try:
-        await run.execute()
-    finally:
-        if shown is not None:
-            shown.cancel()
-            await asyncio.wait({shown})
-
-
-def _carry_out(asked: Asked, run: Run, source: Input) -> tuple[int, str]:
+def _carry_out(asked: Asked, run: Run) -> tuple[int, str]:
     """Carry the run out; return the exit code, and the problem if it did not end well."""
     console = error_console()
     try:
-        with WorkerLines.on(console):
-            asyncio.run(_execute(asked, run, source, console))
+        with lines_shown(console):
+            asyncio.run(_execute(asked, run, console))
     except (Interrupted, KeyboardInterrupt) as error:
         # The latter comes before the run hears of signals.
         number = error.number if isinstance(error, Interrupted) else signal.SIGINT
@@ -564,3 +274,102 @@ def _carry_out(asked: Asked, run: Run, source: Input) -> tuple[int, str]:
         where = f" {error.filename}" if error.filename else ""
         return Exit.UNFINISHED, f"cannot write{where}: {error.strerror or error}"
     return (Exit.FAILED if run.tally.failed else Exit.OK), ""
+
+
+async def _execute(asked: Asked, run: Run, console: Console) -> None:
+    """Carry the run out, and show its progress if somebody can see it."""
+
+    def announce(seconds: float) -> None:
+        text = f"ending: running items have {seconds:g} s, Ctrl-C again ends at once"
+        with suppress(OSError):  # the terminal may be gone
+            console.print(text)
+
+    if not asked.as_json:
+        run.on_interrupt = announce
+    # Results at a terminal are there to be seen.
+    covered = asked.output == "-" and sys.stdout.isatty()
+    shown = None
+    if console.is_terminal and not asked.as_json and not covered:
+        progress = _Progress(run, asked.target, console)
+        shown = asyncio.create_task(progress.show(), name="asyncpool map: progress")
+    try:
+        await run.execute()
+    finally:
+        if shown is not None:
+            shown.cancel()
+            await asyncio.wait({shown})
+
+
+class _Progress:
+    """How far a run is: a live line.
+
+    Args:
+        run: The run.
+        title: What the line begins with.
+        console: Where it is shown.
+    """
+
+    def __init__(self, run: Run, title: str, console: Console) -> None:
+        self._run = run
+        self._began = time.monotonic()
+        self._past: deque[tuple[float, int]] = deque()
+        self._bar = Progress(
+            TextColumn("[bold]{task.description}"),
+            BarColumn(20),
+            TextColumn("{task.fields[text]}"),
+            console=console,
+            auto_refresh=False,
+        )
+        self._bar.add_task(escape(title), text="")
+
+    async def show(self) -> None:
+        """Show it until cancelled; the last state stays."""
+        with self._bar:
+            try:
+                while True:
+                    self._update()
+                    await asyncio.sleep(_EVERY)
+            finally:
+                self._update()
+
+    def _update(self) -> None:
+        tally, stats = self._run.tally, self._run.stats()
+        total, about = self._total()
+        rate = self._rate()
+        count, left = f"{tally.done:,}", duration(time.monotonic() - self._began)
+        if total is not None:
+            count += f"/{about}{total:,}"
+            if rate > 0 and total > tally.done:
+                left = f"ETA {duration((total - tally.done) / rate)}"
+        pids = [os.getpid(), *(it.pid for it in stats.slots if it.pid is not None)]
+        failed = "red" if tally.failed else "dim"
+        restarts = "yellow" if stats.restarts else "dim"
+        text = (
+            f"{count}  [cyan]{rate:,.0f}/s[/]  {left}  [{failed}]{tally.failed:,} failed[/]  "
+            f"[{restarts}]{stats.restarts} restarts[/]  "
+            f"[dim]{size_text(sum(map(memory_at_most, pids)))}[/]"
+        )
+        [task] = self._bar.task_ids
+        self._bar.update(task, total=total, completed=tally.done, text=text)
+        self._bar.refresh()
+
+    def _total(self) -> tuple[int | None, str]:
+        """Return how many items there are, as far as that can be told, and ``~`` if about."""
+        tally, source = self._run.tally, self._run.source
+        if tally.at_end:
+            return tally.drawn, ""
+        if source.count is not None:
+            return source.count, ""
+        if not source.size or not tally.consumed:
+            return None, ""
+        # As if the rest of the file were like what was read of it.
+        return max(tally.drawn, round(tally.drawn * source.size / tally.consumed)), "~"
+
+    def _rate(self) -> float:
+        """Return how many items a second were done lately, without the journal's."""
+        now, count = time.monotonic(), self._run.tally.done - self._run.tally.found
+        self._past.append((now, count))
+        while now - self._past[0][0] > _RATE_OVER:
+            self._past.popleft()
+        then, before = self._past[0]
+        return (count - before) / (now - then) if now > then else 0.0

@@ -1,444 +1,118 @@
-"""One run of ``asyncpool map``: the input through the pool into the files."""
+"""One run of ``asyncpool map``, a pipeline: sources, window, pool, journal, outputs.
+
+One thread after the other reads a portion of the input, less what the journal has already, while the
+pool is busy with the portions before.  One after the other commits what is done, and writes the files.
+"""
 
 from __future__ import annotations
 
 import asyncio
-import functools
-import queue
-import signal
 import threading
 import time
-from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeVar
 
-from asyncpool._cli.finding import TargetError
-from asyncpool._cli.journal.journal import Done, Journal, Position, Row
-from asyncpool._cli.journal.journal_file import JournalError
-from asyncpool._cli.map.inputs import Input, InputError, Item
-from asyncpool._cli.map.outputs import Outputs, failure_line
-from asyncpool._cli.targets import Work, call_item, load, trouble
-from asyncpool._core.options import WorkerLimits
+from asyncpool._cli.call import Interrupted, Limits, check_target, interrupts
+from asyncpool._cli.map.inputs import Format, InputError, Item, open_input
+from asyncpool._cli.map.journal import (
+    START,
+    Done,
+    Journal,
+    JournalError,
+    Outputs,
+    Position,
+    RunIdentity,
+    failure_line,
+    usable,
+)
+from asyncpool._cli.targets import FunctionRaisedError, Work, call_item
 from asyncpool._engine.machine import usable_cpus
-from asyncpool.errors import PoolBrokenError, PoolClosedError
-from asyncpool.pool import BoundPool, Pool
+from asyncpool.errors import JobTimeoutError, PoolBrokenError, PoolClosedError
 from asyncpool.stats import PoolStats
 
-# How a run is done, and the pool for that.
+T = TypeVar("T")
 
-_START = 300.0  # s that a worker may import what the function needs
+RETRY_ON: dict[str, Any] = {
+    "crash": "crash",
+    "hung": "hung",
+    "out-of-memory": "out of memory",
+    "timeout": JobTimeoutError,
+    "error": FunctionRaisedError,
+}
 
-Loop = Literal["asyncio", "uvloop"]
-
-
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """How a run is done; ``--help`` explains each."""
-
-    work: Work
-    workers: int | None = None
-    timeout: float | None = None
-    max_attempts: int = 1
-    retry_on: tuple[Any, ...] = ("crash", "hung")
-    kill_memory: int | None = None
-    ordered: bool = True
-    loop: Loop = "asyncio"
-    concurrency: int = 1
-    trace: str | None = None
-
-
-def make_pool(plan: Plan) -> Pool:
-    """Return the pool that a plan needs."""
-    return Pool(
-        plan.workers,
-        name="map",
-        initializer=load,
-        initargs=(plan.work, _only_async(plan)),
-        worker_limits=WorkerLimits(kill_memory=plan.kill_memory),
-        start_timeout=_START,
-        worker_loop=plan.loop,
-        concurrency=plan.concurrency,
-        trace=plan.trace,
-    )
-
-
-def _only_async(plan: Plan) -> str:
-    """Return the option of *plan* that is for async functions only, if there is one."""
-    if plan.concurrency > 1:
-        return "--concurrency"
-    return "--loop" if plan.loop != "asyncio" else ""
-
-
-def options(pool: Pool, plan: Plan) -> BoundPool:
-    """Return the pool as the plan's items see it."""
-    return pool.options(
-        timeout=plan.timeout,
-        max_attempts=plan.max_attempts,
-        retry_on=plan.retry_on,
-        cancel_grace=1.0,
-    )
-
-
-# The thread that commits items to the journal, and writes the files.
-
-_SYNC_EVERY = 1.0  # s; what the files hold beyond that is written again after a crash
-
-
-class Writer:
-    """Commits first, then writes: what a file has, the journal has already.
-
-    Args:
-        journal: The journal, if there is one.
-        outputs: The files.
-        on_written: Called in the loop with how many items were written, and the length of
-            their lines.
-        on_trouble: Called in the loop with the error that ended the thread.
-    """
-
-    def __init__(
-        self,
-        journal: Journal | None,
-        outputs: Outputs,
-        on_written: Callable[[int, int], None],
-        on_trouble: Callable[[Exception], None],
-    ) -> None:
-        self._journal = journal
-        self._outputs = outputs
-        self._on_written = on_written
-        self._on_trouble = on_trouble
-        self._loop = asyncio.get_running_loop()
-        self._queue: queue.SimpleQueue[tuple[Sequence[Done], Sequence[Done]] | None]
-        self._queue = queue.SimpleQueue()
-        self._sync_at = time.monotonic() + _SYNC_EVERY
-        self._ended = asyncio.Event()
-        # A daemon, since nothing ends a write to a pipe that nobody reads.
-        self._thread = threading.Thread(target=self._run, name="writer", daemon=True)
-        self._thread.start()
-
-    def put(self, fresh: Sequence[Done], replayed: Sequence[Done] = ()) -> None:
-        """Have these written: *fresh* into the journal too, which has the others."""
-        self._queue.put((fresh, replayed))
-
-    async def close(self) -> None:
-        """Return when everything is written, or the thread has failed."""
-        self._queue.put(None)
-        await self._ended.wait()
-        self._thread.join()
-
-    def _run(self) -> None:
-        try:
-            while self._write_some():
-                pass
-            if self._journal is not None:
-                self._journal.add((), self._outputs.sync())
-        except Exception as error:  # noqa: BLE001 - the loop has to hear of it
-            self._loop.call_soon_threadsafe(self._on_trouble, error)
-        self._loop.call_soon_threadsafe(self._ended.set)
-
-    def _write_some(self) -> bool:
-        """Write what there is; tell whether more will come."""
-        fresh: list[Done] = []
-        replayed: list[Done] = []
-        more = self._queue.get()
-        while more is not None:
-            fresh += more[0]
-            replayed += more[1]
-            if self._queue.empty():
-                break
-            more = self._queue.get()
-        if not fresh and not replayed:
-            return False  # the end came alone, and says nothing of any batch
-        batch = None
-        if self._journal is not None and fresh:
-            batch = self._commit(self._journal, fresh)
-        ready = self._outputs.write(fresh + replayed, batch)
-        size = sum(len(done.line) for done in ready)
-        self._loop.call_soon_threadsafe(self._on_written, len(ready), size)
-        return more is not None
-
-    def _commit(self, journal: Journal, fresh: list[Done]) -> int:
-        position = None
-        if time.monotonic() >= self._sync_at:
-            position = self._outputs.sync()
-            self._sync_at = time.monotonic() + _SYNC_EVERY
-        return journal.add(fresh, position)
-
-
-# How many items may be in progress: the one place where items become jobs.
-
-# In the pool, at the least; short jobs travel ahead to the workers, many at a time.
+# Items in the pool, at the least; short jobs travel ahead to the workers, many at a time.
 _ITEMS = 2048
 _BYTES = 64 << 20  # of items in the pool
-_UNWRITTEN = (
-    1 << 16
-)  # items that are done, but held back, for the order or for the disk
+# Items that are done, but held back, for the order or for the disk.
+_UNWRITTEN = 1 << 16
 _UNWRITTEN_BYTES = 256 << 20
 _SLICE = 256  # how many are submitted before anybody else has a turn
 
-Submit = Callable[[Item], "asyncio.Future[str]"]
-
-
-class Window:
-    """Keeps the pool busy, and memory bounded, however long the input is.
-
-    Args:
-        submit: Makes a job of an item.
-        on_settled: Called with each item and its job when the job is done.
-        places: How many items the pool can run at once.
-    """
-
-    def __init__(
-        self,
-        submit: Submit,
-        on_settled: Callable[[Item, asyncio.Future[str]], None],
-        places: int,
-    ) -> None:
-        self._submit = submit
-        self._on_settled = on_settled
-        self._items = max(_ITEMS, 2 * places)
-        self._stopped = False
-        self._change: asyncio.Future[None] | None = None
-        self._bytes = 0
-        self._unwritten = 0
-        self._unwritten_bytes = 0
-        self.in_flight = 0
-
-    async def run(self, items: list[Item]) -> None:
-        """Submit items while there is room; return when the last one is submitted.
-
-        Raises:
-            PoolClosedError: Or whatever else *submit* raises.
-        """
-        start = 0
-        while start < len(items) and not self._stopped:
-            if not self._has_room:
-                await self._next_change()
-                continue
-            for item in items[start : start + _SLICE]:
-                job = self._submit(item)
-                self.in_flight += 1
-                self._bytes += len(item.raw)
-                job.add_done_callback(functools.partial(self._settled, item))
-                start += 1
-                if self._bytes > _BYTES:
-                    break
-            await asyncio.sleep(0)
-
-    async def drained(self) -> None:
-        """Wait until no item is in progress, or the window was stopped."""
-        while self.in_flight and not self._stopped:
-            await self._next_change()
-
-    def stop(self) -> None:
-        """End all waits, and submit nothing more."""
-        self._stopped = True
-        self._wake()
-
-    def hold(self, count: int, size: int) -> None:
-        """Count items that are done, with *size* bytes, but not written."""
-        self._unwritten += count
-        self._unwritten_bytes += size
-
-    def written(self, count: int, size: int) -> None:
-        """Count items that are written."""
-        self._unwritten -= count
-        self._unwritten_bytes -= size
-        self._wake()
-
-    @property
-    def _has_room(self) -> bool:
-        return (
-            self.in_flight <= self._items - _SLICE
-            and self._bytes <= _BYTES
-            and self._unwritten < _UNWRITTEN
-            and self._unwritten_bytes < _UNWRITTEN_BYTES
-        )
-
-    def _settled(self, item: Item, job: asyncio.Future[str]) -> None:
-        self.in_flight -= 1
-        self._bytes -= len(item.raw)
-        self._on_settled(item, job)
-        if self._change is not None and (self._has_room or not self.in_flight):
-            self._wake()
-
-    async def _next_change(self) -> None:
-        self._change = asyncio.get_running_loop().create_future()
-        await self._change
-
-    def _wake(self) -> None:
-        if self._change is not None and not self._change.done():
-            self._change.set_result(None)
-        self._change = None
-
-
-# What is left to do: the input, less what the journal has already.
-#
-# Both are sorted by the items' numbers, so they are gone through side by side, and never
-# need to be in memory.
-
-_AHEAD = 4  # portions that wait; a portion of a file has 64 KB
-
-
-@dataclass(slots=True)
-class Drawn:
-    """A portion of what is to be done.
-
-    Attributes:
-        items: What is to run.
-        replayed: What the journal has, but not the files.
-        skipped: How many both have.
-        failed: How many of these have failed.
-        consumed: How many bytes of the input were read until here.
-    """
-
-    items: list[Item] = field(default_factory=list)
-    replayed: list[Done] = field(default_factory=list)
-    skipped: int = 0
-    failed: int = 0
-    consumed: int = 0
-
-
-def draw(
-    source: Input, journal: Journal | None, position: Position, *, ordered: bool
-) -> Iterator[Drawn]:
-    """Yield the input in portions, less what is done.
-
-    Raises:
-        InputError: If the input cannot be read on.
-        JournalError: If it is not the one that the journal was begun with.
-    """
-    if journal is None:
-        for items in source.items():
-            yield Drawn(items=items, consumed=source.consumed)
-        return
-    if not ordered:
-        # All of it before anything new, since the position is a batch's number: it
-        # must not pass one of which a part is yet to be written.
-        yield from _replay(journal.rows(position, ordered=False))
-        position = Position(batch=1 << 62)
-    rows = journal.rows(position, ordered=ordered)
-    row = next(rows, None)
-    for items in source.items():
-        portion = Drawn(consumed=source.consumed)
-        if row is None:
-            portion.items = items
-            yield portion
-            continue
-        for item in items:
-            if row is None or row.number != item.number:
-                portion.items.append(item)
-                continue
-            if row.crc != item.crc:
-                raise JournalError(_changed(source, journal, item.number))
-            _take(portion, row)
-            row = next(rows, None)
-        yield portion
-    if row is not None:
-        raise JournalError(
-            f"{source.name} ends before item {row.number}, which {journal.path} has: it "
-            "is not the input that the journal was begun with"
-        )
-
-
-def _take(portion: Drawn, row: Row) -> None:
-    if row.line is None:
-        portion.skipped += 1
-        portion.failed += not row.ok
-    else:
-        portion.replayed.append(Done(row.number, row.crc, row.ok, row.line))
-
-
-def _replay(rows: Iterable[Row]) -> Iterator[Drawn]:
-    portion = Drawn()
-    for row in rows:
-        if row.line is not None:
-            portion.replayed.append(Done(row.number, row.crc, row.ok, row.line))
-        if len(portion.replayed) == 500:  # noqa: PLR2004 - as many as are read together
-            yield portion
-            portion = Drawn()
-    yield portion
-
-
-def _changed(source: Input, journal: Journal, index: int) -> str:
-    return (
-        f"item {index} of {source.name} is not what it was when {journal.path} was "
-        "begun: put the old input back, or name another journal"
-    )
-
-
-class ReadAhead:
-    """Goes through an iterator in a thread, some steps ahead of its consumer.
-
-    Args:
-        portions: The iterator; only the thread uses it.
-    """
-
-    def __init__(self, portions: Iterator[Drawn]) -> None:
-        self._portions = portions
-        self._loop = asyncio.get_running_loop()
-        self._queue: asyncio.Queue[Drawn | BaseException | None] = asyncio.Queue()
-        self._room = threading.Semaphore(_AHEAD)
-        self._stopped = False
-        # A daemon, since nothing ends a read from a terminal.
-        self._thread = threading.Thread(target=self._read, name="input", daemon=True)
-        self._thread.start()
-
-    async def next(self) -> Drawn | None:
-        """Return the next portion, or ``None`` if there is none.
-
-        Raises:
-            InputError: Or whatever else the iterator raises.
-        """
-        portion = await self._queue.get()
-        self._room.release()
-        if isinstance(portion, BaseException):
-            raise portion
-        return portion
-
-    def stop(self) -> None:
-        """Read no more; the thread ends, when it is not held up by the input."""
-        self._stopped = True
-        self._room.release()
-        self._queue.put_nowait(None)
-
-    def _read(self) -> None:
-        end: BaseException | None = None
-        try:
-            for portion in self._portions:
-                self._put(portion)
-                self._room.acquire()
-                if self._stopped:
-                    return
-        except BaseException as error:  # noqa: BLE001 - the consumer raises it
-            end = error
-        self._put(end)
-
-    def _put(self, portion: Drawn | BaseException | None) -> None:
-        if not self._stopped:
-            self._loop.call_soon_threadsafe(self._queue.put_nowait, portion)
-
+_TOGETHER = 0.01  # s; what is done within it is written together
+_SYNC_EVERY = 1.0  # s; what the files hold beyond that is written again after a crash
 
 _GRACE = 5.0  # s that running items have when a run is interrupted
 _LAST_WRITES = 5.0  # s for what is finished by then, if stdout is a pipe that stalls
-_FLUSH_ITEMS = 1000
-_FLUSH_AFTER = 0.01  # s
 
 
-class Interrupted(Exception):  # noqa: N818 - it is no error
-    """The run was asked to end by a signal."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked(Limits):
+    """What the command line says; beside what :class:`Limits` has.
 
-    def __init__(self, number: int) -> None:
-        super().__init__(number)
-        self.number = number
+    Attributes:
+        target: The function.
+        input: What holds the items, if there is no pattern.
+        pattern: Instead of INPUT: call the function with the path of each file that matches, such as
+            '**/*.png'.
+        format: What INPUT holds.  By default its name tells: .jsonl and .ndjson, .csv, and plain
+            lines for all others.
+        output: Results; - is stdout.
+        failed: Inputs that failed, with error, traceback and crash report; by default failed.jsonl
+            next to the output.  Made only if there are any.
+        unordered: Results as they are finished, not in the input's order.
+        bare: Write the results alone, without index and input.
+        workers: Worker processes; one for each usable CPU by default.
+        concurrency: How many items each worker has under way at once, if the function is async.  A
+            crash takes all of them.
+        max_attempts: How often a worker may begin an item; more than 1 only if it may run twice.
+        retry_on: What there is another attempt after; may be given several times.  crash and hung by
+            default; error is an exception of the function's.
+        journal: Note in this file what is done.  After Ctrl-C, SIGKILL or a power loss the same
+            command goes on where it was.
+        retry_failed: With --journal: run those again that have failed before.
+        trace: Write to this file what each worker did when; https://ui.perfetto.dev shows it.  An
+            older trace is replaced.
+        as_json: Write the summary, to stderr, as one line of JSON; no live progress.
+    """
 
+    target: str
+    input: str | None
+    pattern: str | None = None
+    format: Format | None = None
+    output: str = "-"
+    failed: str | None = None
+    unordered: bool = False
+    bare: bool = False
+    workers: int | None = None
+    concurrency: int = 1
+    max_attempts: int = 1
+    retry_on: tuple[str, ...] = ()
+    journal: str | None = None
+    retry_failed: bool = False
+    trace: str | None = None
+    as_json: bool = False
 
-@dataclass(slots=True)
-class Files:
-    """What a run reads and writes, open."""
-
-    source: Input
-    journal: Journal | None
-    outputs: Outputs
+    @property
+    def failures(self) -> str:
+        """The path of the file of failures."""
+        if self.failed is not None:
+            return self.failed
+        folder = Path() if self.output == "-" else Path(self.output).parent
+        return str(folder / "failed.jsonl")
 
 
 @dataclass(slots=True)
@@ -464,45 +138,110 @@ class Tally:
     written: int = 0
 
 
-def interrupts() -> list[signal.Signals]:
-    """Return the signals that end a run; nohup and shells have some of them ignored."""
-    asked = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-    return [n for n in asked if signal.getsignal(n) is not signal.SIG_IGN]
+@dataclass(slots=True)
+class Portion:
+    """A portion of the input.
+
+    Attributes:
+        items: What is to run.
+        replayed: What the journal has, but not the files.
+        skipped: How many both have.
+        failed: How many items of the journal have failed.
+        consumed: How many bytes of the input were read until here.
+    """
+
+    items: list[Item] = field(default_factory=list)
+    replayed: list[Done] = field(default_factory=list)
+    skipped: int = 0
+    failed: int = 0
+    consumed: int = 0
+
+    def take(self, row: Done) -> None:
+        """Count an item that the journal has."""
+        self.failed += not row.ok
+        if row.line:
+            self.replayed.append(row)
+        else:
+            self.skipped += 1
 
 
 class Run:
     """A run; what :attr:`tally` and :meth:`stats` say may be shown meanwhile.
 
     Args:
-        plan: What to do.
-        files: From where, and to where.
-        pool: The one that :func:`make_pool` makes; it is started and closed here.
+        asked: What to do.
+        stack: Closes the files in the end.
 
     Attributes:
+        source: The input.
+        known: How many items the journal has, and how many of these have failed.
         on_interrupt: Called with the seconds that running items have, at a first signal.
+
+    Raises:
+        InputError: If there is no input.
+        JournalError: If the journal cannot be used, or is not this run's.
     """
 
-    def __init__(self, plan: Plan, files: Files, pool: Pool) -> None:
+    def __init__(self, asked: Asked, stack: ExitStack) -> None:
         self.on_interrupt: Callable[[float], object] = lambda _: None
         self.tally = Tally()
-        self._plan = plan
-        self._files = files
-        self._pool = pool
-        self._view = options(pool, plan)
-        self._stats: PoolStats | None = None
-        places = (plan.workers or usable_cpus()) * plan.concurrency
+        self.known = (0, 0)
+        self.source = open_input(asked.input, asked.pattern, asked.format)
+        self._asked = asked
+        self._journal: Journal | None = None
+        self._position = START
+        if asked.journal is not None:
+            self._journal = Journal(asked.journal)
+            stack.callback(self._journal.close)
+            self._position = self._resume(self._journal)
+        self._outputs = Outputs(
+            asked.output, asked.failures, self._position, ordered=not asked.unordered
+        )
+        stack.callback(self._outputs.close)
+        self._pool = asked.make_pool(
+            Work(asked.target, self.source.form, asked.bare),
+            asked.workers,
+            concurrency=asked.concurrency,
+            trace=asked.trace,
+        )
+        self._view = self._pool.options(
+            timeout=asked.timeout,
+            max_attempts=asked.max_attempts,
+            retry_on=[RETRY_ON[name] for name in asked.retry_on or ("crash", "hung")],
+            cancel_grace=1.0,
+        )
+        places = (asked.workers or usable_cpus()) * asked.concurrency
         self._window = Window(self._submit, self._settled, places)
-        self._writer: Writer | None = None
-        self._reader: ReadAhead | None = None
+        self._writing: asyncio.Task[None] | None = None
         self._finished: list[Done] = []
-        self._flush: asyncio.TimerHandle | None = None
-        self._stop: asyncio.Future[None] | None = None
+        self._replayed: list[Done] = []
+        self._news = asyncio.Event()
+        self._all_done = False
         self._reason: BaseException | None = None
         self._interrupts = 0
-        self._tightening: asyncio.Task[object] | None = None
+        self._interrupted = asyncio.Event()
 
-    async def execute(self) -> Tally:
-        """Do it all; return what came of it.
+    def _resume(self, journal: Journal) -> Position:
+        """Check that the journal is this run's; return how far its files are."""
+        asked, source = self._asked, self.source
+        identity = RunIdentity(
+            target=asked.target,
+            input=source.name,
+            form=source.form,
+            ordered=not asked.unordered,
+            bare=asked.bare,
+        )
+        journal.begin(identity, source.size)
+        if asked.retry_failed:
+            journal.begin_files_anew(retry_failed=True)
+        position = usable(journal.position, asked.output, asked.failures)
+        if position is START:
+            journal.begin_files_anew()
+        self.known = journal.counts()
+        return position
+
+    async def execute(self) -> None:
+        """Do it all.
 
         Raises:
             Interrupted: By a signal; running items had a moment, and what is done is
@@ -513,94 +252,93 @@ class Run:
             PoolBrokenError: If no worker can be kept alive.
             OSError: If the journal or a file cannot be written.
         """
-        loop = asyncio.get_running_loop()
-        self._stop = loop.create_future()
-        numbers = interrupts()
-        for number in numbers:
-            loop.add_signal_handler(number, self._interrupt, number)
-        try:
-            await self._unless_stopped(self._pool.start())
-            try:
-                await self._unless_stopped(self._check_target())
-                await self._go_through()
-            finally:
-                await self._end_pool()
-        finally:
-            for number in numbers:
-                loop.remove_signal_handler(number)
-        return self.tally
+        for number in interrupts():
+            asyncio.get_running_loop().add_signal_handler(
+                number, self._interrupt, number
+            )
+        self._feeding = asyncio.create_task(self._feed(), name="asyncpool map")
+        await asyncio.wait({self._feeding})
+        if not self._feeding.cancelled() and (error := self._feeding.exception()):
+            self._stop_for(error)
+        await self._end_pool()
+        if self._writing is not None:
+            await self._end_writing(self._writing)
+        if self._reason is not None:
+            raise self._reason
 
     def stats(self) -> PoolStats:
-        """Return the pool's figures as they are now, or were before it ended."""
-        return self._stats or self._pool.stats()
+        """Return the pool's figures."""
+        return self._pool.stats()
 
-    async def _unless_stopped(self, action: Coroutine[Any, Any, None]) -> None:
-        """Do something that a signal may cut short."""
-        assert self._stop is not None
-        task = asyncio.create_task(action, name="asyncpool map")
-        await asyncio.wait({task, self._stop}, return_when=asyncio.FIRST_COMPLETED)
-        if not task.done():
-            task.cancel()
-            await asyncio.wait({task})
-        if self._reason is not None:
-            raise self._reason
-        task.result()
-
-    async def _check_target(self) -> None:
-        if text := await self._pool.submit(trouble):
-            raise TargetError(text)
-
-    async def _go_through(self) -> None:
-        files = self._files
-        files.outputs.open()
-        self._writer = Writer(
-            files.journal, files.outputs, self._on_written, self._stop_for
-        )
-        portions = draw(
-            files.source,
-            files.journal,
-            files.outputs.position,
-            ordered=self._plan.ordered,
-        )
-        self._reader = ReadAhead(portions)
+    async def _feed(self) -> None:
+        """Start the pool, and give it all items; return when they are done."""
+        await self._pool.start()
+        await check_target(self._pool)
+        self._outputs.open()
+        self._writing = asyncio.create_task(self._write(), name="asyncpool map: write")
+        portions = self._portions()
         try:
-            await self._feed(self._reader)
-            await self._window.drained()
-        except (PoolClosedError, PoolBrokenError) as error:
-            self._stop_for(error)
-        finally:
-            self._reader.stop()
-            await self._end_pool()
-            self._write_finished()
-            await self._end_writer(self._writer)
-        if self._reason is not None:
-            raise self._reason
+            while portion := await in_a_thread(lambda: next(portions, None)):
+                self._count(portion)
+                # These first: what comes before a replayed one is under way then, so
+                # nothing that is held back for the order waits for what has no room.
+                await self._window.run(portion.items)
+                self._hold(self._replayed, portion.replayed)
+        except InputError:
+            await self._window.drained()  # what is before it is done
+            raise
+        self.tally.at_end = True
+        await self._window.drained()
 
-    def _submit(self, item: Item) -> asyncio.Future[str]:
-        return self._view.submit(call_item, item.number, item.raw)
+    def _portions(self) -> Iterator[Portion]:
+        """Yield the input in portions, less what is done; in a thread.
 
-    async def _feed(self, reader: ReadAhead) -> None:
-        while self._reason is None:
-            try:
-                portion = await reader.next()
-            except InputError as error:
-                await self._window.drained()  # what is before it is done
-                self._stop_for(error)
-                return
-            except JournalError as error:
-                self._stop_for(error)
-                return
-            if portion is None:
-                self.tally.at_end = self._reason is None
-                return
-            self._count(portion)
-            # These first: what comes before a replayed one is under way then, so
-            # nothing that is held back for the order waits for what has no room.
-            await self._window.run(portion.items)
-            if portion.replayed:
-                self._write((), portion.replayed)
+        Input and journal are sorted by the items' numbers, so they are gone through side by side, and
+        never need to be in memory.
+        """
+        source, journal, position = self.source, self._journal, self._position
+        if journal is None:
+            for items in source.items():
+                yield Portion(items=items, consumed=source.consumed)
+            return
+        ordered = not self._asked.unordered
+        if not ordered:
+            # All of it before anything new, since the position is a batch's number: it
+            # must not pass one of which a part is yet to be written.
+            portion = Portion()
+            for known in journal.rows(position, ordered=False):
+                if known.line:
+                    portion.replayed.append(known)
+                    portion.skipped -= 1  # it is counted below
+                if len(portion.replayed) == 500:  # noqa: PLR2004 - as many as are read together
+                    yield portion
+                    portion = Portion()
+            yield portion
+            position = Position(batch=1 << 62)
+        rows = journal.rows(position, ordered=ordered)
+        row = next(rows, None)
+        for items in source.items():
+            portion = Portion(consumed=source.consumed)
+            for item in items:
+                if row is None or row.number != item.number:
+                    portion.items.append(item)
+                    continue
+                if row.crc != item.crc:
+                    raise JournalError(
+                        f"item {item.number} of {source.name} is not what it was when "
+                        f"{journal.path} was begun: put the old input back, or name "
+                        "another journal"
+                    )
+                portion.take(row)
+                row = next(rows, None)
+            yield portion
+        if row is not None:
+            raise JournalError(
+                f"{source.name} ends before item {row.number}, which {journal.path} has: it "
+                "is not the input that the journal was begun with"
+            )
 
-    def _count(self, portion: Drawn) -> None:
+    def _count(self, portion: Portion) -> None:
         tally = self.tally
         found = portion.skipped + len(portion.replayed)
         tally.drawn += len(portion.items) + found
@@ -608,7 +346,10 @@ class Run:
         tally.found += found
         tally.done += found
         tally.written += portion.skipped
-        tally.failed += portion.failed + sum(not d.ok for d in portion.replayed)
+        tally.failed += portion.failed
+
+    def _submit(self, item: Item) -> asyncio.Future[str]:
+        return self._view.submit(call_item, item.number, item.raw)
 
     def _settled(self, item: Item, job: asyncio.Future[str]) -> None:
         try:
@@ -619,41 +360,42 @@ class Run:
             self._stop_for(error)
             return
         except Exception as error:  # noqa: BLE001 - whatever there is goes into the file
-            line = failure_line(item, self._plan.work.form, error)
+            line = failure_line(item, self.source.form, error)
             done = Done(item.number, item.crc, ok=False, line=line)
             self.tally.failed += 1
         self.tally.done += 1
-        self._finished.append(done)
-        if len(self._finished) >= _FLUSH_ITEMS:
-            self._write_finished()
-        elif self._flush is None:
-            loop = asyncio.get_running_loop()
-            self._flush = loop.call_later(_FLUSH_AFTER, self._write_finished)
+        self._hold(self._finished, [done])
 
-    def _write_finished(self) -> None:
-        if self._flush is not None:
-            self._flush.cancel()
-            self._flush = None
-        if self._finished:
-            finished, self._finished = self._finished, []
-            self._write(finished)
+    def _hold(self, kind: list[Done], done: list[Done]) -> None:
+        """Keep what is done until it is written, a batch at a time."""
+        kind += done
+        self._window.hold(len(done), sum(len(it.line) for it in done))
+        self._news.set()
 
-    def _write(self, fresh: Sequence[Done], replayed: Sequence[Done] = ()) -> None:
-        assert self._writer is not None
-        size = sum(len(done.line) for done in (*fresh, *replayed))
-        self._window.hold(len(fresh) + len(replayed), size)
-        self._writer.put(fresh, replayed)
-
-    def _on_written(self, count: int, size: int) -> None:
-        self.tally.written += count
-        self._window.written(count, size)
+    async def _write(self) -> None:
+        """Commit, and write, what is done, until all is; a task."""
+        writer = Writer(self._journal, self._outputs)
+        try:
+            while self._finished or self._replayed or not self._all_done:
+                await self._news.wait()
+                await asyncio.sleep(_TOGETHER)
+                self._news.clear()
+                fresh, self._finished = self._finished, []
+                replayed, self._replayed = self._replayed, []
+                ready = await in_a_thread(partial(writer.write, fresh, replayed))
+                self.tally.written += len(ready)
+                self._window.hold(-len(ready), -sum(len(it.line) for it in ready))
+            await in_a_thread(writer.sync)
+        except Exception as error:  # noqa: BLE001 - the run ends for it
+            self._stop_for(error)
 
     def _interrupt(self, number: int) -> None:
         self._interrupts += 1
+        self._interrupted.set()
         self._stop_for(Interrupted(number))
         if self._interrupts == 1:
             self.on_interrupt(_GRACE)
-        if self._interrupts > 1:
+        else:
             # It tightens the close that is in progress.
             self._tightening = asyncio.create_task(
                 self._end_pool(), name="asyncpool map: end"
@@ -661,17 +403,12 @@ class Run:
 
     def _stop_for(self, reason: BaseException) -> None:
         """Submit nothing more, and end for this reason, unless there was one before."""
-        assert self._stop is not None
         if self._reason is None:
             self._reason = reason
-            self._stop.set_result(None)
-        self._window.stop()
-        if self._reader is not None:
-            self._reader.stop()
+            self._feeding.cancel()
 
     async def _end_pool(self) -> None:
         """Close the pool: at once, or when what is running has ended."""
-        self._stats = self._pool.stats()
         useless = isinstance(self._reason, OSError)  # nothing can be written any more
         if self._reason is None:
             await self._pool.close()
@@ -680,10 +417,143 @@ class Run:
         else:
             await self._pool.close(timeout=_GRACE, finish="running")
 
-    async def _end_writer(self, writer: Writer) -> None:
-        assert self._stop is not None
-        closing = asyncio.create_task(writer.close(), name="asyncpool map: close")
-        await asyncio.wait({closing, self._stop}, return_when=asyncio.FIRST_COMPLETED)
-        within = _LAST_WRITES if self._interrupts else None
-        await asyncio.wait({closing}, timeout=within)
-        closing.cancel()
+    async def _end_writing(self, writing: asyncio.Task[None]) -> None:
+        self._all_done = True
+        self._news.set()
+        stopped = asyncio.create_task(self._interrupted.wait(), name="asyncpool map")
+        await asyncio.wait({writing, stopped}, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait({writing}, timeout=_LAST_WRITES)
+        writing.cancel()
+        stopped.cancel()
+
+
+async def in_a_thread(function: Callable[[], T]) -> T:
+    """Return what a function returns that may never come back: nobody waits for its thread then.
+
+    So is a read from a terminal, or a write to a pipe that nobody reads.
+    """
+    loop = asyncio.get_running_loop()
+    found: asyncio.Future[T] = loop.create_future()
+
+    def settle(result: Any, error: BaseException | None) -> None:
+        if found.done():
+            return
+        if error is None:
+            found.set_result(result)
+        else:
+            found.set_exception(error)
+
+    def run() -> None:
+        result, error = None, None
+        try:
+            result = function()
+        except BaseException as raised:  # noqa: BLE001 - the caller raises it
+            error = raised
+        with suppress(RuntimeError):  # the loop has ended
+            loop.call_soon_threadsafe(settle, result, error)
+
+    threading.Thread(target=run, name="asyncpool map", daemon=True).start()
+    return await found
+
+
+class Window:
+    """Keeps the pool busy, and memory bounded, however long the input is.
+
+    Args:
+        submit: Makes a job of an item.
+        on_settled: Called with each item and its job when the job is done.
+        places: How many items the pool can run at once.
+    """
+
+    def __init__(
+        self,
+        submit: Callable[[Item], asyncio.Future[str]],
+        on_settled: Callable[[Item, asyncio.Future[str]], None],
+        places: int,
+    ) -> None:
+        self._submit, self._on_settled = submit, on_settled
+        self._most = max(_ITEMS, 2 * places)
+        self._changed = asyncio.Event()
+        self._in_flight = self._bytes = self._unwritten = self._unwritten_bytes = 0
+
+    async def run(self, items: list[Item]) -> None:
+        """Submit items while there is room; return when the last one is submitted.
+
+        Raises:
+            PoolClosedError: Or whatever else *submit* raises.
+        """
+        start = 0
+        while start < len(items):
+            await self._until(self._has_room)
+            for item in items[start : start + _SLICE]:
+                job = self._submit(item)
+                self._in_flight += 1
+                self._bytes += len(item.raw)
+                job.add_done_callback(partial(self._settled, item))
+                start += 1
+                if self._bytes > _BYTES:
+                    break
+            await asyncio.sleep(0)
+
+    async def drained(self) -> None:
+        """Wait until no item is in progress."""
+        await self._until(lambda: not self._in_flight)
+
+    def hold(self, count: int, size: int) -> None:
+        """Count items that are done, with *size* bytes, but not written; below 0, written."""
+        self._unwritten += count
+        self._unwritten_bytes += size
+        self._changed.set()
+
+    def _has_room(self) -> bool:
+        return (
+            self._in_flight <= self._most - _SLICE
+            and self._bytes <= _BYTES
+            and self._unwritten < _UNWRITTEN
+            and self._unwritten_bytes < _UNWRITTEN_BYTES
+        )
+
+    def _settled(self, item: Item, job: asyncio.Future[str]) -> None:
+        self._in_flight -= 1
+        self._bytes -= len(item.raw)
+        self._on_settled(item, job)
+        self._changed.set()
+
+    async def _until(self, condition: Callable[[], bool]) -> None:
+        while not condition():
+            self._changed.clear()
+            await self._changed.wait()
+
+
+class Writer:
+    """Commits first, then writes: what a file has, the journal has already.
+
+    Args:
+        journal: The journal, if there is one.
+        outputs: The files.
+    """
+
+    def __init__(self, journal: Journal | None, outputs: Outputs) -> None:
+        self._journal, self._outputs = journal, outputs
+        self._sync_at = time.monotonic() + _SYNC_EVERY
+
+    def write(self, fresh: list[Done], replayed: list[Done]) -> list[Done]:
+        """Write *fresh*, into the journal too, and what it has already; return what was written.
+
+        Raises:
+            OSError: If there is no room, the reader of a pipe has gone, or the disk fails.
+        """
+        batch = position = None
+        if not fresh and not replayed:
+            return []  # which says nothing of any batch
+        if self._journal is not None and fresh:
+            if time.monotonic() >= self._sync_at:
+                position = self._outputs.sync()
+                self._sync_at = time.monotonic() + _SYNC_EVERY
+            batch = self._journal.add(fresh, position)
+        return self._outputs.write(fresh + replayed, batch)
+
+    def sync(self) -> None:
+        """Flush the files to the disk, and commit how far they are."""
+        if self._journal is not None:
+            self._journal.add((), self._outputs.sync())

@@ -10,14 +10,15 @@ import json
 import logging
 import math
 import os
+import queue
 import select
 import sys
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Generator, Hashable, Mapping
 from contextlib import contextmanager
-from typing import Any, TextIO, cast
+from dataclasses import dataclass
+from typing import Any, Literal, TextIO, cast
 
 from asyncpool._core.log_messages import (
     ERROR_LINE,
@@ -30,6 +31,21 @@ from asyncpool._wire.log_records import LogMessage, plain_fields
 from asyncpool._wire.text import printable_block, printable_text
 from asyncpool.enums import CrashKind
 from asyncpool.events import Crash
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogOptions:
+    """The options of a command about its log.
+
+    Attributes:
+        log_level: What is logged at least, here and in workers.
+        log_format: How records are written: as text, or each as a line of JSON, what workers print
+            and log included.
+    """
+
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
+    log_format: Literal["text", "json"] = "text"
+
 
 # A stream for a log whose writers never wait for its reader.
 #
@@ -58,13 +74,11 @@ class LogStream:
     def __init__(
         self, stream: TextIO, on_gap: Callable[[int], str], *, most: int = _MOST
     ) -> None:
-        self._stream = stream
-        self._on_gap = on_gap
-        self._most = most
-        self._changed = threading.Condition()
-        self._waiting: deque[bytes] = deque()
+        self._stream, self._on_gap, self._most = stream, on_gap, most
+        self._lock = threading.Lock()
+        # What the thread writes, if there is one; None has it end behind the rest.
+        self._waiting: queue.SimpleQueue[bytes | None] | None = None
         self._size = self._left_out = 0
-        self._writes = self._ends = False
 
     @property
     def idle(self) -> bool:
@@ -73,18 +87,16 @@ class LogStream:
 
     def write(self, text: str) -> None:
         """Write *text*, which is one line or several, or leave it out."""
-        if not self._writes:
+        if self._waiting is None:
             self._stream.write(text)
             self._stream.flush()
             return
         data = text.encode(errors="backslashreplace")
-        with self._changed:
+        with self._lock:
             if self._size + len(data) > self._most:
                 self._left_out += 1
-                return
-            self._tell_gap()
-            self._put(data)
-            self._changed.notify()
+            else:
+                self._put(self._waiting, data)
 
     def flush(self) -> None:
         """Do nothing: no writer waits."""
@@ -101,44 +113,41 @@ class LogStream:
         except (OSError, ValueError, AttributeError):
             yield  # somebody's own stream
             return
+        waiting = self._waiting = queue.SimpleQueue()
+        # A daemon: a write that never returns must not keep the process.
         thread = threading.Thread(
-            # A daemon: a write that never returns must not keep the process.
             target=self._write_all,
-            args=(fd,),
+            args=(fd, waiting),
             name="asyncpool log",
             daemon=True,
         )
-        self._writes, self._ends = True, False
         thread.start()
         try:
             yield
         finally:
-            with self._changed:
-                self._tell_gap()
-                self._ends = True
-                self._changed.notify()
+            with self._lock:
+                self._put(waiting, b"")
+            waiting.put(None)
             thread.join(last_writes)
-            self._writes = thread.is_alive()  # else the next one would wait for it
+            if not thread.is_alive():  # else the next one would wait for it
+                self._waiting = None
 
-    def _tell_gap(self) -> None:
+    def _put(self, waiting: queue.SimpleQueue[bytes | None], data: bytes) -> None:
+        """Have the thread write *data*, behind the line about what was left out before it."""
         if self._left_out:
-            self._put(self._on_gap(self._left_out).encode())
+            data = self._on_gap(self._left_out).encode() + data
             self._left_out = 0
-
-    def _put(self, data: bytes) -> None:
-        self._waiting.append(data)
         self._size += len(data)
+        waiting.put(data)
 
-    def _write_all(self, fd: int) -> None:
-        while True:
-            with self._changed:
-                self._changed.wait_for(lambda: self._waiting or self._ends)
-                if not self._waiting:
-                    return
-                data = self._waiting.popleft()
+    def _write_all(self, fd: int, waiting: queue.SimpleQueue[bytes | None]) -> None:
+        while (data := waiting.get()) is not None or not waiting.empty():
+            if data is None:
+                waiting.put(None)  # behind what has come since
+                continue
             with contextlib.suppress(OSError):  # nobody can read it any more
                 _write(fd, data)
-            with self._changed:
+            with self._lock:
                 self._size -= len(data)
 
 
@@ -202,8 +211,9 @@ class JsonFormat(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         """Return the line."""
+        seconds = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
         found: dict[str, Any] = {
-            "time": _time(record),
+            "time": f"{seconds}.{int(record.msecs):03d}Z",
             "level": record.levelname,
             "logger": record.name,
         }
@@ -212,31 +222,22 @@ class JsonFormat(logging.Formatter):
             line = str(record.args["line"])
             if record.args.get("trusted") and _is_object(line):
                 return line
-            found["message"] = line
-            found |= _extra(record)
-        else:
-            found["message"] = record.getMessage()
-            found |= _extra(record)
-            trace = record.exc_text
-            if trace is None and record.exc_info:
-                trace = self.formatException(record.exc_info)
-            if trace:
-                found["exception"] = trace
-            if record.stack_info:
-                found["stack"] = record.stack_info
+            return json.dumps(found | {"message": line} | _extra(record))
+        found |= {"message": record.getMessage()} | _extra(record)
+        trace = record.exc_text
+        if trace is None and record.exc_info:
+            trace = self.formatException(record.exc_info)
+        if trace:
+            found["exception"] = trace
+        if record.stack_info:
+            found["stack"] = record.stack_info
         return json.dumps(found)
-
-
-def _time(record: logging.LogRecord) -> str:
-    seconds = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
-    return f"{seconds}.{int(record.msecs):03d}Z"
 
 
 def _extra(record: logging.LogRecord) -> dict[str, Any]:
     found: dict[str, object] = {}
-    left_out = _STANDARD
-    if getattr(record, "job_id", None) is None:
-        left_out = _STANDARD | _OF_JOBS
+    is_of_job = getattr(record, "job_id", None) is not None
+    left_out = _STANDARD if is_of_job else _STANDARD | _OF_JOBS
     for given, value in vars(record).items():
         if given not in left_out:
             name = given
@@ -247,8 +248,6 @@ def _extra(record: logging.LogRecord) -> dict[str, Any]:
 
 
 def _is_object(line: str) -> bool:
-    if not line.startswith("{"):
-        return False
     try:
         return isinstance(json.loads(line, parse_constant=_refuse), dict)
     except (ValueError, RecursionError):
@@ -263,20 +262,23 @@ def _refuse(constant: str) -> None:
 class CommandLog(logging.StreamHandler[TextIO]):
     """Prints records to stderr, and what workers print.
 
-    From :meth:`start_over` until a worker was ready, it does not show crashes of code that cannot
-    be loaded, nor that the server is broken: the message at the end of the command has the reason.  If a warning comes again and
-    again, it shows the first few, and then how many there were: an application whose clients leave
-    while it writes makes thousands in a second.
+    If a warning comes again and again, it shows the first few, and then how many there were: an
+    application whose clients leave while it writes makes thousands in a second.
 
     Args:
         json: Whether each record is a line of JSON, rather than text.
+
+    Attributes:
+        starting: Whether no worker was ready yet.  Meanwhile it does not show crashes of code that
+            cannot be loaded, nor that the server is broken: the message at the end of the command
+            has the reason.
     """
 
     def __init__(self, *, json: bool = False) -> None:
         self._lines = LogStream(sys.stderr, self._gap)
         super().__init__(cast("TextIO", self._lines))  # it needs no more of one
         self._json = json
-        self._starting = False
+        self.starting = False
         self._repeats = Repeats()
         self.setFormatter(JsonFormat() if json else TextFormat())
 
@@ -298,30 +300,21 @@ class CommandLog(logging.StreamHandler[TextIO]):
                 text = printable_block(f"asyncpool: {record.getMessage()}")
                 self.stream.write(f"{text}\n")
 
-    def start_over(self) -> None:
-        """Note that workers are started."""
-        self._starting = True
-
-    def started(self) -> None:
-        """Note that a worker was ready, or that none will be."""
-        self._starting = False
-
     def emit(self, record: logging.LogRecord) -> None:
         """Print one record."""
-        if is_printed(record):
+        if is_printed(record) or (
+            self._is_admitted(record) and not self._is_left_out(record)
+        ):
             super().emit(record)
-            return
-        if not self._is_admitted(record):
-            return
-        if self._starting:  # what is left out is told of when all has ended
-            crash = (
-                record.args.get("crash") if isinstance(record.args, Mapping) else None
-            )
+
+    def _is_left_out(self, record: logging.LogRecord) -> bool:
+        if not self.starting:
+            return False
+        if isinstance(record.args, Mapping):
+            crash = record.args.get("crash")
             if isinstance(crash, Crash) and cannot_be_loaded(crash):
-                return
-            if getattr(record, "message_id", None) == POOL_BROKEN.id:
-                return
-        super().emit(record)
+                return True
+        return getattr(record, "message_id", None) == POOL_BROKEN.id
 
     def _gap(self, count: int) -> str:
         return f"{self.format(_record(LOG_UNREAD, {'records': count}))}\n"
@@ -332,14 +325,9 @@ class CommandLog(logging.StreamHandler[TextIO]):
         self._tell_repeats(self._repeats.over(now))
         if record.levelno < logging.WARNING or record.exc_info or record.exc_text:
             return True
-        kind = (
-            record.name,
-            record.levelno,
-            record.levelname,
-            record.getMessage(),
-            getattr(record, "message_id", None),
-        )
-        return self._repeats.admits(kind, now)
+        repeated = getattr(record, "message_id", None)
+        kind = record.name, record.levelno, record.levelname, record.getMessage()
+        return self._repeats.admits((*kind, repeated), now)
 
     def _tell_repeats(self, over: list[tuple[Any, int]]) -> None:
         for (name, level, level_name, message, repeated), count in over:
@@ -351,45 +339,33 @@ class CommandLog(logging.StreamHandler[TextIO]):
     @contextmanager
     def on(self, level: int) -> Generator[None]:
         """Handle all records of this level and above while the context lasts."""
-        root = logging.getLogger()
-        chatty = logging.getLogger("uvicorn.error")
-        before = root.level, chatty.level
-        root.addHandler(self)
-        root.setLevel(level)
-        if level > logging.DEBUG:
-            # Four lines for each worker that starts or ends.
-            chatty.setLevel(logging.WARNING)
-        try:
-            with self._lines.in_a_thread():
-                try:
-                    yield
-                finally:
-                    self.acquire()
-                    try:
-                        self._tell_repeats(self._repeats.over(math.inf))
-                    finally:
-                        self.release()
-        finally:
-            root.removeHandler(self)
-            root.setLevel(before[0])
-            chatty.setLevel(before[1])
+        root, chatty = logging.getLogger(), logging.getLogger("uvicorn.error")
+        with contextlib.ExitStack() as stack:
+            stack.callback(root.setLevel, root.level)
+            stack.callback(chatty.setLevel, chatty.level)
+            stack.callback(root.removeHandler, self)
+            root.addHandler(self)
+            root.setLevel(level)
+            if level > logging.DEBUG:
+                # Four lines for each worker that starts or ends.
+                chatty.setLevel(logging.WARNING)
+            stack.enter_context(self._lines.in_a_thread())
+            try:
+                yield
+            finally:
+                with self.lock:  # type: ignore[union-attr]  # a handler has one
+                    self._tell_repeats(self._repeats.over(math.inf))
 
 
 def _record(
     message: LogMessage, extra: Mapping[str, object], /, **words: object
 ) -> logging.LogRecord:
     """Return a record that has come through no logger."""
-    return logging.makeLogRecord(
-        {
-            "name": "asyncpool",
-            "levelno": message.level,
-            "levelname": logging.getLevelName(message.level),
-            "msg": message.text,
-            "args": {**extra, **words},
-            "message_id": message.id,
-            **extra,
-        }
-    )
+    level = message.level
+    record = logging.LogRecord("asyncpool", level, "", 0, message.text, (), None)
+    fields = {"args": {**extra, **words}, "message_id": message.id, **extra}
+    vars(record).update(fields)
+    return record
 
 
 def cannot_be_loaded(crash: Crash) -> bool:

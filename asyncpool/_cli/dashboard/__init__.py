@@ -1,1 +1,0 @@
-"""``asyncpool dashboard``: a page that shows the pools and servers of this user, live."""

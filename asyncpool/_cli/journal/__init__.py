@@ -1,1 +1,0 @@
-"""What is done of a run of ``asyncpool map``, in a database that outlives the run."""

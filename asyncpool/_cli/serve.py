@@ -1,0 +1,703 @@
+"""``asyncpool serve``: a server, in worker processes that share its port."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import importlib.util
+import inspect
+import json
+import logging
+import os
+import ssl
+import sys
+import time
+import tomllib
+from collections.abc import AsyncGenerator, Iterable, Mapping
+from dataclasses import dataclass, field, fields
+from difflib import get_close_matches
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, Self, get_type_hints
+
+import click
+
+from asyncpool._cli.logs import CommandLog, LogOptions, cannot_be_loaded
+from asyncpool._cli.parameters import (
+    CommandError,
+    Exit,
+    RefusedError,
+    kinds_of,
+    need,
+    options_of,
+    size,
+    type_of,
+)
+from asyncpool._cli.shared_pools import named_pools, shared_by_name
+from asyncpool._cluster import log_messages as say
+from asyncpool._cluster.first_process import look_after_orphans
+from asyncpool._cluster.listeners import addresses_locked
+from asyncpool._core.options import MAX_WORKERS, RestartPolicy, WorkerLimits
+from asyncpool._engine.machine import raise_descriptor_limit
+from asyncpool._wire.text import NAMES, is_name, users_own
+from asyncpool.cluster import Cluster, asgi, wsgi
+from asyncpool.cluster._run import GAVE_UP, Operation
+from asyncpool.errors import AsyncPoolError
+from asyncpool.events import Crash
+
+if TYPE_CHECKING:
+    from asyncpool.prometheus._page import MetricsPage
+
+# The options, and what is refused before anything starts.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """What the command line says, beside the options of the cluster and of its servers.
+
+    Attributes:
+        bind: Where to listen: HOST:PORT, [::1]:PORT, :PORT for all interfaces, unix:///run/app.sock
+            (with ?mode=660), fd://3 for an inherited socket, or systemd: for those of a .socket
+            unit.  Port 0 is one that is free.  Several may be given.
+        interface: What MODULE:NAME is: an ASGI application, which uvicorn runs, a WSGI application,
+            or an 'async def serve(worker)' of your own.
+        max_restarts: Give up, with exit code 3, after more restarts than that within --within; by
+            default a server never gives up.
+        within: For --max-restarts; 60 by default.
+        max_connections: Replace a worker after so many connections, or somewhat fewer.
+        ssl_keyfile_password_file: A file whose first line is the password of the key.
+        option: Another option of uvicorn.Config, such as ws_ping_interval=10 or server_header=false.
+            Several may be given.
+        access_log: Log every request.
+        name: What other commands call it; by default the module's name, with the pid if that is
+            taken.  One that is given must be free.
+        control: Where the control socket is, if not among those of this user; '' for none.
+        metrics: Show figures for Prometheus at http://ADDRESS/metrics: HOST:PORT, or a PORT of
+            127.0.0.1; whoever can connect can read them.
+        pool: A pool that all workers share, as the function returns it; they find it by
+            asyncpool.shared_pool(NAME).  It survives reloads.  Several may be given.
+        reload_on_change: Reload when a Python file in the current folder changes (for development).
+    """
+
+    bind: tuple[str, ...] = ("127.0.0.1:8000",)
+    interface: Literal["asgi", "wsgi", "serve"] = "asgi"
+    max_restarts: int | None = None
+    within: float | None = None
+    max_connections: int | None = None
+    ssl_keyfile_password_file: str | None = None
+    option: tuple[str, ...] = ()
+    access_log: bool = False
+    name: str | None = None
+    control: str | None = None
+    metrics: str | None = None
+    pool: tuple[str, ...] = ()
+    reload_on_change: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OfUvicorn:
+    """The options of uvicorn, which need not be installed, that servers need most.
+
+    Attributes:
+        ssl_certfile: Serve TLS, with this certificate and its chain (PEM).
+        ssl_keyfile: The certificate's key, if that is not in the same file.
+        root_path: What a proxy takes off each path.
+        env_file: Variables (NAME=VALUE) that workers have before they import the application; those
+            that are set already stay.
+        factory: NAME makes the application when it is called.
+        forwarded_allow_ips: Believe X-Forwarded-For and -Proto of these peers, separated by commas;
+            '*' for all.  By default of none.
+        limit_concurrency: Answer 503 while a worker has so many connections or requests.
+    """
+
+    ssl_certfile: str | None = None
+    ssl_keyfile: str | None = None
+    root_path: str | None = None
+    env_file: str | None = None
+    factory: bool = False
+    forwarded_allow_ips: str | None = None
+    limit_concurrency: int | None = None
+
+
+_FILE = {"type": click.Path(exists=True, dir_okay=False, readable=True)}
+_SIZE = {"type": size, "metavar": "SIZE"}
+_POSITIVE = {"type": click.IntRange(min=1)}
+
+_OF_CLUSTER = (
+    *("workers", "spread", "worker_loop", "start_timeout", "ping_timeout"),
+    *("drain_timeout", "reload_drain_timeout", "max_surge", "launcher", "preload"),
+    "backlog",
+)
+_OF_LIMITS = "max_age", "max_memory", "kill_memory", "nice"
+_OF_SERVERS = "request_timeout", "header_timeout", "header_size"
+
+_VARIABLES = "ASYNCPOOL_SERVE"
+
+# What is an option of the command, rather than of uvicorn.
+_ELSEWHERE = {
+    "backlog": "--backlog",
+    "fd": "--bind fd://N",
+    "host": "--bind",
+    "loop": "--loop",
+    "port": "--bind",
+    "reload": "--reload-on-change",
+    "timeout_graceful_shutdown": "--drain-timeout",
+    "timeout_worker_healthcheck": "--ping-timeout",
+    "uds": "--bind unix:PATH",
+    "workers": "--workers",
+}
+
+
+def _taken(given: dict[str, Any], names: Iterable[str]) -> dict[str, Any]:
+    """Take the options with these names out of those that were given."""
+    return {name: given.pop(name) for name in names}
+
+
+def _configure(ctx: click.Context, _: click.Parameter, path: str | None) -> None:
+    """Have a TOML file give defaults; the callback of an option."""
+    if path is None:
+        return
+    try:
+        told = tomllib.loads(Path(path).read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise click.BadParameter(f"{path}: {error}") from None
+    taken = {flag.strip("-"): it for it in ctx.command.params for flag in it.opts}
+    if unknown := told.keys() - taken:
+        raise click.BadParameter(f"{path}: there is no option {min(unknown)}")
+    found: dict[str, Any] = {}
+    for name, value in told.items():
+        each = value if isinstance(value, list) else [value]
+        # As text, which each option checks.
+        is_list = getattr(taken[name], "multiple", False)
+        found[taken[name].name or ""] = [*map(str, each)] if is_list else str(value)
+    ctx.default_map = found
+
+
+@click.command(
+    "serve",
+    short_help="Serve an application with several workers.",
+    context_settings={"auto_envvar_prefix": _VARIABLES},
+)
+@click.argument("target", metavar="MODULE:NAME")
+@click.option(
+    "--config",
+    type=_FILE["type"],
+    is_eager=True,
+    expose_value=False,
+    callback=_configure,
+    help="A TOML file with options, such as workers = 4; what is given otherwise counts more.",
+)
+@options_of(
+    Asked,
+    bind={"flags": ["-b", "--bind"], "multiple": True, "metavar": "ADDRESS"},
+    max_restarts=_POSITIVE,
+    max_connections=_POSITIVE,
+    ssl_keyfile_password_file=_FILE,
+    option={"flags": ["-o", "--option"], "metavar": "NAME=VALUE"},
+    pool={"metavar": "NAME=MODULE:FUNCTION"},
+)
+@options_of(
+    Cluster,
+    *_OF_CLUSTER,
+    workers={
+        "flags": ["-w", "--workers"],
+        "type": click.IntRange(1, MAX_WORKERS),
+        "envvar": [f"{_VARIABLES}_WORKERS", "WEB_CONCURRENCY"],
+    },
+    worker_loop={"flags": ["--loop"], "envvar": f"{_VARIABLES}_LOOP"},
+    # What listen() takes; the kernel has a limit of its own, below that.
+    backlog={"type": click.IntRange(1, (1 << 31) - 1)},
+)
+@options_of(WorkerLimits, *_OF_LIMITS, max_memory=_SIZE, kill_memory=_SIZE)
+@options_of(asgi, *_OF_SERVERS, header_size=_SIZE)
+@options_of(wsgi, "threads")
+@options_of(
+    OfUvicorn,
+    ssl_certfile=_FILE,
+    ssl_keyfile=_FILE,
+    env_file=_FILE,
+    limit_concurrency=_POSITIVE,
+)
+@options_of(LogOptions)
+def serve_command(
+    *, target: str, log_level: str, log_format: str, **given: Any
+) -> None:
+    """Serve an application in worker processes that are restarted, reloaded and drained.
+
+    The port stays open whatever becomes of workers: connections wait while one is
+    replaced.  A worker that crashes is replaced at once, however often; new code that does
+    not start is tried again, with pauses between.
+
+    \b
+    asyncpool serve app:app --bind :8000 --workers 4
+    asyncpool serve app:app --reload-on-change
+    asyncpool serve chat:serve --interface serve --bind unix:///run/chat.sock
+
+    \b
+    Signals:
+      TERM, INT   finish connections and end; again: end at once
+      HUP         replace all workers, --max-surge at a time, by new code
+      TTIN, TTOU  one worker more, one less
+      USR1        log the stacks of all workers
+
+    \b
+    Exit codes:
+      0        it was stopped, and has drained
+      1        it could not listen, or have its control socket
+      2        a mistake in the command
+      3        the code cannot be loaded, or no worker can be kept alive
+      130, 143 it was interrupted twice, and did not drain
+    """  # noqa: D301 - \b is click's
+    module, colon, attribute = target.partition(":")
+    if not (module and colon and attribute):
+        raise CommandError(f"{target!r} is not MODULE:NAME, such as app:app")
+    if "/" in module or module.endswith(".py"):
+        meant = module.removesuffix(".py").replace("/", ".").strip(".")
+        raise CommandError(
+            f"{module} is a file, and a module's name is wanted: {meant}:{attribute}"
+        )
+    asked = Asked(**_taken(given, (field.name for field in fields(Asked))))
+    uvicorn = _taken(given, (field.name for field in fields(OfUvicorn)))
+    if asked.name is not None and not is_name(asked.name):
+        raise CommandError(f"--name: {asked.name!r} is no name, which is {NAMES}")
+    if asked.reload_on_change and given["preload"]:
+        raise CommandError(
+            "what is preloaded is not loaded anew: --reload-on-change or not"
+        )
+    server, threads = _taken(given, _OF_SERVERS), _taken(given, ["threads"])
+    control, metrics = asked.control, asked.metrics
+    plan = ServingPlan(
+        target=target,
+        interface=asked.interface,
+        options=_server_options(asked, uvicorn, server, threads),
+        cluster={
+            "bind": asked.bind,
+            "worker_limits": _limits(asked, _taken(given, _OF_LIMITS)),
+            "restart_policy": _restart_policy(asked),
+            **given,
+        },
+        name=asked.name or (module if is_name(module) else "server"),
+        # A path, though a word without a slash could be a name as well.
+        control=asked.name if control is None else control and os.path.abspath(control),  # noqa: PTH100
+        watch=asked.reload_on_change,
+        pools=named_pools(asked.pool),
+        metrics=f"127.0.0.1:{metrics}" if (metrics or "").isdigit() else metrics,
+    )
+    raise_descriptor_limit()
+    with contextlib.suppress(Exception):  # for ps; an extra
+        title = f"asyncpool: master of {plan.name}"
+        importlib.import_module("setproctitle").setproctitle(title)
+    if os.getpid() == 1:
+        look_after_orphans()
+    sys.exit(_run(plan, level=log_level, log=CommandLog(json=log_format == "json")))
+
+
+def _server_options(
+    asked: Asked,
+    uvicorn: dict[str, Any],
+    server: dict[str, Any],
+    threads: dict[str, Any],
+) -> dict[str, Any]:
+    """Return the options of what serves the application, if it is one."""
+    if asked.interface == "serve":
+        flags = uvicorn | {"option": asked.option, "access_log": asked.access_log}
+        for name, value in flags.items():
+            if value:
+                raise CommandError(
+                    f"--{name.replace('_', '-')} is for applications: with --interface serve "
+                    "it would change nothing"
+                )
+    else:
+        need("uvicorn", "cluster", f"--interface {asked.interface}")
+    if asked.metrics is not None:
+        need("prometheus_client", "prometheus", "--metrics")
+    if asked.reload_on_change:
+        need("watchfiles", "reload", "--reload-on-change")
+    if asked.interface == "serve":
+        return {}
+    server |= read_options(
+        asked.option, uvicorn, password_file=asked.ssl_keyfile_password_file
+    )
+    server["access_log"] = asked.access_log
+    return server | (threads if asked.interface == "wsgi" else {})
+
+
+def _limits(asked: Asked, limits: dict[str, Any]) -> WorkerLimits:
+    try:
+        return WorkerLimits(max_jobs=asked.max_connections, **limits)
+    except ValueError as error:
+        raise CommandError(str(error)) from None
+
+
+def _restart_policy(asked: Asked) -> RestartPolicy:
+    if asked.max_restarts is not None:
+        return RestartPolicy.limited(asked.max_restarts, asked.within or 60.0)
+    if asked.within is not None:
+        raise CommandError(
+            "--within says for how long --max-restarts counts: give both"
+        )
+    return RestartPolicy()
+
+
+def _run(plan: ServingPlan, *, level: str, log: CommandLog) -> int:
+    loop_factory = None
+    if plan.cluster["worker_loop"] == "uvloop" and importlib.util.find_spec("uvloop"):
+        import uvloop  # noqa: PLC0415 - an extra
+
+        loop_factory = uvloop.new_event_loop
+    try:
+        with (
+            log.on(getattr(logging, level.upper())),
+            asyncio.Runner(loop_factory=loop_factory) as runner,
+        ):
+            return runner.run(Serving(plan, log).run())
+    except KeyboardInterrupt:  # while there is no cluster to obey it
+        return Exit.INTERRUPTED
+    except OSError as error:
+        where = f"{error.filename}: " if error.filename else ""
+        raise RefusedError(f"{where}{error.strerror or error}") from None
+    except (ValueError, TypeError, AsyncPoolError) as error:
+        raise CommandError(str(error)) from None
+
+
+def read_options(
+    words: tuple[str, ...], given: Mapping[str, Any], *, password_file: str | None
+) -> dict[str, Any]:
+    """Return options of uvicorn from ``NAME=VALUE`` and from the command's own.
+
+    Args:
+        words: ``NAME=VALUE``, as the user wrote them.
+        given: The command's own options, by uvicorn's names; ``None`` if one is not given.
+        password_file: Where the password of the key is.
+
+    Raises:
+        CommandError: If there is no such option, its value is of another type, or it was given
+            in both ways; if there is no such file, or the certificate cannot be loaded.
+    """
+    import uvicorn  # noqa: PLC0415 - an extra, which only workers need otherwise
+
+    known = inspect.signature(uvicorn.Config).parameters
+    hints = get_type_hints(uvicorn.Config.__init__)
+    found = {name: value for name, value in given.items() if value not in {None, False}}
+    for word in words:
+        name, equals, text = word.partition("=")
+        if not (equals and name.isidentifier()):
+            raise CommandError(f"--option: {word!r} is not NAME=VALUE")
+        if name in _ELSEWHERE:
+            raise CommandError(f"--option: {name} is the command's: {_ELSEWHERE[name]}")
+        if name not in known or name == "app":
+            near = get_close_matches(name, known, 1)
+            hint = f"; is {near[0]} meant?" if near else ""
+            raise CommandError(
+                f"--option: uvicorn {uvicorn.__version__} has no {name}{hint}"
+            )
+        if name in found and name in given:
+            raise CommandError(
+                f"--option: {name} is given twice, by an option of its own too"
+            )
+        found[name] = _typed(name, text, hints.get(name, Any))
+    if password_file is not None:
+        lines = Path(password_file).read_text(encoding="utf-8").splitlines()
+        found["ssl_keyfile_password"] = lines[0] if lines else ""
+    for name in ("ssl_certfile", "ssl_keyfile", "ssl_ca_certs", "env_file"):
+        path = found.get(name)
+        if path is not None and not Path(path).is_file():
+            raise CommandError(f"--option: {name}: there is no file {path}")
+    _check_certificate(found)
+    return found
+
+
+def _typed(name: str, text: str, hint: Any) -> Any:
+    """Return the value that a text stands for.
+
+    Raises:
+        CommandError: If the text is no value of that type.
+    """
+    try:
+        if (type := type_of(kinds_of(hint))) is not None:  # noqa: A001
+            return type.convert(text, None, None)
+        return json.loads(text)
+    except click.BadParameter as error:
+        raise CommandError(f"--option: {name}: {error.message}") from None
+    except (ValueError, RecursionError):
+        raise CommandError(
+            f"--option: {name} is a list or an object, in JSON, not {text!r}"
+        ) from None
+
+
+def _check_certificate(options: Mapping[str, Any]) -> None:
+    certificate, key = options.get("ssl_certfile"), options.get("ssl_keyfile")
+    if certificate is None:
+        if key is not None:
+            raise CommandError("a key needs its certificate: --ssl-certfile FILE")
+        return
+    # A prompt for a password at the terminal would have to be answered in each worker.
+    password = options.get("ssl_keyfile_password", "")
+    try:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(certificate, key, password)
+    except (OSError, ValueError) as error:
+        named = f"{certificate} and {key}" if key else f"{certificate}"
+        raise CommandError(
+            f"{named}: the certificate and its key cannot be loaded: {error}"
+        ) from None
+
+
+# One run.
+
+# How long the workers of a killed master may have its address, and a little more.
+_ADDRESS_PATIENCE = 2.0
+_ADDRESS_EVERY = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class ServingPlan:
+    """What is served, and how; ``--help`` explains each.
+
+    Attributes:
+        target: ``package.module:name``.
+        interface: Its interface: ``"asgi"``, ``"wsgi"`` or ``"serve"``.
+        options: The options of :func:`asyncpool.cluster.asgi` or ``wsgi``.
+        cluster: The options of the cluster.
+        name: The name of the cluster.
+        control: The name or path of the control socket, if one was chosen.
+        watch: Whether changes of the code reload it.
+        metrics: Where Prometheus finds the figures, if it is to.
+        pools: What makes the pools that all workers share, by name.
+    """
+
+    target: str
+    interface: str
+    options: dict[str, Any]
+    cluster: dict[str, Any]
+    name: str
+    control: str | None
+    watch: bool
+    metrics: str | None = None
+    pools: dict[str, str] = field(default_factory=dict)
+
+
+class _Unread(Cluster):
+    """A cluster whose messages no code can read."""
+
+    async def start(self) -> Self:
+        """Start, and let no worker wait for a reader."""
+        await super().start()
+        self._service().queues.drop_messages()
+        return self
+
+
+class Changes:
+    """The changes of Python files in the current folder, subfolders included.
+
+    Attributes:
+        happened: Set by each change.
+        names: The names of the files of the last change, for people.
+    """
+
+    def __init__(self) -> None:
+        self.happened = asyncio.Event()
+        self.names = ""
+        self._end = asyncio.Event()
+
+    @contextlib.asynccontextmanager
+    async def watched(self) -> AsyncGenerator[Self]:
+        """Watch the folder while the context lasts."""
+        task = asyncio.create_task(self._watch(), name="asyncpool serve: watch files")
+        try:
+            yield self
+        finally:
+            self._end.set()
+            await asyncio.wait({task})
+
+    def note(self, names: list[str]) -> None:
+        """Note a change of the files with these names."""
+        self.names = ", ".join(names[:3]) + ", …" * (len(names) > 3)  # noqa: PLR2004
+        self.happened.set()
+
+    async def _watch(self) -> None:
+        from watchfiles import PythonFilter, awatch  # noqa: PLC0415 - an extra
+
+        async for changes in awatch(
+            Path.cwd(),
+            watch_filter=PythonFilter(),
+            stop_event=self._end,
+            raise_interrupt=False,
+        ):
+            self.note(sorted({Path(path).name for _, path in changes}))
+
+
+class Serving:
+    """Serves until it is told to end.
+
+    Args:
+        plan: What to serve, and how.
+        log: The log of the command.
+    """
+
+    def __init__(self, plan: ServingPlan, log: CommandLog) -> None:
+        self._plan, self._log = plan, log
+        self._began = time.monotonic()
+        self._up = asyncio.Event()
+        self._failures: list[Crash] = []
+        self._operation: Operation | None = None
+        self._cluster: Cluster | None = None
+        self._page: MetricsPage | None = None
+
+    async def run(self) -> int:
+        """Serve, and return the exit code.
+
+        Raises:
+            OSError: If an address cannot be bound.
+            ValueError: If an option makes no sense.
+            TypeError: Likewise.
+        """
+        plan = self._plan
+        if (task := asyncio.current_task()) is not None:
+            task.set_name(f"asyncpool serve {plan.name}")
+        async with contextlib.AsyncExitStack() as stack:
+            await stack.enter_async_context(shared_by_name(plan.pools))
+            if plan.metrics is not None:
+                page = await _metrics_page(plan.metrics)
+                self._page = await stack.enter_async_context(page)
+            if not plan.watch:
+                return await self._serve()
+            changes = await stack.enter_async_context(Changes().watched())
+            while True:
+                # What changes from here on may be too late for the workers that start.
+                changes.happened.clear()
+                watching = asyncio.create_task(
+                    self._reload_at(changes), name="asyncpool serve: reload"
+                )
+                try:
+                    code = await self._serve()
+                finally:
+                    watching.cancel()
+                if not self._failures:
+                    return code
+                self._log.tell(say.CHANGE_AWAITED, {})
+                await changes.happened.wait()
+
+    async def _serve(self) -> int:
+        give_up_at = time.monotonic() + _ADDRESS_PATIENCE
+        while True:
+            try:
+                return await self._serve_once()
+            except OSError as error:
+                late = time.monotonic() > give_up_at
+                if error.errno != errno.EADDRINUSE or late:
+                    raise
+            await asyncio.sleep(_ADDRESS_EVERY)
+
+    async def _serve_once(self) -> int:
+        plan = self._plan
+        self._failures.clear()
+        self._log.starting = True
+        self._began = time.monotonic()
+        target: Any = plan.target
+        if plan.interface != "serve":
+            adapter = asgi if plan.interface == "asgi" else wsgi
+            target = adapter(plan.target, **plan.options)
+        self._cluster = cluster = _Unread(
+            target, name=plan.name, on_crash=self._crashed, **plan.cluster
+        )
+        if self._page is not None:
+            from asyncpool.prometheus import register  # noqa: PLC0415 - an extra
+
+            register(cluster, self._page.registry)
+        self._operation = operation = Operation(
+            cluster,
+            control=plan.control,
+            on_ready=self._ready,
+            # What cannot be loaded may wait for a change, and obey Ctrl-C meanwhile.
+            is_last=lambda: not (plan.watch and self._failures),
+        )
+        code = await operation.run()
+        if self._failures:
+            self._explain(self._failures[0])
+            return GAVE_UP
+        self._log.starting = False
+        if operation.broken is not None:
+            last = operation.broken.crashes[-1:]
+            self._log.tell(
+                say.SERVER_GAVE_UP,
+                {"target": plan.target, "reason": operation.broken.reason},
+                last="".join(f"; last: {crash}" for crash in last),
+            )
+        return code
+
+    async def _reload_at(self, changes: Changes) -> None:
+        """Reload after each change."""
+        while True:
+            await changes.happened.wait()
+            await self._up.wait()
+            assert self._operation is not None
+            changes.happened.clear()
+            self._log.tell(say.CODE_CHANGED, {"files": changes.names})
+            self._operation.reload_soon(f"changes of {changes.names}")
+
+    def _ready(self) -> None:
+        plan, operation = self._plan, self._operation
+        assert self._cluster is not None
+        assert operation is not None
+        self._up.set()
+        self._log.starting = False
+        addresses = self._cluster.stats().addresses
+        http = "https://" if "ssl_certfile" in plan.options else "http://"
+        scheme = "tcp://" if plan.interface == "serve" else http
+        lines = ["", *(f"  {it.replace('tcp://', scheme)}" for it in addresses)]
+        for address in self._page.addresses if self._page is not None else ():
+            page = address.replace("tcp://", "http://")
+            lines += [f"  metrics: {page}/metrics"]
+        for name in plan.pools:
+            lines += [f"  pool {name}: asyncpool recycle {name}-{os.getpid()}"]
+        if operation.control_path is not None:
+            lines.append(f"  asyncpool status | reload | stop {operation.which}")
+        lines.append("  Ctrl-C drains and ends, a second one ends at once")
+        extra = {
+            "target": plan.target,
+            "addresses": ", ".join(addresses),
+            "seconds": round(time.monotonic() - self._began, 3),
+        }
+        self._log.tell(say.SERVING, extra, lines="\n".join(lines))
+
+    def _crashed(self, crash: Crash) -> None:
+        """End at once if the code cannot be loaded: to try again would not help."""
+        if self._up.is_set() or self._failures or not cannot_be_loaded(crash):
+            return
+        self._failures.append(crash)
+        assert self._operation is not None
+        self._operation.stop()
+        self._operation.stop()
+
+    def _explain(self, crash: Crash) -> None:
+        """Say why the code cannot be loaded, and what to do about it."""
+        target = self._plan.target
+        detail = crash.detail.removeprefix("serve failed: ")
+        module = target.partition(":")[0]
+        own = {f"'{module}'", f"'{module.partition('.')[0]}'"}
+        named = any(name in detail for name in own)
+        hint = ""
+        if detail.startswith("ModuleNotFoundError: ") and named:
+            hint = (
+                "\n  Modules are found in the current folder, in PYTHONPATH, in what is "
+                "installed.\n  Is this the folder that you meant, and the environment?"
+            )
+        elif detail.startswith("AttributeError: module ") and named:
+            hint = f"\n  What is it called in {module}?  Write {module}:NAME."
+        elif traceback := users_own(crash.stack):
+            hint = f"\n{traceback}"
+        extra = {"target": target, "reason": detail}
+        self._log.tell(say.NOT_LOADED, extra, lines=hint)
+
+
+async def _metrics_page(address: str) -> MetricsPage:
+    from asyncpool.prometheus._page import MetricsPage  # noqa: PLC0415 - an extra
+
+    try:
+        async with addresses_locked([address]):
+            return MetricsPage(address)
+    except OSError as error:
+        raise OSError(error.errno, f"--metrics: {error.strerror}") from error
+    except ValueError as error:
+        raise ValueError(f"--metrics: {error}") from None

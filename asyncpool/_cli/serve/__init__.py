@@ -1,1 +1,0 @@
-"""``asyncpool serve``, and the commands for a server that runs."""
