@@ -12,14 +12,13 @@ import click
 
 from asyncpool._cli.logs.command_log import CommandLog
 from asyncpool._cli.logs.log_options import log_format, log_level
-from asyncpool._cli.parameters import CommandError, Exit, RefusedError, seconds
+from asyncpool._cli.parameters import CommandError, Exit, RefusedError
 from asyncpool._cli.shared_pools import give_control, make_pool
 from asyncpool._core import log_messages as say
 from asyncpool._core.options import MAX_WORKERS
 from asyncpool._engine.machine import raise_descriptor_limit
 from asyncpool._observe.control.socket_files import clear_path, folders_locked
 from asyncpool._remote.agent import MOST_CLIENTS
-from asyncpool._remote.carrier import LEASE
 from asyncpool.errors import PoolBrokenError, PoolClosedError, RollInProgressError
 from asyncpool.pool import Pool
 from asyncpool.sharedpool import PoolServer
@@ -64,14 +63,6 @@ _UNIX = "unix:"
     metavar="NUMBER",
     help="How many programs there may be at a time.",
 )
-@click.option(
-    "--client-timeout",
-    type=seconds,
-    default=LEASE,
-    show_default=True,
-    metavar="SECONDS",
-    help="How long a program may be silent before its jobs are made to end.",
-)
 @log_level
 @log_format
 def agent_command(
@@ -81,7 +72,6 @@ def agent_command(
     workers: int | None,
     preload: tuple[str, ...],
     max_clients: int,
-    client_timeout: float,
     log_level: str,
     log_format: str,
 ) -> None:
@@ -118,9 +108,7 @@ def agent_command(
     )
     give_control(pool, "agent")
     path = bind.removeprefix(_UNIX)
-    sharing = PoolServer(
-        pool, path, max_clients=max_clients, client_timeout=client_timeout
-    )
+    sharing = PoolServer(pool, path, max_clients=max_clients)
     raise_descriptor_limit()
     log = CommandLog(json=log_format == "json")
     try:

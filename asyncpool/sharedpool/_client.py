@@ -19,9 +19,14 @@ from asyncpool._observe.control.socket_files import (
     closed_on_error,
     is_socket,
 )
-from asyncpool._remote.carrier import flaw, greeting, pack_greeting, unpack_greeting
+from asyncpool._remote.carrier import UnixCarrier, Why, is_same_user
 from asyncpool._remote.client import Client
-from asyncpool._remote.unix_carrier import UnixCarrier, is_same_user
+from asyncpool._remote.messages import (
+    flaw,
+    greeting,
+    pack_greeting,
+    unpack_greeting,
+)
 from asyncpool._wire.formats import Codec, format_of
 from asyncpool.errors import ProtocolError
 from asyncpool.sharedpool._remote_pool import RemotePool
@@ -45,24 +50,24 @@ class SharedPool(RemotePool):
         name: What logs and metrics call it: where its agent listens.
     """
 
+    _has_one_agent = True
+
     def __init__(
         self,
         path: str,
         *,
-        node_timeout: float | None,
         max_queued: int | None,
         options: JobOptions,
         data: DataOnly | None,
     ) -> None:
         super().__init__(
             "the shared pool",
-            node_timeout=node_timeout,
+            f"unix:{path}",
             max_queued=max_queued,
             options=options,
             data=data,
         )
         self._path = path
-        self.name: str = f"unix:{path}"
 
     async def start(self) -> None:
         """Connect.
@@ -72,7 +77,6 @@ class SharedPool(RemotePool):
             ProtocolError: If the agent has another version of asyncpool or Python, or another
                 codec, or too many clients.
             TimeoutError: If it does not answer within 10 s.
-            ValueError: If *node_timeout* is shorter than the agent's *client_timeout*.
             RuntimeError: If it was started before.
 
         Cancellation:
@@ -139,21 +143,18 @@ def _expect_greeting(
         about = unpack_greeting(data)
         if answered.done():
             return
-        try:
-            if not flaw(about):
-                client.nodes.join(carrier, about)  # at once: a batch may follow
-        except ValueError as error:
-            answered.set_exception(error)
-        else:
-            answered.set_result(data)
+        if not flaw(about):
+            carrier.greeted()
+            client.nodes.join(carrier, about)  # at once: a batch may follow
+        answered.set_result(data)
 
-    def gone(error: Exception | None) -> None:
+    def gone(why: Why) -> None:
         if answered.done():
             return
-        if error is None:
-            answered.set_result(b"")
+        if isinstance(why, Exception):
+            answered.set_exception(why)
         else:
-            answered.set_exception(error)
+            answered.set_result(b"")
 
     carrier.on_bytes, carrier.on_gone = answer, gone
 
@@ -161,7 +162,6 @@ def _expect_greeting(
 def connect(
     address: str,
     *,
-    node_timeout: float | None = None,
     max_queued: int | None = None,
     codec: Literal["json", "msgspec"] | Codec | None = None,
     functions: Iterable[Callable[..., object] | str] | None = None,
@@ -171,9 +171,6 @@ def connect(
 
     Args:
         address: ``"unix:"`` and the path of the socket of a :class:`PoolServer`.
-        node_timeout: Seconds without a sign of life after which the agent is lost, and with it
-            the jobs that it has begun (:exc:`NodeLostError`).  At least the *client_timeout* of
-            the :class:`PoolServer`; by default half as much again.
         max_queued: How many jobs of this client may wait here; ``None`` for no bound.  The agent
             has 1024 more at the most.
         codec: As that of the pool, which must have the same.
@@ -181,23 +178,20 @@ def connect(
         errors: Likewise.
 
     Raises:
-        ValueError: If the address is no such one, *node_timeout* or *max_queued*
-            not positive, or there are *functions* or *errors* without a *codec*.
+        ValueError: If the address is no such one, *max_queued* not positive, or there are
+            *functions* or *errors* without a *codec*.
         TypeError: If an argument is of the wrong type.
         ImportError: If the package of *codec* is not installed.
     """
     checks.TEXT("address", address)
     if not address.startswith(_UNIX) or address == _UNIX:
         raise ValueError(f"address must be 'unix:PATH', not {address!r}")
-    if node_timeout is not None:
-        checks.PERIOD("node_timeout", node_timeout)
     if max_queued is not None:
         checks.at_least(1)("max_queued", max_queued)
     check_codec(codec, functions=functions, errors=errors)
     data = None if codec is None else DataOnly(format_of(codec), functions, errors)
     return SharedPool(
         address.removeprefix(_UNIX),
-        node_timeout=node_timeout,
         max_queued=max_queued,
         options=JobOptions(codec=None if data is None else data.how),
         data=data,

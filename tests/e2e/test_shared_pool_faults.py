@@ -64,7 +64,7 @@ async def test_each_job_is_accounted_for_when_the_agent_is_killed_under_load(
             assert number in began
             assert job.attempt == 1
             fates["done"] += 1
-        elif result.delivery is Delivery.STARTED:
+        elif result.delivery in {Delivery.STARTED, Delivery.UNKNOWN}:
             assert job.attempt == 1
             fates["lost"] += 1
         else:
@@ -101,34 +101,6 @@ async def test_an_executor_ends_whose_agent_was_killed(
                     await asyncio.wrap_future(executor.submit(abs, -2))
             finally:
                 await asyncio.to_thread(executor.shutdown)
-
-
-async def test_an_agent_that_was_stopped_begins_nothing_when_it_goes_on(
-    tmp_path: Path,
-) -> None:
-    signed = tmp_path / "signed"
-    signed.touch()
-    path = tmp_path / "pool.sock"
-    with server(path, client_timeout=1.0) as process:
-        async with patience(2), Gate() as gate, connect(f"unix:{path}") as pool:
-            begun = pool.submit(jobs.wait_at, gate.path)
-            visitor = await gate.visitor()
-            await stop(process.pid)
-            waiting = [pool.submit(jobs.sign, str(signed), n) for n in range(50)]
-            with pytest.raises(NodeLostError) as lost:
-                await begun
-            assert lost.value.delivery is Delivery.STARTED
-            assert lost.value.silence >= 1.0
-            for job in waiting:
-                with pytest.raises(NodeLostError) as never:
-                    await job
-                assert never.value.delivery is not Delivery.STARTED
-                assert job.attempt == 0
-            os.kill(process.pid, signal.SIGCONT)
-            await visitor.gone()  # the agent gives up what it ran for this client
-        async with patience(), connect(f"unix:{path}") as again:
-            assert await again.submit(jobs.square, 3) == 9
-    assert not signed.read_text()
 
 
 async def test_an_agent_that_is_stopped_for_a_moment_costs_nothing(
@@ -228,38 +200,31 @@ async def test_an_agent_that_is_left_by_an_error_ends_what_it_has(
 
 
 @pytest.mark.logs("client-lost")
-@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
 async def test_the_jobs_of_a_client_that_is_gone_end_and_others_go_on(
-    tmp_path: Path, how: signal.Signals, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     path = tmp_path / "pool.sock"
     async with (
         patience(2),
         Gate() as gate,
         Pool(2) as pool,
-        PoolServer(pool, path, client_timeout=1.0),
+        PoolServer(pool, path),
         connect(f"unix:{path}") as mine,
     ):
         with client(path, gate.path) as other:
             visitor = await gate.visitor("of the other")
             own = mine.submit(jobs.wait_at, gate.path, "mine")
-            os.kill(other.pid, how)
+            other.kill()
             await visitor.gone()
             (await gate.visitor("mine")).release()
             assert await own == "go"
-            if how is signal.SIGSTOP:
-                os.kill(other.pid, signal.SIGCONT)
-                assert other.stdout is not None
-                told = await asyncio.to_thread(other.stdout.readline)
-                assert told == "NodeLostError\n"
         assert await mine.submit(jobs.square, 5) == 25
         assert pool.stats().lost_clients == 1
     [record] = [vars(it) for it in caplog.records if "jobs" in vars(it)]
     assert (record["pool"], record["pid"]) == (pool.name, other.pid)
     # Its first job may have ended by then, or not.
     assert "1 x tests.helpers.jobs.wait_at" in record["functions"]
-    silent = "nothing was heard of it for 1 s (client_timeout)"
-    assert (record["reason"] == silent) is (how is signal.SIGSTOP)
+    assert record["reason"] == "its process has ended, or it has left"
 
 
 async def test_a_program_that_blocks_its_loop_for_long_loses_nothing(
@@ -269,36 +234,17 @@ async def test_a_program_that_blocks_its_loop_for_long_loses_nothing(
     async with (
         patience(),
         Gate() as gate,
-        PoolServer(pool, path, client_timeout=0.2),
-        connect(f"unix:{path}", node_timeout=0.2) as client,
+        PoolServer(pool, path),
+        connect(f"unix:{path}") as client,
     ):
         job = client.submit(jobs.wait_at, gate.path)
         visitor = await gate.visitor()
-        # Neither end hears the other one for longer than each of them is patient.
         until = time.monotonic() + 0.7
         while time.monotonic() < until:  # as a program does that computes in its loop
             pass
         visitor.release()
         assert await job == "go"
         assert await client.submit(jobs.square, 5) == 25
-
-
-async def test_a_client_that_was_given_up_for_its_own_silence_is_told_so(
-    tmp_path: Path,
-) -> None:
-    sharing = served(tmp_path, client_timeout=1.0)
-    async with patience(2), Gate() as gate, sharing as (_, client):
-        job = client.submit(jobs.wait_at, gate.path)
-        await gate.visitor()
-        until = time.monotonic() + 2.5
-        while time.monotonic() < until:
-            pass  # as a program does that computes in its loop
-        with pytest.raises(NodeLostError, match="which was silent for") as lost:
-            await job
-        assert lost.value.own_silence >= 2.0
-        assert lost.value.silence < 2.0
-        detail = lost.value.crashes[0].detail
-        assert "has given this client up, which was silent for" in detail
 
 
 async def test_two_clients_that_flood_get_the_workers_in_turn(
