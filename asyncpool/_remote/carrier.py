@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 import socket
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable
-from typing import Protocol, TypeAlias
+from typing import TypeAlias
 
 from asyncpool._engine.channel import READ_SIZE, Channel, DescriptorSocket
 from asyncpool._engine.loop import Alarm, Threads
@@ -28,7 +30,12 @@ def ignore(_: Why = None) -> None:
     """Do nothing, in place of who hears that the other end is gone."""
 
 
-class Carrier(Protocol):
+def _drop(data: bytes) -> None:
+    """Drop what nobody expects."""
+    del data
+
+
+class Carrier(ABC):
     """One end of a way between a client and an agent; it moves bytes, and reads none.
 
     All that is sent arrives, once and in its order, or the other end is gone.
@@ -37,7 +44,6 @@ class Carrier(Protocol):
         on_bytes: Called with what has come.
         on_gone: Called once when the other process is dead, or lost, or has ended the session.
         certain: Whether all arrives that was sent before this process, or the other one, died.
-        may_begin: Whether the client is there for sure, so that its jobs may begin.
         process: The other process, if it is on this machine and the system says which it is.
         lent: Memory for large buffers that go to the other end, if the carrier has such.
         borrowed: Likewise for those that come.
@@ -45,44 +51,52 @@ class Carrier(Protocol):
         patience: How many seconds it may be silent; infinity if the system tells that it is gone.
     """
 
-    on_bytes: Callable[[bytes], None]
-    on_gone: Callable[[Why], object]
-    certain: bool
-    process: int | None
-    lent: LentMemory | None
-    borrowed: BorrowedMemory | None
-    heard_at: float
-    patience: float
+    certain = True
+    process: int | None = None
+    lent: LentMemory | None = None
+    borrowed: BorrowedMemory | None = None
+    patience = math.inf
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self.heard_at = self._loop.time()
+        # Whoever uses the carrier sets these.
+        self.on_bytes: Callable[[bytes], None] = _drop
+        self.on_gone: Callable[[Why], object] = ignore
 
     @property
     def may_begin(self) -> bool:
-        """See above."""
-        ...
+        """Whether the client is there for sure, so that its jobs may begin."""
+        return True
 
     @property
     def own_silence(self) -> float:
         """For how many seconds this end has said nothing, if the other one may mind; else 0."""
-        ...
+        return 0.0
 
     @property
+    @abstractmethod
     def unsent(self) -> int:
         """How many of the pieces that were sent the other end has not taken."""
-        ...
 
+    @abstractmethod
     def send(self, data: bytes) -> None:
         """Send bytes, which arrive as one piece."""
-        ...
 
+    @abstractmethod
     def close(self) -> None:
         """Send no more, and let the other end know; it gets what was sent."""
-        ...
 
+    @abstractmethod
     def abort(self) -> None:
         """Do the same, and drop what is still to be sent."""
-        ...
+
+    def _forget(self) -> None:
+        """Tell nobody anything any more."""
+        self.on_bytes, self.on_gone = _drop, ignore
 
 
-class UnixCarrier:
+class UnixCarrier(Carrier):
     """One end of a Unix socket, for processes of this user only; see :class:`Carrier`.
 
     The kernel keeps what was sent and not read, also when the sender has died, and tells when it is.
@@ -97,18 +111,12 @@ class UnixCarrier:
         ended: Done when the socket is closed.
     """
 
-    certain = may_begin = True
-    patience, own_silence = float("inf"), 0.0
-
     def __init__(
         self, sock: socket.socket, threads: Threads, buffer: memoryview | None = None
     ) -> None:
-        loop = self._loop = asyncio.get_running_loop()
-        self.process: int | None = peer_pid(sock)
-        # Whoever uses the carrier sets these.
-        self.on_bytes: Callable[[bytes], None] = _drop
-        self.on_gone: Callable[[Why], object] = ignore
-        self.heard_at = loop.time()
+        super().__init__()
+        loop = self._loop
+        self.process = peer_pid(sock)
         self._ends: deque[int] = deque()  # where the pieces end that may be unsent
         self._socket = DescriptorSocket(sock)
         self._open = True
@@ -122,10 +130,8 @@ class UnixCarrier:
             on_frames=self._on_frames,
             on_end=self._on_end,
         )
-        self._lent = LentMemory(loop, threads, self._channel)
-        self._borrowed = BorrowedMemory(loop, threads, self._tell)
-        self.lent: LentMemory | None = self._lent
-        self.borrowed: BorrowedMemory | None = self._borrowed
+        self.lent = self._lent = LentMemory(loop, threads, self._channel)
+        self.borrowed = self._borrowed = BorrowedMemory(loop, threads, self._tell)
 
     def greeted(self) -> None:
         """Let pieces come that are as large as batches may be."""
@@ -171,7 +177,7 @@ class UnixCarrier:
 
     def _stop(self) -> None:
         self._open = False
-        self.on_bytes, self.on_gone = _drop, ignore
+        self._forget()
         self._lent.close()
         self._borrowed.close()
 
@@ -234,8 +240,3 @@ def is_same_user(sock: socket.socket) -> bool:
         return peer_uid(sock) == os.geteuid()
     except OSError:
         return False
-
-
-def _drop(data: bytes) -> None:
-    """Drop what nobody expects."""
-    del data

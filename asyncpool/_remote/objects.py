@@ -30,7 +30,7 @@ from typing import Any
 
 from asyncpool import enums, errors, events, profile, stats
 from asyncpool._core import log_messages as say
-from asyncpool._core.slots import JobText, text_for_client
+from asyncpool._core.slots import JobText
 from asyncpool._engine.job import ChunkJob, Failed, load_outcome
 from asyncpool._engine.life_log import LOGGER
 from asyncpool._remote.messages import load_parts, pack_parts
@@ -101,6 +101,14 @@ _FIELDS = {
     for name, cls in _CLASSES.items()
     if is_dataclass(cls)
 }
+
+
+def text_for_client(text: str, numbers: Mapping[int, int]) -> str:
+    """Return *text* with the client's number of its job, by that of the agent."""
+    if not isinstance(text, JobText):
+        return text
+    job = numbers.get(text.job)
+    return text.unknown if job is None else JobText(text.known, job, text.unknown)
 
 
 def _crash_for(crash: Crash, numbers: Mapping[int, int]) -> Crash:

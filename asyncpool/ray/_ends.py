@@ -17,13 +17,13 @@ from __future__ import annotations
 
 import asyncio
 import math
+from abc import abstractmethod
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from asyncpool._engine.loop import Alarm, Threads
-from asyncpool._remote.carrier import Why, ignore
-from asyncpool._remote.memory import BorrowedMemory, LentMemory
+from asyncpool._remote.carrier import Carrier, Why, ignore
 
 if TYPE_CHECKING:
     from asyncpool.ray._engine import Engine
@@ -50,20 +50,18 @@ PATIENCE = 1.5
 _BEATS = 8
 
 
-class _End:
-    """What both ends have in common; see :class:`~asyncpool._remote.carrier.Carrier`."""
+class _End(Carrier):
+    """What both ends have in common.
+
+    Args:
+        lease: For how many seconds the agent works for a client that it does not hear.
+    """
 
     certain = False
-    process: int | None = None
-    lent: LentMemory | None = None
-    borrowed: BorrowedMemory | None = None
 
     def __init__(self, lease: float) -> None:
-        self.on_bytes: Callable[[bytes], None] = _drop
-        self.on_gone: Callable[[Why], object] = ignore
-        self._loop = asyncio.get_running_loop()
+        super().__init__()
         self._lease = lease
-        self.heard_at = self._loop.time()
         self._waiting: list[bytes] = []
         self._is_due = self._over = False
         self._beat = Alarm(self._loop, self._on_beat)
@@ -80,8 +78,9 @@ class _End:
             self._is_due = True
             self._loop.call_soon(self._say)
 
+    @abstractmethod
     def _say(self) -> None:
-        raise NotImplementedError
+        """Say what waits, if that is possible now."""
 
     def _on_beat(self, now: float) -> None:
         """Note that this process could hear nobody while it was held up."""
@@ -102,8 +101,6 @@ class AgentEnd(_End):
         lease: How many seconds the client may be silent.
     """
 
-    patience, own_silence = math.inf, 0.0
-
     def __init__(self, lease: float = math.inf) -> None:
         super().__init__(lease)
         self._next = 1  # the call that is heard next
@@ -123,7 +120,7 @@ class AgentEnd(_End):
         """Send what there is, and end the session."""
         self._over = True
         self._beat.cancel()
-        self.on_bytes = _drop
+        self._forget()
         self._loop.call_soon(self._say)
 
     def abort(self) -> None:
@@ -198,7 +195,8 @@ class AgentEnd(_End):
     def _on_beat(self, now: float) -> None:
         super()._on_beat(now)
         if not self.may_begin:
-            self.on_gone(f"nothing was heard of it for {self._lease:g} s")
+            gone, self.on_gone = self.on_gone, ignore
+            gone(f"nothing was heard of it for {self._lease:g} s")
 
 
 class ClientEnd(_End):
@@ -214,8 +212,6 @@ class ClientEnd(_End):
         on_close: Called once when no more calls are made.
         over: Whether that was so.
     """
-
-    may_begin = True
 
     def __init__(
         self, actor: Any, threads: Threads, errors: Engine, lease: float = math.inf
@@ -252,12 +248,14 @@ class ClientEnd(_End):
         self._over = True
         self._beat.cancel()
         self._waiting.clear()
-        self.on_bytes, self.on_gone = _drop, ignore
+        self._forget()
         for call in self._calls.values():
             call.cancel()
         self.on_close()
 
-    abort = close
+    def abort(self) -> None:
+        """Call no more."""
+        self.close()
 
     def gone(self, why: Why) -> None:
         """Call no more, and say that the agent is gone."""
@@ -405,8 +403,3 @@ def _joined(parts: dict[tuple[int, int], bytes]) -> Sequence[bytes]:
     for (piece, _), part in sorted(parts.items()):
         pieces.setdefault(piece, []).append(part)
     return [*map(b"".join, pieces.values())]
-
-
-def _drop(data: bytes) -> None:
-    """Drop what nobody expects."""
-    del data
