@@ -228,6 +228,7 @@ class Client(Packer):
         waits: Fails jobs that have waited for too long.
         ends: Settles jobs.
         stored: Finds arguments that are in a store of the engine, if that has one.
+        reconnects: Whether another agent may take the place of the only one.
     """
 
     concurrency = 1
@@ -243,7 +244,7 @@ class Client(Packer):
     ) -> None:
         self.title, self.name, self.hub = title, name, hub
         self._max_queued = max_queued
-        self._listens = self.left = self.agent_closes = False
+        self._listens = self.left = self.agent_closes = self.reconnects = False
         self.loop = asyncio.get_running_loop()
         self.threads = Threads(self.loop)
         super().__init__(self.threads, _PACKED_AHEAD, MAX_PAYLOAD)
@@ -510,6 +511,8 @@ class Client(Packer):
     def on_closing(self, node: Node) -> None:
         """Hear that the only agent ends: it gets no more jobs, and finishes those that it has."""
         self.nodes.router.rest(node.number)
+        if self.reconnects:
+            return  # the others wait for the next one
         self.agent_closes = self.draining.closed = True
         for job in [*self.registry.jobs.values()]:
             if self.nodes.of(job.id) is None:

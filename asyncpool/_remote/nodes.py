@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -40,12 +40,14 @@ class Nodes:
         router: Which agent gets which job.
         expected: Whether jobs wait for another agent if there is none.
         lost: How many agents were lost, or could not be used.
+        on_lost: Called when an agent is lost; tells whether another one may take its place.
     """
 
     def __init__(self, client: Client) -> None:
         self._client, self._loop = client, client.loop
         self._registry = client.registry
         self.router = Router()
+        self.on_lost: Callable[[], bool] = lambda: False
         self.expected = self._is_limited = self._flush_is_due = False
         self._nodes: dict[int, Node] = {}
         self._numbers = self.lost = 0
@@ -155,6 +157,7 @@ class Nodes:
         client, reason = self._client, reason_of(node, why)
         losses = {number: node.delivery_of(number) for number in node.jobs}
         self._leave(node)
+        self.expected = self.on_lost() or self.expected
         pairs = self.router.lose(node.number)
         never = client.sessions.lost(node)
         client.figures.lost(node)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import os
 import socket
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any, Literal
 
 from asyncpool import __version__
@@ -37,6 +39,9 @@ VARIABLE = "ASYNCPOOL_SHARED_POOLS"
 _UNIX = "unix:"
 _CONNECT_TIMEOUT = 10.0
 
+# Seconds between two tries to reach an agent that is gone.
+_PAUSE = 0.1
+
 
 class SharedPool(RemotePool):
     """A pool that another process has; :func:`connect` makes it, for ``async with``.
@@ -59,6 +64,7 @@ class SharedPool(RemotePool):
         max_queued: int | None,
         options: JobOptions,
         data: DataOnly | None,
+        reconnect: float | None = None,
     ) -> None:
         super().__init__(
             "the shared pool",
@@ -67,7 +73,8 @@ class SharedPool(RemotePool):
             options=options,
             data=data,
         )
-        self._path = path
+        self._path, self._reconnect = path, reconnect
+        self._reconnecting: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
         """Connect.
@@ -93,6 +100,36 @@ class SharedPool(RemotePool):
                 f"the agent at {self._path} has not answered for {_CONNECT_TIMEOUT:g} s: its "
                 "process may be stopped, or its event loop blocked"
             ) from None
+
+        client.reconnects = self._reconnect is not None
+        client.nodes.on_lost = partial(self._on_lost, client)
+
+    def _on_lost(self, client: Client) -> bool:
+        if self._reconnect is None or client.left:
+            return False
+        self._reconnecting = client.loop.create_task(
+            self._reach_again(client, self._reconnect), name="asyncpool reconnect"
+        )
+        return True
+
+    async def _reach_again(self, client: Client, seconds: float) -> None:
+        """Connect again when an agent is back; give all jobs up if there is none in time."""
+        try:
+            async with asyncio.timeout(None if math.isinf(seconds) else seconds):
+                while not client.nodes.first:
+                    try:
+                        await self._greet(client)
+                    except (OSError, ProtocolError):
+                        await asyncio.sleep(_PAUSE)
+        except TimeoutError:
+            why = f"no agent has been at {self._path} for {seconds:g} s (reconnect)"
+            client.nodes.give_up(why)
+        client.nodes.expected = False
+
+    async def _leave(self) -> None:
+        if self._reconnecting is not None:
+            self._reconnecting.cancel()
+            await asyncio.wait([self._reconnecting])
 
     async def _greet(self, client: Client) -> None:
         answered = asyncio.get_running_loop().create_future()
@@ -163,6 +200,7 @@ def connect(
     address: str,
     *,
     max_queued: int | None = None,
+    reconnect: float | None = None,
     codec: Literal["json", "msgspec"] | Codec | None = None,
     functions: Iterable[Callable[..., object] | str] | None = None,
     errors: Iterable[type[BaseException]] = (),
@@ -173,13 +211,16 @@ def connect(
         address: ``"unix:"`` and the path of the socket of a :class:`PoolServer`.
         max_queued: How many jobs of this client may wait here; ``None`` for no bound.  The agent
             has 1024 more at the most.
+        reconnect: For how many seconds the client waits for another agent when this one is gone.
+            What the lost one may have begun fails, or has another attempt; all else goes on with
+            the next one, whose slots have numbers from 10000 on.  ``None`` for no other agent.
         codec: As that of the pool, which must have the same.
         functions: As in :class:`Pool`, for a pool with a codec.
         errors: Likewise.
 
     Raises:
-        ValueError: If the address is no such one, *max_queued* not positive, or there are
-            *functions* or *errors* without a *codec*.
+        ValueError: If the address is no such one, *max_queued* or *reconnect* not positive, or
+            there are *functions* or *errors* without a *codec*.
         TypeError: If an argument is of the wrong type.
         ImportError: If the package of *codec* is not installed.
     """
@@ -188,6 +229,8 @@ def connect(
         raise ValueError(f"address must be 'unix:PATH', not {address!r}")
     if max_queued is not None:
         checks.at_least(1)("max_queued", max_queued)
+    if reconnect is not None:
+        checks.PERIOD("reconnect", reconnect)
     check_codec(codec, functions=functions, errors=errors)
     data = None if codec is None else DataOnly(format_of(codec), functions, errors)
     return SharedPool(
@@ -195,6 +238,7 @@ def connect(
         max_queued=max_queued,
         options=JobOptions(codec=None if data is None else data.how),
         data=data,
+        reconnect=reconnect,
     )
 
 

@@ -117,6 +117,63 @@ async def test_an_agent_that_is_stopped_for_a_moment_costs_nothing(
         assert await asyncio.gather(*waiting) == [n * n for n in range(50)]
 
 
+@pytest.mark.logs("node-lost")
+async def test_a_client_that_reconnects_goes_on_when_its_agent_is_back(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "pool.sock"
+    pool = connect(f"unix:{path}", reconnect=60.0)
+    async with patience(2), Gate() as gate:
+        with server(path) as process:
+            await pool.start()
+            begun = pool.submit(jobs.wait_at, gate.path)
+            await gate.visitor()
+            sent = [pool.submit(jobs.square, n) for n in range(5)]
+            await pool.stats()  # the agent has told that all but the first wait there
+            process.kill()
+            with pytest.raises(NodeLostError) as lost:
+                await begun
+            assert lost.value.delivery is Delivery.STARTED
+            waits = pool.submit(jobs.square, 7)
+            with pytest.raises(PoolClosedError, match="its agent is gone"):
+                await pool.stats()
+        with server(path):
+            assert await asyncio.gather(*sent[1:], waits) == [1, 4, 9, 16, 49]
+            assert {job.attempt for job in (*sent, waits)} == {1}
+            with pytest.raises(NodeLostError):
+                await sent[0]  # it waited in the pool
+            assert (await pool.stats()).slots[0].slot == 10_000
+            await pool.close()
+    with pytest.raises(PoolClosedError):
+        pool.submit(jobs.square, 1)
+
+
+async def asked_until_it_is_gone(pool: SharedPool) -> None:
+    while True:
+        await pool.stats()
+
+
+@pytest.mark.logs("node-lost")
+async def test_a_client_waits_for_another_agent_as_long_as_it_was_told_to(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "pool.sock"
+    with pytest.raises(ValueError, match="reconnect must be > 0"):
+        connect(f"unix:{path}", reconnect=0)
+    async with patience(), Pool(1) as shared_one:
+        sharing = PoolServer(shared_one, path)
+        await sharing.__aenter__()
+        async with connect(f"unix:{path}", reconnect=0.3) as pool:
+            assert await pool.submit(jobs.square, 3) == 9
+            await sharing.__aexit__(None, None, None)
+            with pytest.raises(PoolClosedError):
+                await asked_until_it_is_gone(pool)
+            with pytest.raises(PoolClosedError, match=r"for 0\.3 s \(reconnect\)"):
+                await pool.submit(jobs.square, 4)
+            with pytest.raises(PoolClosedError):
+                pool.submit(jobs.square, 5)
+
+
 @contextlib.asynccontextmanager
 async def server_and_client(
     tmp_path: Path,
