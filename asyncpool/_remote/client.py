@@ -98,8 +98,8 @@ class StoredArguments(Protocol):
 
     def pack(
         self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: Any, /
-    ) -> tuple[StoredCall, int]:
-        """Pack a call; return it and its size."""
+    ) -> StoredCall:
+        """Pack a call."""
         ...
 
 
@@ -345,9 +345,8 @@ class Client(Packer):
                 payload = known.serializer.pack_job(
                     function, args, kwargs, number=known.number, limit=HEAVY
                 )
-                size = len(payload)
             else:
-                payload, size = stored.pack(function, args, kwargs)
+                payload = stored.pack(function, args, kwargs)
         except OverLimitError:
             self._enter(job)
             self.nodes.router.prepare(job.id)
@@ -355,7 +354,7 @@ class Client(Packer):
             return job
         except BaseException as error:  # noqa: BLE001 - an argument's
             return self.registry.refuse(job, error)
-        if size > MAX_PAYLOAD:
+        if (size := len(payload)) > MAX_PAYLOAD:
             return self.registry.refuse(job, too_large(size, MAX_PAYLOAD))
         self._enter(job)
         job.payload = payload

@@ -249,8 +249,7 @@ class NodeFigures:
         client = self._client
         if not client.queued:
             return 0.0
-        of = client.nodes.of
-        return oldest_queued(client.registry, now, lambda job: of(job.id) is None)
+        return oldest_queued(client.registry, now, lambda job: job.slot is None)
 
     def _as_of_now(self, told: _Told, now: float) -> PoolStats:
         """Return figures whose jobs have run on meanwhile, or have ended."""
@@ -267,6 +266,10 @@ class NodeFigures:
         return replace(told.stats, slots=tuple(map(known, told.stats.slots)))
 
 
+# The figures of an agent's pool that its summary has as they are.
+_OF_NODES = "workers", "idle", "busy", "queued", "crashes", "restarts"
+
+
 def _node_stats(node: Node, told: _Told | None, now: float) -> NodeStats:
     stats = PoolStats(state=RunState.NEW, workers=node.window.lanes)
     age, ahead, error = None, 0.0, None
@@ -280,12 +283,7 @@ def _node_stats(node: Node, told: _Told | None, now: float) -> NodeStats:
         silent=max(0.0, now - node.carrier.heard_at),
         jobs=len(node.jobs),
         age=age,
-        workers=stats.workers,
-        idle=stats.idle,
-        busy=stats.busy,
-        queued=stats.queued,
-        crashes=stats.crashes,
-        restarts=stats.restarts,
+        **{name: getattr(stats, name) for name in _OF_NODES},
         cpu=stats.exited_cpu + sum(slot.cpu for slot in stats.slots),
         memory=sum(slot.memory for slot in stats.slots),
         clock_ahead=ahead,

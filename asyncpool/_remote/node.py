@@ -73,6 +73,10 @@ class StoredCall(Protocol):
     It takes the place of the call in :attr:`PoolJob.payload`.
     """
 
+    def __len__(self) -> int:
+        """How many bytes it has."""
+        ...
+
     async def bring(self, carrier: Any, node: str, job: PoolJob[Any], /) -> bytes:
         """Bring it to the agent of that name, and return what that gets in its place.
 

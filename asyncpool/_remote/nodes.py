@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 _AT_ONCE = 64
 
 # Seconds after which it is looked again how many jobs agents have ended of late.
-_LOOK_EVERY = 0.05
+_LOOK_EVERY = 0.1
 
 
 class Nodes:

@@ -8,17 +8,15 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Literal
 
 from asyncpool._core import checks
-from asyncpool._core.data_only import DataOnly
-from asyncpool._core.options import JobOptions
-from asyncpool._engine.options import check_codec, pool_options
+from asyncpool._engine.options import pool_options
 from asyncpool._remote.client import Client
-from asyncpool._wire.formats import Codec, format_of
+from asyncpool._wire.formats import Codec
 from asyncpool.pool import Pool as LocalPool
 from asyncpool.ray._ends import PATIENCE
 from asyncpool.ray._engine import Engine
 from asyncpool.ray._placement import Placement, Plan
 from asyncpool.ray._references import References
-from asyncpool.sharedpool._remote_pool import RemotePool
+from asyncpool.sharedpool._remote_pool import RemotePool, data_only
 from asyncpool.stats import PoolStats
 
 # What the pools of nodes do not get.
@@ -98,17 +96,14 @@ class Pool(RemotePool):
                 checks.at_least(1)(name, count)
         checks.PERIOD("start_timeout", start_timeout)
         checks.PERIOD("node_timeout", node_timeout)
-        data = None
-        check_codec(codec, functions=functions, errors=errors)
+        data = data_only(codec, functions, errors)
         if codec is not None:
-            data = DataOnly(format_of(codec), functions, errors)
             options |= {"codec": codec, "functions": functions, "errors": errors}
         whole = _check_options(options)
         super().__init__(
             "the Ray pool",
             whole["name"],
             max_queued=max_queued,
-            options=JobOptions(codec=None if data is None else data.how),
             data=data,
             control=whole["control"],
             concurrency=whole["concurrency"],

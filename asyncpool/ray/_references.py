@@ -61,6 +61,9 @@ class RayCall:
     def __init__(self, engine: Engine, call: bytes, references: list[Any]) -> None:
         self._engine, self._call, self._references = engine, call, references
 
+    def __len__(self) -> int:
+        return len(self._call)
+
     async def bring(self, carrier: ClientEnd, node: str, job: PoolJob[Any]) -> bytes:
         """Have Ray bring it to the node of that name, ahead of its job."""
         try:
@@ -109,8 +112,8 @@ class References:
 
     def pack(
         self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: Any
-    ) -> tuple[RayCall, int]:
-        """Pack a call that has references among its arguments; return it and its size."""
+    ) -> RayCall:
+        """Pack a call that has references among its arguments."""
         references: list[Any] = []
 
         def held(value: Any) -> Any:
@@ -126,5 +129,4 @@ class References:
         )
         with Abroad():
             packed = dump(call, in_band=True)
-        stored = b"".join(packed.pieces)
-        return RayCall(self._engine, stored, references), len(stored)
+        return RayCall(self._engine, b"".join(packed.pieces), references)

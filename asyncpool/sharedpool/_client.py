@@ -14,8 +14,6 @@ from typing import Any, Literal
 from asyncpool import __version__
 from asyncpool._core import checks
 from asyncpool._core.data_only import DataOnly
-from asyncpool._core.options import JobOptions
-from asyncpool._engine.options import check_codec
 from asyncpool._observe.control.socket_files import (
     check_length,
     closed_on_error,
@@ -29,9 +27,9 @@ from asyncpool._remote.messages import (
     pack_greeting,
     unpack_greeting,
 )
-from asyncpool._wire.formats import Codec, format_of
+from asyncpool._wire.formats import Codec
 from asyncpool.errors import ProtocolError
-from asyncpool.sharedpool._remote_pool import RemotePool
+from asyncpool.sharedpool._remote_pool import RemotePool, data_only
 
 # Where the paths of their sockets are, by name, as JSON.
 VARIABLE = "ASYNCPOOL_SHARED_POOLS"
@@ -62,7 +60,6 @@ class SharedPool(RemotePool):
         path: str,
         *,
         max_queued: int | None,
-        options: JobOptions,
         data: DataOnly | None,
         reconnect: float | None = None,
     ) -> None:
@@ -70,7 +67,6 @@ class SharedPool(RemotePool):
             "the shared pool",
             f"unix:{path}",
             max_queued=max_queued,
-            options=options,
             data=data,
         )
         self._path, self._reconnect = path, reconnect
@@ -231,13 +227,10 @@ def connect(
         checks.at_least(1)("max_queued", max_queued)
     if reconnect is not None:
         checks.PERIOD("reconnect", reconnect)
-    check_codec(codec, functions=functions, errors=errors)
-    data = None if codec is None else DataOnly(format_of(codec), functions, errors)
     return SharedPool(
         address.removeprefix(_UNIX),
         max_queued=max_queued,
-        options=JobOptions(codec=None if data is None else data.how),
-        data=data,
+        data=data_only(codec, functions, errors),
         reconnect=reconnect,
     )
 

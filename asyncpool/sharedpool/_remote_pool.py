@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from abc import abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from types import TracebackType
 from typing import Any, Literal, Self, Unpack
 
@@ -14,9 +14,11 @@ from asyncpool._core.options import JobOptions, Options, changed
 from asyncpool._engine.hub import PoolHub
 from asyncpool._engine.loop import check_loop
 from asyncpool._engine.machine import least_and_most
+from asyncpool._engine.options import check_codec
 from asyncpool._remote.client import Client
 from asyncpool._remote.figures import merged_profiles, merged_rolls
 from asyncpool._remote.node import Node
+from asyncpool._wire.formats import Codec, format_of
 from asyncpool._wire.text import function_name
 from asyncpool.enums import RunState
 from asyncpool.errors import NoWorkerError, PoolClosedError
@@ -222,7 +224,6 @@ class RemotePool(Orders, JobEventSource, Submitter):
         title: What errors call it.
         name: What logs and metrics call it.
         max_queued: How many jobs may wait for an agent.
-        options: Those of its jobs.
         data: What calls may be, if the pool is data only.
         control: The name or path of its control socket; ``""`` for its name, ``None`` for none.
         concurrency: How many jobs each worker runs at once.
@@ -234,7 +235,6 @@ class RemotePool(Orders, JobEventSource, Submitter):
         name: str,
         *,
         max_queued: int | None,
-        options: JobOptions,
         data: DataOnly | None,
         control: str | None = None,
         concurrency: int = 1,
@@ -242,7 +242,7 @@ class RemotePool(Orders, JobEventSource, Submitter):
         self._control, self._concurrency = control, concurrency
         self._title, self.name = title, name
         self._max_queued = max_queued
-        self._options = options
+        self._options = JobOptions(codec=None if data is None else data.how)
         self._data = data
         self._life: _Life = _Life(title)  # type: ignore[assignment]  # pyright: ignore[reportIncompatibleVariableOverride]
         self._latest = Latest(self._life, name)
@@ -375,6 +375,21 @@ class RemotePool(Orders, JobEventSource, Submitter):
             self._life.listened = True
             if self._life.supervisor is not None:
                 self._life.supervisor.listen()
+
+
+def data_only(
+    codec: Literal["json", "msgspec"] | Codec | None,
+    functions: Iterable[Any] | None,
+    errors: Iterable[type[BaseException]],
+) -> DataOnly | None:
+    """Return what calls may be in a pool with a codec; ``None`` without one.
+
+    Raises:
+        ValueError: If there are functions or errors without a codec.
+        ImportError: If the package of the codec is not installed.
+    """
+    check_codec(codec, functions=functions, errors=errors)
+    return None if codec is None else DataOnly(format_of(codec), functions, errors)
 
 
 def figures_of(pool: object) -> Any:

@@ -6,7 +6,6 @@ from collections.abc import AsyncGenerator
 from contextlib import AsyncExitStack, asynccontextmanager
 
 from asyncpool import Pool, __version__
-from asyncpool._core.options import JobOptions
 from asyncpool._remote.agent import Agent
 from asyncpool._remote.client import Client
 from asyncpool._remote.messages import greeting, pack_greeting, unpack_greeting
@@ -42,7 +41,6 @@ class NodesPool(RemotePool):
             "the pool of nodes",
             "nodes",
             max_queued=None,
-            options=JobOptions(),
             data=None,
             control=control,
         )
