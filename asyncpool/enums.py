@@ -55,6 +55,9 @@ class Delivery(StrEnum):
     STARTED = "started"
     """A worker had begun it, in this attempt or an earlier one: it may have had effects."""
 
+    UNKNOWN = "unknown"
+    """The agent that had it is lost, and had not said yet whether it began: it may have had effects."""
+
 
 class NextStep(StrEnum):
     """What the supervisor does about the end of a worker."""

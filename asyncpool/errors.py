@@ -503,6 +503,7 @@ _DELIVERED = {
     Delivery.NEVER_SENT: "had not been sent",
     Delivery.SENT: "had been sent but not started",
     Delivery.STARTED: "had started",
+    Delivery.UNKNOWN: "may have started",
 }
 
 

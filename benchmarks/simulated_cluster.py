@@ -2,8 +2,7 @@
 
 ``python -m benchmarks.simulated_cluster --jobs 1000000 --picture docs/img/simulated-cluster.svg``
 
-What decides is the code of the package: ClientJobs, AgentWindow, AgentJobs, ReliableLink
-and SignsOfLife, with packed batches.  What is imagined is the time: the network's, the jobs', and
+What decides is the code of the package: Router, Window and Turns, with packed batches.  What is imagined is the time: the network's, the jobs', and
 the lives of the nodes.  Only the client's own work is measured by a real clock; it takes no virtual time.
 """
 
@@ -23,20 +22,19 @@ from pathlib import Path
 from typing import Any
 
 from asyncpool._core.functions import JobTraits
-from asyncpool._remote.agent_jobs import CREDITS, AgentJobs, AgentWindow
-from asyncpool._remote.client_jobs import ClientJobs, SignsOfLife, Trust
 from asyncpool._remote.messages import (
     Kind,
     Message,
+    pack_batches,
     pack_end,
     pack_numbers,
-    unpack_numbers,
+    unpack_batch,
 )
-from asyncpool._remote.reliable_link import Batch, ReliableLink
-from asyncpool.enums import Delivery
+from asyncpool._remote.router import CREDITS, Router, Window
+from asyncpool._remote.turns import Turns
 
 _MICRO = 1e6
-_LEASE, _PATIENCE, _BEAT = 60.0, 90.0, 7.5  # seconds
+_PATIENCE, _BEAT = 90.0, 7.5  # seconds
 _LONGEST = 60.0  # seconds that a job may take
 _BACK_AFTER = 120.0  # seconds until a lost node has a successor
 _PAYLOAD = bytes(100)
@@ -92,12 +90,11 @@ class Agent:
     def __init__(self, cluster: Cluster, number: int, lanes: int) -> None:
         self.cluster, self.number = cluster, number
         self.alive = True
-        self.window = AgentWindow(lanes)
-        self.jobs = AgentJobs(credits=cluster.credits, most_clients=1, lease=_LEASE)
-        session = self.jobs.open(cluster.world.now)
-        assert session is not None
-        self.session = session
-        self.link = ReliableLink(session)
+        self.heard_at = cluster.world.now
+        self.window = Window(cluster.credits, lanes)
+        self.turns = Turns()
+        self.turns.open(1)
+        self.put: list[bytes] = []
         self._traits = JobTraits()
         self._queue: deque[int] = deque()
         self._busy = 0
@@ -105,29 +102,25 @@ class Agent:
     def on_bytes(self, data: bytes) -> None:
         if not self.alive:
             return
-        batch, now = Batch.unpack(data), self.cluster.world.now
-        self.jobs.heard(self.session, batch.echo / _MICRO)
-        for packed in self.link.receive(batch):
-            number = Message.unpack(packed).job
-            self.jobs.accept(self.session, number, 0, self._traits)
-        known = self.link.acknowledged
-        self._queue += self.jobs.may_begin(self.session, known, now)
+        for message in unpack_batch(data)[1]:
+            self.turns.add(1, message.job, 0, self._traits)
         self._turn()
 
     def _turn(self) -> None:
-        now, lanes = self.cluster.world.now, self.window.lanes
-        while self._queue and self._busy < lanes:
-            job = self._queue.popleft()
-            self._busy += 1
-            self.cluster.count(1)
-            self.cluster.world.later(self.cluster.durations[job], self._ended, job)
-        if self.jobs.waiting:
-            self.jobs.look(len(self._queue), lanes)
-            released = [job for _, job in self.jobs.release(now)]
-            if released:
-                told = Message(Kind.BEGAN, payload=pack_numbers(released))
-                self.jobs.told(self.session, released, self.link.put(told.pack()))
-        if self.link.unsent or self.link.owes:
+        lanes = self.window.lanes
+        while True:
+            while self._queue and self._busy < lanes:
+                job = self._queue.popleft()
+                self._busy += 1
+                self.cluster.count(1)
+                self.cluster.world.later(self.cluster.durations[job], self._ended, job)
+            self.turns.look(len(self._queue), lanes)
+            released = [job for _, job in self.turns.release(bool)]
+            if not released:
+                break
+            self.put.append(Message(Kind.BEGAN, payload=pack_numbers(released)).pack())
+            self._queue += released
+        if self.put:
             self.send()
 
     def _ended(self, job: int) -> None:
@@ -136,13 +129,14 @@ class Agent:
         self._busy -= 1
         self.cluster.count(-1)
         self._traits.note(self.cluster.durations[job] * _MICRO)
-        self.jobs.ended(self.session, job)
-        self.link.put(pack_end(Kind.VALUE, job, _PAYLOAD))
+        self.turns.ended(1, job)
+        self.put.append(pack_end(Kind.VALUE, job, _PAYLOAD))
         self._turn()
 
     def send(self) -> None:
-        data = self.link.next_batch(int(self.cluster.world.now * _MICRO)).pack()
-        self.cluster.carry(self.cluster.on_bytes, self.number, data)
+        put, self.put = self.put, []
+        for data in pack_batches(put, int(self.cluster.world.now * _MICRO)):
+            self.cluster.carry(self.cluster.on_bytes, self.number, data)
 
     def die(self) -> None:
         self.alive = False
@@ -167,10 +161,8 @@ class Cluster:
                 for _ in range(self.total)
             ),
         )
-        self._jobs = ClientJobs()
+        self._router = Router()
         self._agents: dict[int, Agent] = {}
-        self._links: dict[int, ReliableLink] = {}
-        self._signs: dict[int, SignsOfLife] = {}
         self._numbers = itertools.count()
         self._deaths = args.losses / 3600
         self._done = 0
@@ -182,7 +174,7 @@ class Cluster:
         before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         begin = time.perf_counter()
         for job in range(self.total):
-            self._jobs.submit(job, self._traits, key=None, priority=0)
+            self._router.submit(job, self._traits, 0)
         self.figures.cpu += time.perf_counter() - begin
         after = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         self.figures.memory = 1024 * (after - before) / self.total
@@ -207,47 +199,38 @@ class Cluster:
 
     def on_bytes(self, number: int, data: bytes) -> None:
         begin = time.perf_counter()
-        link = self._links.get(number)
-        if link is not None:
-            self._read(number, link, data)
+        agent = self._agents.get(number)
+        if agent is not None:
+            self._read(agent, data)
         self.figures.cpu += time.perf_counter() - begin
 
-    def _read(self, number: int, link: ReliableLink, data: bytes) -> None:
-        self._signs[number].heard(self.world.now)
-        for packed in link.receive(Batch.unpack(data)):
-            message = Message.unpack(packed)
-            if message.kind is Kind.BEGAN:
-                self._jobs.began(number, unpack_numbers(message.payload))
-                link.owe()
-            elif self._jobs.ended(number, message.job):
+    def _read(self, agent: Agent, data: bytes) -> None:
+        agent.heard_at = now = self.world.now
+        for message in unpack_batch(data)[1]:
+            if message.kind is Kind.VALUE and message.job in agent.window.jobs:
+                agent.window.note_end(message.job)
                 self._done += 1
-        self._agents[number].window.look(self.world.now)
-        self._jobs.limit(number, is_limited=self._windows)
-        self._give(number, self._jobs.trust(number) or self._jobs.refill(number))
+        agent.window.look(now, is_limited=self._windows)
+        self._give(agent.number, self._router.refill(agent.number))
 
     def _give(self, number: int, jobs: list[int]) -> None:
-        link = self._links[number]
-        for job in jobs:
-            link.put(Message(Kind.JOB, job, payload=_PAYLOAD).pack())
-        if link.unsent or link.owes:
-            self._send(number)
+        if jobs:
+            messages = [Message(Kind.JOB, job, payload=_PAYLOAD).pack() for job in jobs]
+            for data in pack_batches(messages):
+                self.carry(self._agents[number].on_bytes, data)
 
-    def _send(self, number: int) -> None:
-        data = self._links[number].next_batch().pack()
-        self.carry(self._agents[number].on_bytes, data)
+    def _give_pairs(self, pairs: list[tuple[int, int]]) -> None:
+        for number, job in pairs:
+            self._give(number, [job])
 
     def _join(self, lanes: int = 0) -> None:
         number, now = next(self._numbers), self.world.now
-        lanes = lanes or next(self._lanes)
-        agent = self._agents[number] = Agent(self, number, lanes)
-        self._links[number] = link = ReliableLink(agent.session)
-        link.echo = int(now * _MICRO)
-        self._signs[number] = SignsOfLife(lease=_LEASE, patience=_PATIENCE, now=now)
+        agent = Agent(self, number, lanes or next(self._lanes))
+        self._agents[number] = agent
         self.world.later(self._chance.expovariate(self._deaths), self._die, agent)
-        jobs = self._jobs.join(
-            number, self.credits, agent.window, is_limited=self._windows
-        )
-        self._give(number, jobs)
+        agent.window.look(now, is_limited=self._windows)
+        pairs = self._router.join(number, agent.window, is_ready=True)
+        self._give(number, [job for _, job in pairs])
 
     def _die(self, agent: Agent) -> None:
         self.figures.lost += 1
@@ -258,29 +241,21 @@ class Cluster:
         """Send beats both ways, and look who was not heard."""
         self.figures.curve.append(self._running / self.lanes)
         begin = time.perf_counter()
-        for number in [*self._agents]:
-            trust = self._signs[number].trust(self.world.now)
-            if trust is Trust.LOST:
-                self._lose(number)
-            elif trust is Trust.SUSPECTED:
-                self._jobs.suspect(number)
-            else:
-                self._send(number)
+        for agent in [*self._agents.values()]:
+            if self.world.now - agent.heard_at >= _PATIENCE:
+                self._lose(agent)
         self.figures.cpu += time.perf_counter() - begin
         for agent in self._agents.values():
             if agent.alive:
                 agent.send()
         self.world.later(_BEAT, self._watch)
 
-    def _lose(self, number: int) -> None:
-        losses, placed = self._jobs.lose(number)
-        del self._agents[number], self._links[number], self._signs[number]
-        for loss in losses:
-            if loss.delivery is Delivery.STARTED:
-                self.figures.again += 1
-                placed += self._jobs.again(loss.job, self._traits, key=None)
-        for other, job in placed:
-            self._give(other, [job])
+    def _lose(self, agent: Agent) -> None:
+        del self._agents[agent.number]
+        pairs = self._router.lose(agent.number)
+        jobs = dict.fromkeys(agent.window.jobs, self._traits)
+        self.figures.again += len(jobs)
+        self._give_pairs([*pairs, *self._router.requeue(jobs)])
 
 
 def picture(curves: dict[str, list[float]], path: Path) -> None:

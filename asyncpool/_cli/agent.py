@@ -63,7 +63,6 @@ def agent_command(
     workers: int | None,
     preload: tuple[str, ...],
     max_clients: int,
-    client_timeout: float,
     log_level: str,
     log_format: str,
 ) -> None:
@@ -100,9 +99,7 @@ def agent_command(
     else:
         pool = make_pool(target, "agent")
     try:
-        server = PoolServer(
-            pool, path, max_clients=max_clients, client_timeout=client_timeout
-        )
+        server = PoolServer(pool, path, max_clients=max_clients)
     except ValueError as error:
         raise CommandError(str(error)) from None
     raise_descriptor_limit()

@@ -705,6 +705,7 @@ class JobOptions:
             functions itself, by which an agent submits calls that are packed already.
         prior_attempts: How many attempts were counted before the job was submitted.
         details: The pickled details that the last of these has sent, or nothing.
+        trace: The pickled headers of the span that stands for its attempts, or nothing.
         via: How the function is called: by itself, for several items of a map that
             travel together, as a stream of what it yields, or in every worker.
         hold: What keeps the pool open for this job, if anything does: its map or its
@@ -749,6 +750,7 @@ class JobOptions:
     # What the pool adds.
     prior_attempts: int = 0
     details: bytes = b""
+    trace: bytes = b""
     via: Via = "submit"
     hold: object = None
     session: SessionTraits | None = None
@@ -762,11 +764,10 @@ class JobOptions:
         limits = self.timeout, self.heartbeat_timeout, self.queue_timeout, self.deadline
         timed = limits != (None,) * 4
         context = b""
-        if timed or self.details or self.retire_on:
+        if timed or self.details or self.trace or self.retire_on:
             names = "\n".join(self.retire_on).encode()
-            context = JobContext(
-                self.timeout, self.deadline, self.details, retire_on=names
-            ).pack()
+            told = self.timeout, self.deadline, self.details, b"", self.trace, names
+            context = JobContext(*told).pack()
         special = self.key, self.lease, self.session, self.codec
         plain = not timed and self.via == "submit" and not self.name
         put = object.__setattr__

@@ -80,7 +80,7 @@ from __future__ import annotations
 
 import enum
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import field
 from typing import Self, TypeVar, cast
 
@@ -139,14 +139,6 @@ class JobText(str):
 
     def __reduce__(self) -> tuple[type[str], tuple[str]]:
         return str, (str(self),)
-
-
-def text_for_client(text: str, numbers: Mapping[int, int]) -> str:
-    """Return *text* with the client's number of its job, by that of the agent."""
-    if not isinstance(text, JobText):
-        return text
-    job = numbers.get(text.job)
-    return text.unknown if job is None else JobText(text.known, job, text.unknown)
 
 
 def exit_cause(reason: str) -> str:

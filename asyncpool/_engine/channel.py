@@ -284,6 +284,8 @@ class Channel:
                 self._retry.set_in(_TOO_MANY_PAUSE)
             return False
         self._discard_unsent()
+        # If the peer has left something unread, uvloop's reader does not notice its end any more.
+        self._loop.call_soon(self.read_rest)
         if error.errno not in _PEER_IS_GONE:
             trouble = ProtocolError(f"nothing can be sent to it: {error}")
             self._loop.call_soon(self._end, trouble)

@@ -1,40 +1,40 @@
-"""The agent: it lets clients in other processes use a pool."""
+"""The agent: it lets clients in other processes use a pool, of which it is an ordinary caller."""
 
 from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
 from typing import Any
 
 from asyncpool._core import log_messages as say
 from asyncpool._engine.admission import list_functions
 from asyncpool._engine.engine import Engine
-from asyncpool._engine.loop import Alarm
-from asyncpool._remote.agent_answers import Answers
+from asyncpool._engine.job import PoolJob
 from asyncpool._remote.agent_client import AgentClient
-from asyncpool._remote.agent_jobs import CREDITS, AgentJobs
-from asyncpool._remote.begun_page import make_page
-from asyncpool._remote.carrier import (
-    LEASE,
-    Carrier,
-    beat_every,
+from asyncpool._remote.carrier import Carrier
+from asyncpool._remote.messages import (
+    Kind,
+    Message,
     difference,
     greeting,
     pack_greeting,
     unpack_greeting,
 )
-from asyncpool._remote.messages import Kind, Message
-from asyncpool._remote.relay import Relay
-from asyncpool._remote.reliable_link import MAX_PIECE
-from asyncpool._remote.stored_calls import PackedFunctions, StoredPayloads
+from asyncpool._remote.relayed import PackedFunctions, RelayedJob
+from asyncpool._remote.router import CREDITS
+from asyncpool._remote.turns import Turns
+from asyncpool._wire.buffers import OutOfBandPickle
 from asyncpool._wire.log_records import LogMessage
+from asyncpool._wire.page import Beat
 from asyncpool.errors import ProtocolError
+from asyncpool.events import Event, JobEnded, Resized
 
 # How many clients an agent has.
 MOST_CLIENTS = 64
 
-_MICRO = 1e6
+# The ends of so many jobs are kept, until their clients are told.
+_MOST_ENDS = 2 * CREDITS
 
 
 class Agent:
@@ -42,51 +42,52 @@ class Agent:
 
     Args:
         pool: The :class:`asyncpool.Pool`, for what is asked about it.
-        supervisor: What runs it.
+        engine: What runs it.
         name: What clients call this node.
         version: That of asyncpool.
         most_clients: How many there may be at a time.
-        lease: For how many seconds the agent works for a client that it does not hear.
-        stored: The calls that the engine brings, if it has a store.
+
+    Attributes:
+        pool: As above.
+        engine: As above.
+        turns: Whose job is next.
+        functions: The functions of the clients.
+        stored: Calls that the client's engine has brought ahead of their jobs, by job.
+        ends: How jobs have ended of which their clients will be told, by the pool's number.
     """
 
     def __init__(
         self,
         pool: Any,
-        supervisor: Engine,
+        engine: Engine,
         name: str,
         version: str,
         *,
         most_clients: int = MOST_CLIENTS,
-        lease: float = LEASE,
-        stored: StoredPayloads | None = None,
     ) -> None:
-        self._pool = pool
-        self._supervisor = supervisor
+        self.pool, self.engine = pool, engine
         self._loop = asyncio.get_running_loop()
-        self._most_clients, self._lease = most_clients, lease
-        self._jobs = AgentJobs(credits=CREDITS, most_clients=most_clients, lease=lease)
+        self._most_clients = most_clients
+        self.turns = Turns()
+        self.functions = engine.traffic.functions.packed(PackedFunctions)
+        self.stored: dict[int, bytes | OutOfBandPickle] = {}
+        self.ends: dict[int, JobEnded] = {}
         self._clients: dict[int, AgentClient] = {}
-        self._functions = supervisor.traffic.functions.packed(PackedFunctions)
-        self._relay = Relay(supervisor, self._functions, stored)
-        self._answers = Answers(pool, supervisor)
-        data = supervisor.config.data
+        self._numbers = 0
+        data = engine.config.data
         codec = "pickle" if data is None else data.how.name
         self._greeting = greeting(version, codec) | {
             "node": name,
             "credits": CREDITS,
-            "lease": lease,
-            "fresh": supervisor.fresh,
-            "counts_jobs": supervisor.counts_jobs,
+            "fresh": engine.fresh,
+            "counts_jobs": engine.counts_jobs,
         }
         self._told_lanes = self._lanes
-        self._turn_is_due = False
-        self._beat = Alarm(self._loop, self._on_beat)
-        self._beat_every = beat_every(lease)
-        self._beat.set_in(self._beat_every)
-        self._closing = False
+        self._turn_is_due = self._follows = self._closing = False
         self._idle = asyncio.Event()
-        supervisor.heartbeats.listeners.append(self._relay.on_heartbeat)
+        self._tasks: set[asyncio.Task[None]] = set()
+        engine.heartbeats.listeners.append(self._on_heartbeat)
+        engine.hub.add_listener(self._on_event)
 
     # Clients that come and go.
 
@@ -95,33 +96,19 @@ class Agent:
         refused = difference(self._greeting, unpack_greeting(hello))
         if self._closing:
             refused = "it is closing"
-        number = None if refused else self._jobs.open(self._loop.time())
-        if number is None:
-            refused = refused or f"{self._most_clients} clients use this pool already"
+        elif not refused and len(self._clients) >= self._most_clients:
+            refused = f"{self._most_clients} clients use this pool already"
+        if refused:
             self.refuse(refused, carrier.process)
             carrier.send(pack_greeting({"refused": refused}))
             carrier.close()
             return
-        page = make_page(1 + CREDITS)
-        client = AgentClient(
-            number,
-            carrier,
-            jobs=self._jobs,
-            relay=self._relay,
-            answers=self._answers,
-            turns=self,
-            page=None if page is None else page[1],
+        self._numbers += 1
+        client = self._clients[self._numbers] = AgentClient(
+            self, self._numbers, carrier
         )
-        self._clients[number] = client
-        carrier.allow(MAX_PIECE)
-        told = {
-            "session": number,
-            "lanes": self._lanes,
-            "stamp": int(self._loop.time() * _MICRO),
-            "page": 0 if page is None else page[0],
-        }
-        if page is not None:
-            client.lend_page(page[0])
+        self.turns.open(client.number)
+        told = {"lanes": self._lanes, "stamp": int(self._loop.time() * 1e6)}
         carrier.send(pack_greeting(self._greeting | told))
 
     async def drain(self) -> None:
@@ -133,67 +120,91 @@ class Agent:
         self._closing = True
         for client in self._clients.values():
             client.put(Message(Kind.CLOSING))
-            client.push()
+            client.flush()
         while any(client.busy for client in self._clients.values()):
             self._idle.clear()
             await self._idle.wait()
         for client in self._clients.values():
-            client.push()  # what has ended in this turn of the loop
+            client.flush()  # what has ended in this turn of the loop
 
     def close(self) -> None:
         """End all sessions, whose jobs are cancelled."""
-        self._beat.cancel()
-        self._supervisor.heartbeats.listeners.remove(self._relay.on_heartbeat)
+        self.engine.heartbeats.listeners.remove(self._on_heartbeat)
+        self.engine.hub.remove_listener(self._on_event)
         for client in [*self._clients.values()]:
-            del self._clients[client.number]
-            self._jobs.close(client.number)
-            client.close()
+            self._forget(client)
 
     def refuse(self, why: str, process: int | None, jobs: Sequence[str] = ()) -> None:
         """Count and log that a client does not come in, or is cut off, with the names of its jobs."""
-        self._supervisor.figures.refused_clients += 1
-        self._tell(say.CLIENT_REFUSED, why, process, jobs)
+        self.engine.figures.refused_clients += 1
+        self._say(say.CLIENT_REFUSED, why, process, jobs)
 
-    def _tell(
+    def _say(
         self, record: LogMessage, why: str, process: int | None, jobs: Sequence[str]
     ) -> None:
         about = {"pid": process, "reason": why, "jobs": len(jobs)}
         about["functions"] = list_functions(Counter(jobs))
-        self._supervisor.log.now(record, about)
+        self.engine.log.now(record, about)
 
-    def end(
-        self, client: AgentClient, why: Exception | str, *, is_silent: bool = False
-    ) -> None:
-        """Give up the jobs of a client that is gone, has broken the rules, or is not heard."""
-        if self._clients.pop(client.number, None) is None:
+    def end(self, client: AgentClient, why: Exception | str) -> None:
+        """Give up the jobs of a client that is gone (a text), or has broken the rules."""
+        if client.number not in self._clients:
             return
-        jobs = client.functions()
+        jobs, process = client.functions(), client.carrier.process
         if isinstance(why, Exception):
             kind = "" if isinstance(why, ProtocolError) else f"{type(why).__name__}: "
-            self.refuse(f"{kind}{why}", client.process, jobs)
-        elif jobs or is_silent:
-            self._supervisor.figures.lost_clients += 1
-            self._tell(say.CLIENT_LOST, why, client.process, jobs)
-        self._jobs.close(client.number)
-        client.close()
+            self.refuse(f"{kind}{why}", process, jobs)
+        elif jobs:
+            self.engine.figures.lost_clients += 1
+            self._say(say.CLIENT_LOST, why, process, jobs)
+        self._forget(client)
         self.turn_soon()
 
-    def _on_beat(self, now: float) -> None:
-        if now - self._beat.due > self._beat_every:
-            self._jobs.held_up(now)
-        for number in self._jobs.lapsed(now):
-            why = f"nothing was heard of it for {self._lease:g} s (client_timeout)"
-            self.end(self._clients[number], why, is_silent=True)
-        self._tell_lanes()
-        for client in self._clients.values():
-            client.beat(now)
-        self._beat.set_in(self._beat_every)
+    def _forget(self, client: AgentClient) -> None:
+        del self._clients[client.number]
+        self.turns.close(client.number)
+        client.close()
+        if self._follows and not any(one.follows for one in self._clients.values()):
+            self._follows = False
+            self.engine.hub.remove_listener(self._note_end)
+
+    def spawn(self, work: Coroutine[Any, Any, None], name: str) -> None:
+        """Have something done that may outlast its client."""
+        task = self._loop.create_task(work, name=name)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    # What happens in the pool.
+
+    def follow(self) -> None:
+        """Note where and when jobs run from now on, since a client asks for it."""
+        if not self._follows:
+            self._follows = True
+            self.engine.hub.add_end_listener(self._note_end)
+
+    def _note_end(self, event: JobEnded) -> None:
+        if len(self.ends) >= _MOST_ENDS:
+            del self.ends[next(iter(self.ends))]
+        self.ends[event.job_id] = event
+
+    def _on_event(self, event: Event) -> None:
+        if isinstance(event, Resized):
+            self.turn_soon()
+
+    def _on_heartbeat(self, job: PoolJob[Any], beat: Beat) -> None:
+        if isinstance(job, RelayedJob):
+            job.client.beat(job.number, beat.details)
+        elif job.options.codec is self.functions:  # a stream of a client
+            for client in self._clients.values():
+                for number, one in client.jobs.items():
+                    if one is job:
+                        client.beat(number, beat.details)
 
     # What the pool gets.
 
     def look(self) -> None:
         """Look whether the pool has room for jobs that come now."""
-        self._jobs.look(self._supervisor.unserved, self._lanes)
+        self.turns.look(self.engine.unserved, self._lanes)
 
     def turn_soon(self) -> None:
         """Have a turn with what else happens in this turn of the loop."""
@@ -206,43 +217,34 @@ class Agent:
 
         The pool may be in the middle of a decision, so it gets no job now.
         """
-        if client.jobs or self._jobs.waiting or self._closing:
+        if client.jobs or self.turns.waiting or self._closing:
             self.turn_soon()
         else:
-            client.push()
+            client.flush()
 
     def turn(self) -> None:
         """Give the pool what it has room for, and say what there is to say."""
         self._turn_is_due = False
-        while self._jobs.waiting:
+        while self.turns.waiting:
             self.look()
-            released = self._jobs.release(self._loop.time())
-            if not released:
+            begun: dict[int, list[int]] = {}
+            for number, job in self.turns.release(self._may_begin):
+                begun.setdefault(number, []).append(job)
+            if not begun:
                 break
-            self._begin(released)
-        self._tell_lanes()
-        now = self._loop.time()
+            for number, jobs in begun.items():
+                self._clients[number].begin(jobs)
+        lanes = self._lanes
         for client in self._clients.values():
-            client.flush(now)
+            if lanes != self._told_lanes:
+                client.put(Message(Kind.LANES, priority=lanes))
+            client.flush()
+        self._told_lanes = lanes
         self._idle.set()
 
-    def _begin(self, released: list[tuple[int, int]]) -> None:
-        """Give jobs to the pool, or tell their clients first that they begin."""
-        begun: dict[int, list[int]] = {}
-        for number, job in released:
-            begun.setdefault(number, []).append(job)
-        now = self._loop.time()
-        for number, jobs in begun.items():
-            self._clients[number].begin(jobs, now)
+    def _may_begin(self, client: int) -> bool:
+        return self._clients[client].carrier.may_begin
 
     @property
     def _lanes(self) -> int:
-        return self._supervisor.most_workers * self._supervisor.concurrency
-
-    def _tell_lanes(self) -> None:
-        """Tell all clients if the pool has been resized."""
-        lanes = self._lanes
-        if lanes != self._told_lanes:
-            self._told_lanes = lanes
-            for client in self._clients.values():
-                client.put(Message(Kind.LANES, priority=lanes))
+        return self.engine.most_workers * self.engine.concurrency

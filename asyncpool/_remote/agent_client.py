@@ -1,38 +1,108 @@
-"""What an agent keeps of one client, and what the client says."""
+"""One client of an agent: what it says, and what it is told.
+
+A client may be none, so all that it says is checked, and has a bound.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import json
 import math
-import os
 from collections import deque
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Coroutine, Hashable
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from time import monotonic
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from asyncpool._core.functions import Function
+from asyncpool._core.functions import BUDGET, STREAM_TRAITS, Function
 from asyncpool._core.options import JobOptions
+from asyncpool._dataclass import replace
 from asyncpool._engine.job import Holder, PoolJob, StreamJob
-from asyncpool._remote.agent_answers import Answers
-from asyncpool._remote.agent_jobs import CREDITS, AgentJobs
-from asyncpool._remote.begun_page import BegunPage
-from asyncpool._remote.carrier import Carrier, ignore, send_beat, send_new
-from asyncpool._remote.client_questions import ClientQuestions
-from asyncpool._remote.lent_parts import LENT
-from asyncpool._remote.messages import Kind, Message, pack_numbers, unpack_headers
-from asyncpool._remote.options import read_options
-from asyncpool._remote.relay import JOB_TYPES, Call, Payload, Relay, traits_of
-from asyncpool._remote.reliable_link import Batch, ReliableLink
-from asyncpool._remote.stored_calls import STORED, StoredPayloads
-from asyncpool._wire.buffers import OutOfBandPickle
+from asyncpool._engine.loop import Alarm
+from asyncpool._engine.sessions import Broadcast, SessionWorker
+from asyncpool._remote.carrier import Carrier, Why, ignore
+from asyncpool._remote.messages import (
+    LENT,
+    PLAIN,
+    STORED,
+    Kind,
+    Message,
+    pack_batches,
+    pack_end,
+    pack_followed_end,
+    pack_numbers,
+    pack_parts,
+    split_parts,
+    unpack_batch,
+    unpack_headers,
+    unpack_question,
+)
+from asyncpool._remote.objects import pack_own
+from asyncpool._remote.options import read_call, read_options
+from asyncpool._remote.relayed import (
+    JOB_TYPES,
+    PACKED,
+    PackedError,
+    RelayedChunk,
+    RelayedJob,
+)
+from asyncpool._remote.router import CREDITS
+from asyncpool._wire.buffers import OutOfBandPickle, ReceivedPickle
 from asyncpool._wire.frames import MAX_ATTEMPTS
 from asyncpool._wire.messages import FunctionCache
 from asyncpool._wire.text import MAX_NAME, printable_name
-from asyncpool.errors import ProtocolError
+from asyncpool.errors import (
+    AsyncPoolError,
+    BroadcastError,
+    JobNotPicklableError,
+    ProtocolError,
+)
+from asyncpool.events import Event, JobEnded, TakenOver
 
 if TYPE_CHECKING:
     from asyncpool._remote.agent import Agent
+
+_MICRO = 1e6
+
+# What a client's false message leads to; RecursionError is that of JSON in very many brackets, and
+# JSON has ints that are too large for a clock.
+_MISTAKES = (ProtocolError, LookupError, ValueError, TypeError, RecursionError)
+_FALSE_QUESTIONS = (ValueError, TypeError, TimeoutError, LookupError, OverflowError)
+
+# How many results may wait for a client: it has those of all jobs but those for which it has
+# credits, and of a few calls of sessions, which take none.  While so many pieces wait for it, it is
+# told neither of events nor of heartbeats.
+_MOST_ENDS = 2 * CREDITS
+_MOST_BEHIND = 64
+
+# How many questions may be open at once: some last as long as a broadcast does.
+_MOST_QUESTIONS = 256
+
+# How much time a function takes, in microseconds, so that its client is told that a job begins.
+# One that is shorter is over by the time at which the client has read that; of one that is not, it
+# is told after so many seconds.
+_LONG = BUDGET / 8
+_LONG_AFTER_ALL = 0.02
+
+
+class Call(NamedTuple):
+    """A job that the pool has not got.
+
+    Attributes:
+        function: Its function.
+        options: Its options.
+        message: The client's message.
+        details: The last heartbeat of an earlier attempt.
+        payload: The call as its client has packed it; ``None`` if it cannot be had here.
+        trace: Its trace context, or nothing.
+    """
+
+    function: Function
+    options: JobOptions
+    message: Message
+    details: bytes
+    payload: bytes | OutOfBandPickle | None
+    trace: bytes
 
 
 class ClientKeeper:
@@ -54,296 +124,151 @@ class ClientKeeper:
         holder.add_done_callback(partial(self._done, lease))
         holder.until = self._until.pop(lease, None)
 
-    def keeps(self, number: int) -> bool:
-        """Tell whether a worker has, or may get, the job with that number."""
-        return number in self._holders
+    def extend(self, number: int, until: float, *, is_coming: bool) -> None:
+        """Hear until when the lease of a job lasts, on this loop's clock.
 
-    def extend(self, number: int, until: float) -> None:
-        """Hear until when the lease of a job lasts, on this loop's clock."""
-        holder = self._holders.get(number)
-        if holder is None:
+        Nothing is kept of a job that no worker has any more: it has none unless it *is coming*.
+        """
+        if number in self._holders:
+            self._holders[number].extended(until)
+        elif is_coming:
             self._until[number] = until
-        else:
-            holder.extended(until)
 
     def forget(self, number: int) -> None:
         """Forget a job that the pool never got."""
         self._until.pop(number, None)
+        self._on_free(number)
 
     def _done(self, number: int, _: asyncio.Future[None]) -> None:
         del self._holders[number]
         self._on_free(number)
 
 
-class ComingCalls:
-    """Waits for calls.
-
-    Args:
-        stored: The calls that the engine brings, if it has a store.
-        accept: Called with a call that has come.
-
-    Attributes:
-        calls: What is known of those that have not come.
-    """
-
-    def __init__(
-        self, stored: StoredPayloads | None, accept: Callable[[Call], object]
-    ) -> None:
-        self._stored = stored
-        self._accept = accept
-        self._loop = asyncio.get_running_loop()
-        self.calls: dict[int, Call] = {}
-        self._tasks: dict[int, asyncio.Task[None]] = {}
-
-    def wait_for(self, call: Call) -> None:
-        """Wait for the call of a job.
-
-        Raises:
-            ProtocolError: If nobody brings it, or the job is here already.
-        """
-        number = call.message.job
-        if self._stored is None or number in self.calls:
-            raise ProtocolError(
-                f"the client sent job {number}, whose call nobody brings"
-            )
-        self.calls[number] = call
-        self._tasks[number] = self._loop.create_task(
-            self._bring(call, self._stored), name="asyncpool stored call"
-        )
-
-    async def _bring(self, call: Call, stored: StoredPayloads) -> None:
-        message, since = call.message, self._loop.time()
-        payload = await stored.get(message.job)
-        del self.calls[message.job], self._tasks[message.job]
-        waited = self._loop.time() - since
-        deadline, wait = message.deadline - waited, message.wait - waited
-        message = message._replace(deadline=max(0.0, deadline), wait=max(0.0, wait))
-        self._accept(call._replace(message=message, payload=payload))
-
-    def cancel(self, number: int) -> Call | None:
-        """Wait no more for the call of a job; return what is known of it, if it was awaited."""
-        call = self.calls.pop(number, None)
-        if call is not None:
-            self._tasks.pop(number).cancel()
-        return call
-
-    def forget(self, number: int) -> None:
-        """Note that nobody wants the call of a job any more."""
-        if self._stored is not None:
-            self._stored.forget(number)
-
-    def close(self) -> None:
-        """Wait for nothing more."""
-        for number in [*self.calls]:
-            self.cancel(number)
-
-
-class ClientCalls:
-    """Reads the calls of one client.
-
-    The client knows by the same rules what is forgotten here.
-
-    Args:
-        relay: Knows the functions of all clients.
-        keeper: Keeps the leases of the client's jobs.
-    """
-
-    def __init__(self, relay: Relay, keeper: ClientKeeper) -> None:
-        self._relay = relay
-        self._keeper = keeper
-        self._functions = FunctionCache()
-        self._options = FunctionCache()
-        self._details: tuple[int, bytes] = (0, b"")
-        self._trace = b""
-
-    def on_function(self, message: Message) -> None:
-        """Remember a function."""
-        name, _, reference = message.payload.partition(b"\0")
-        # A client that is none may call it anything, and logs and figures show it.
-        shown = printable_name(name.decode())[:MAX_NAME]
-        function = self._relay.functions.named(shown, reference)
-        self._functions.add(message.function, function)
-
-    def on_options(self, message: Message) -> None:
-        """Remember options.
-
-        Raises:
-            ProtocolError: If they are none.
-            ValueError: If a value is out of range.
-            TypeError: If a value has the wrong type.
-        """
-        told, codec = json.loads(message.payload), self._relay.functions
-        options = read_options(told, self._keeper, codec)
-        if options.via not in JOB_TYPES:
-            raise ProtocolError(f"the client sent a job for {options.via!r}")
-        self._options.add(message.options, options)
-
-    def on_details(self, message: Message) -> None:
-        """Remember the last heartbeat of an earlier attempt of the next job."""
-        self._details = message.job, message.payload
-
-    def on_trace(self, message: Message) -> None:
-        """Remember the trace context of the next jobs."""
-        self._trace = unpack_headers(message.payload)
-
-    def read(self, message: Message, payload: Payload) -> Call:
-        """Return the call that *message* names.
-
-        Raises:
-            LookupError: If its function or its options are not known.
-        """
-        function: Function = self._functions[message.function]
-        options: JobOptions = self._options[message.options]
-        details = b""
-        if self._details[0] == message.job:
-            details, self._details = self._details[1], (0, b"")
-        return Call(function, options, message, details, payload, self._trace)
-
-
-_MICRO = 1e6
-
-# What a client's false message leads to; RecursionError is that of JSON in very many brackets.
-_MISTAKES = (ProtocolError, LookupError, ValueError, TypeError, RecursionError)
-
-# A client has the ends of all jobs but those for which it has credits, and of a few calls of
-# sessions, which take none.
-_MOST_ENDS = 2 * CREDITS
-
-# Events and heartbeats are dropped while so many messages wait for a client.
-_MOST_NEWS = 1024
-
-
 class AgentClient:
     """One client of an agent.
 
     Args:
-        number: The number of its session.
-        carrier: Brings batches there.
-        jobs: Whose job is next.
-        relay: Brings jobs to the pool, and outcomes back.
-        answers: Answers questions.
-        turns: Hears when there is something to do, and that the client is gone or is to go.
-        page: Where it may see which jobs begin.
+        agent: The agent.
+        number: Its number there.
+        carrier: Brings batches.
 
     Attributes:
         number: As above.
-        jobs: The jobs that the pool has.
-        workers: The workers that belong to the client, by the number that it has given them.
-        keeper: Keeps the leases of its jobs.
-        lent: Memory that the client sees, if there is such.
-        process: The process of the client, if that is known.
+        carrier: As above.
+        jobs: Those of its jobs that the pool has, by the client's numbers.
+        follows: Whether it asks where and when jobs run.
     """
 
-    def __init__(
-        self,
-        number: int,
-        carrier: Carrier,
-        *,
-        jobs: AgentJobs,
-        relay: Relay,
-        answers: Answers,
-        turns: Agent,
-        page: BegunPage | None,
-    ) -> None:
-        self.number = number
-        self.lent, self.process = carrier.lent, carrier.process
-        self._carrier = carrier
-        self._jobs = jobs
-        self._relay = relay
-        self._turns = turns
+    def __init__(self, agent: Agent, number: int, carrier: Carrier) -> None:
+        self.number, self.carrier = number, carrier
+        self._agent, self._engine = agent, agent.engine
         self._loop = asyncio.get_running_loop()
-        self._link = ReliableLink(number, gapless=not carrier.loses)
-        self._calls: dict[int, Call] = {}  # of jobs that the pool has not got
-        # The numbers of the messages that tell of ends, and that may be unacknowledged.
-        self._ends: deque[int] = deque()
         self.jobs: dict[int, PoolJob[Any]] = {}
-        self._coming = ComingCalls(relay.stored, self._on_come)
-        self.keeper = ClientKeeper(self._on_free)
-        self._told = ClientCalls(relay, self.keeper)
-        self._questions = ClientQuestions(self, answers, relay)
-        self.workers = self._questions.workers
-        self._over = False
-        self._page = page
-        self._page_fd = -1
-        self._page_is_used = False
-        carrier.on_bytes = self._on_bytes
-        carrier.on_gone = self._on_gone
-        self._handlers = self._by_kind()
-
-    def _by_kind(self) -> dict[Kind, Callable[[Message], object]]:
-        """Return what hears each kind of message."""
-        return {
+        self._waiting: dict[int, Call] = {}  # those that the pool has not got
+        self._calls: set[int] = set()  # those of sessions
+        self._workers: dict[
+            int, SessionWorker
+        ] = {}  # by the questions that asked for them
+        self._keeper = ClientKeeper(self._on_free)
+        # The client knows by the same rules what is forgotten here.
+        self._functions, self._options = FunctionCache(), FunctionCache()
+        self._details: tuple[int, bytes] = (0, b"")
+        self._trace = b""
+        self._put: list[bytes] = []
+        self._untold: dict[
+            int, None
+        ] = {}  # the jobs of which it will hear that they wait
+        self._quiet: dict[
+            int, None
+        ] = {}  # those that have begun, of which it has not heard
+        self._look_at_quiet = Alarm(self._loop, self._on_quiet)
+        self._ends, self._ends_behind = (
+            0,
+            deque[int](),
+        )  # by piece that it has not taken
+        self._questions: dict[int, asyncio.Task[None]] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self.follows = self._listens = self._over = False
+        self._handlers: dict[Kind, Callable[[Message], object]] = {
             Kind.JOB: self._on_job,
             Kind.FOLLOWED: self._on_job,
             Kind.CANCEL: self._on_cancel,
-            Kind.FUNCTION: self._told.on_function,
-            Kind.OPTIONS: self._told.on_options,
-            Kind.DETAILS: self._told.on_details,
-            Kind.TRACE: self._told.on_trace,
+            Kind.FUNCTION: self._on_function,
+            Kind.OPTIONS: self._on_options,
+            Kind.DETAILS: self._on_details,
+            Kind.TRACE: self._on_trace,
             Kind.CREDIT: self._on_credit,
             Kind.FENCE: self._on_fence,
-            Kind.ASK: self._questions.on_ask,
-            Kind.FORGET: self._questions.on_forget,
-            Kind.LEAVE: self._questions.on_leave,
-            Kind.PAGE: self._on_page,
+            Kind.ASK: self._on_ask,
+            Kind.FORGET: self._on_forget,
+            Kind.LEAVE: self._on_leave,
         }
-
-    @property
-    def _tells_begins(self) -> bool:
-        """Whether the client hears of begins by messages, and not by the page alone."""
-        return not self._page_is_used or self._questions.listens
+        carrier.on_bytes, carrier.on_gone = self._on_bytes, self._on_gone
 
     @property
     def busy(self) -> bool:
         """Whether jobs of the client are here."""
-        return bool(self.jobs or self._calls or self._coming.calls)
+        return bool(self.jobs or self._waiting)
 
     def functions(self) -> list[str]:
         """Return the name of the function of each job of the client that is here."""
-        waiting = *self._calls.values(), *self._coming.calls.values()
-        names = [call.function.name for call in waiting]
+        names = [call.function.name for call in self._waiting.values()]
         return names + [job.title for job in self.jobs.values()]
 
     # What goes to the client.
 
     def put(self, message: Message) -> None:
         """Have *message* sent with the next batch."""
-        self._link.put(message.pack())
+        self._put.append(message.pack())
 
-    def put_news(self, message: Message) -> None:
+    def _put_news(self, message: Message) -> None:
         """Do the same with a message that the client can do without, if it does not keep up."""
-        if self._link.unacknowledged < _MOST_NEWS:
-            self._link.put(message.pack())
-            self._turns.turn_soon()
+        if self.carrier.unsent < _MOST_BEHIND:
+            self.put(message)
+            self._agent.turn_soon()
 
-    def send_soon(self) -> None:
-        """Have what was put sent in the next turn of the loop."""
-        self._turns.turn_soon()
+    def _put_end(self, number: int, message: bytes) -> None:
+        """Tell how a job has ended: at once, if the client waits for no other."""
+        if self._over:
+            return
+        self.jobs.pop(number, None)
+        self._calls.discard(number)
+        self._agent.turns.ended(self.number, number)
+        self._put.append(message)
+        self._ends += 1
+        self._agent.settled(self)
 
-    def push(self) -> None:
-        """Send what was put, now."""
-        self.flush(self._loop.time())
-
-    def flush(self, now: float) -> None:
+    def flush(self) -> None:
         """Send what was put."""
-        send_new(self._carrier, self._link, int(now * _MICRO))
-
-    def beat(self, now: float) -> None:
-        """Show that the agent is alive, and send again what may be lost."""
-        send_beat(self._carrier, self._link, int(now * _MICRO))
+        if self._untold:
+            waiting, self._untold = self._untold, {}
+            self.put(Message(Kind.WAITS, payload=pack_numbers(waiting)))
+        if self._put:
+            messages, self._put = self._put, []
+            for batch in pack_batches(messages, int(monotonic() * _MICRO)):
+                self.carrier.send(batch)
+            self._ends_behind.append(self._ends)
+            self._ends = 0
 
     # The end.
 
     def close(self) -> None:
         """Give up what the client has here."""
         self._over = True
-        self._close_page()
-        self._questions.close()
-        self._coming.close()
+        self._look_at_quiet.cancel()
+        if self._listens:
+            self._agent.pool.remove_listener(self._tell)
+        for task in self._questions.values():
+            task.cancel()
+        for worker in self._workers.values():
+            self._leave(worker, fresh=True, failed=True)
         for job in [*self.jobs.values()]:
             job.cancel()
-        self._carrier.on_gone = ignore
-        self._carrier.close()
+        self.carrier.on_gone = ignore
+        self.carrier.close()
+
+    def _on_gone(self, why: Why) -> None:
+        self._agent.end(self, why or "its process has ended, or it has left")
 
     # What the client says.
 
@@ -351,184 +276,139 @@ class AgentClient:
         if self._over:
             return
         try:
-            batch = Batch.unpack(data)
-            if batch.session != self.number:
-                return
-            # No later than now, whatever it says: else it would have its lease for ever.
-            now = self._loop.time()
-            self._jobs.heard(self.number, min(batch.echo / _MICRO, now))
-            self._turns.look()
-            for packed in self._link.receive(batch, int(now * _MICRO)):
-                self._on_message(Message.unpack(packed))
-            self._begin_pending()
+            self._agent.look()
+            for message in unpack_batch(data)[1]:
+                handler = self._handlers.get(message.kind)
+                if handler is None:
+                    raise ProtocolError(f"a client sent a {message.kind.name}")
+                handler(message)
         except _MISTAKES as error:
-            self._turns.end(self, error)
+            self._agent.end(self, error)
             return
-        self._turns.turn()
+        self._agent.turn()
 
-    def _on_gone(self, error: Exception | None) -> None:
-        self._turns.end(self, error or "its process has ended, or it has left")
+    def _on_function(self, message: Message) -> None:
+        name, _, reference = message.payload.partition(b"\0")
+        # A client that is none may call it anything, and logs and figures show it.
+        shown = printable_name(name.decode())[:MAX_NAME]
+        function = self._agent.functions.named(shown, reference)
+        self._functions.add(message.function, function)
 
-    def _on_message(self, message: Message) -> None:
-        handler = self._handlers.get(message.kind)
-        if handler is None:
-            raise ProtocolError(f"a client sent a {message.kind.name}")
-        handler(message)
+    def _on_options(self, message: Message) -> None:
+        told = json.loads(message.payload)
+        options = read_options(told, self._keeper, self._agent.functions)
+        if options.via not in JOB_TYPES:
+            raise ProtocolError(f"the client sent a job for {options.via!r}")
+        self._options.add(message.options, options)
+
+    def _on_details(self, message: Message) -> None:
+        self._details = message.job, message.payload
+
+    def _on_trace(self, message: Message) -> None:
+        self._trace = unpack_headers(message.payload)
 
     def _check_ends(self) -> None:
-        """Check that the client takes the results of its jobs before it sends many others.
-
-        A job has credit again when its client has its end, which the same batch acknowledges.
-        """
-        ends, known = self._ends, self._link.acknowledged
-        while ends and ends[0] <= known:
-            ends.popleft()
-        if len(ends) > _MOST_ENDS:
-            raise ProtocolError(f"the client has taken none of {len(ends)} results")
+        """Check that the client takes the results of its jobs before it sends many others."""
+        while len(self._ends_behind) > self.carrier.unsent:
+            self._ends_behind.popleft()
+        behind = sum(self._ends_behind)
+        if behind > _MOST_ENDS:
+            raise ProtocolError(f"the client has taken none of {behind} results")
 
     def _on_job(self, message: Message) -> None:
         self._check_ends()
+        number, payload = message.job, message.payload
         # Here, where it costs this client alone: the pool gets the job in a turn of all clients.
         # A comparison with NaN is false.
         is_timed = message.wait > 0 and message.deadline >= -math.inf
         if message.begun >= MAX_ATTEMPTS or not is_timed:
-            raise ProtocolError(f"the client sent job {message.job} with false numbers")
-        payload = message.payload
-        if payload.startswith(LENT):
+            raise ProtocolError(f"the client sent job {number} with false numbers")
+        if payload == STORED:
+            if number not in self._agent.stored:
+                text = f"the client sent job {number}, whose call nobody brings"
+                raise ProtocolError(text)
+            payload = self._agent.stored.pop(number)
+        elif payload.startswith(LENT):
             # At once: whoever drops what was lent gives it back by that.
             payload = self._borrow(payload)
-        call = self._told.read(message, payload)
-        if payload == STORED:
-            self._coming.wait_for(call)
-        else:
-            self._accept(call)
-
-    def _on_come(self, call: Call) -> None:
-        """Hear that the engine has brought the call of a job."""
-        try:
-            self._accept(call)
-        except _MISTAKES as error:
-            self._turns.end(self, error)
-        else:
-            self._turns.turn()
-
-    def _accept(self, call: Call) -> None:
-        """Give a job to the pool, or let it wait for its turn."""
-        message = call.message
-        if call.options.session is None:
-            if message.place > CREDITS:
-                raise ProtocolError(f"the client put a job at {message.place}")
-            if not self._begin_at_once(call):
-                traits = traits_of(call)
-                self._jobs.accept(self.number, message.job, message.priority, traits)
-                self._calls[message.job] = call
+        if number in self.jobs or number in self._waiting:
+            raise ProtocolError(f"the client sent job {number} twice")
+        function: Function = self._functions[message.function]
+        options: JobOptions = self._options[message.options]
+        details = b""
+        if self._details[0] == number:
+            details, self._details = self._details[1], (0, b"")
+        call = Call(function, options, message, details, payload, self._trace)
+        if options.session is not None:  # it waits for nothing here
+            if len(self._calls) >= _MOST_ENDS:
+                raise ProtocolError(f"the client sent more than {_MOST_ENDS} calls")
+            self._calls.add(number)
+            self._begin_first(call)
             return
-        self._jobs.accept_call(self.number, message.job)
-        if self._carrier.loses:
-            self._calls[message.job] = call
-            self._tell([message.job], self._loop.time())
-            return
-        # Nobody else has its worker, so it is never sent again, and may save the time of an answer.
-        self.put(Message(Kind.BEGAN, payload=pack_numbers([message.job])))
-        self.flush(self._loop.time())
+        if len(self.jobs) + len(self._waiting) - len(self._calls) >= CREDITS:
+            raise ProtocolError(f"the client sent more than {CREDITS} jobs")
+        traits = STREAM_TRAITS if options.via == "stream" else function.traits
+        may_begin = self.carrier.may_begin
+        if may_begin and self._agent.turns.begins(self.number, number, traits):
+            self._begin_first(call)
+        else:
+            self._agent.turns.add(self.number, number, message.priority, traits)
+            self._waiting[number] = call
+            self._untold[number] = None
+
+    def _begin_first(self, call: Call) -> None:
+        """Give the pool a job that has just come."""
+        number = call.message.job
+        if call.function.traits.cost > _LONG:
+            self._tell_begun([number])
+        else:
+            self._quiet[number] = None
+            if not self._look_at_quiet.is_set:
+                self._look_at_quiet.set_in(_LONG_AFTER_ALL)
         self._submit(call)
 
+    def _on_quiet(self, _: float) -> None:
+        """Tell which jobs have begun and take longer than others of their functions."""
+        quiet, self._quiet = self._quiet, {}
+        if begun := [number for number in quiet if number in self.jobs]:
+            self._tell_begun(begun)
+
+    def begin(self, numbers: list[int]) -> None:
+        """Give the pool jobs whose turn it is; the client hears before that they begin."""
+        self._tell_begun(numbers)
+        for number in numbers:
+            self._submit(self._waiting.pop(number))
+
+    def _tell_begun(self, numbers: list[int]) -> None:
+        for number in numbers:
+            self._untold.pop(number, None)
+        self.put(Message(Kind.BEGAN, payload=pack_numbers(numbers)))
+        self.flush()
+
     def _borrow(self, payload: bytes) -> OutOfBandPickle | None:
-        borrowed = self._carrier.borrowed
+        borrowed = self.carrier.borrowed
         if borrowed is None:
             raise ProtocolError("a client lent memory on a carrier that has none")
         found = borrowed.read(payload)
         return None if found is None else OutOfBandPickle([found.stream], found.buffers)
 
-    def _begin_at_once(self, call: Call) -> bool:
-        """Give a job to the pool that has just come, if none waits and the page can tell of it."""
-        if self._tells_begins:
-            return False
-        assert self._page is not None
-        place, number = call.message.place, call.message.job
-        now = self._loop.time()
-        if not self._jobs.accept_at_once(self.number, number, traits_of(call), now):
-            return False
-        self._page.mark(place, number)
-        self._submit(call)
-        return True
-
-    def begin(self, numbers: list[int], now: float) -> None:
-        """Give jobs to the pool; the client knows before that they begin."""
-        if not self._page_is_used:
-            self._tell(numbers, now)
-            return
-        assert self._page is not None
-        for number in numbers:
-            self._page.mark(self._calls[number].message.place, number)
-        if self._tells_begins:
-            self.put(Message(Kind.BEGAN, payload=pack_numbers(numbers)))
-            self.flush(now)
-        self._give_to_pool(numbers)
-
-    def _tell(self, numbers: list[int], now: float) -> None:
-        """Tell the client that jobs begin, which they do when it has acknowledged that."""
-        message = Message(Kind.BEGAN, payload=pack_numbers(numbers))
-        self._jobs.told(self.number, numbers, self._link.put(message.pack()))
-        self.flush(now)
-
-    def _begin_pending(self) -> None:
-        """Give the pool the jobs of which the client knows by now that they begin."""
-        known, now = self._link.acknowledged, self._loop.time()
-        self._give_to_pool(self._jobs.may_begin(self.number, known, now))
-
-    def _give_to_pool(self, numbers: list[int]) -> None:
-        for number in numbers:
-            self._submit(self._calls.pop(number))
-
-    def _submit(self, call: Call) -> None:
-        self._relay.submit(self, call)
-        if self._relay.stored is not None:
-            self._relay.stored.taken(call.message.job)
-
-    def lend_page(self, fd: int) -> None:
-        """Keep the descriptor of the page open until the client has opened it."""
-        self._page_fd = fd
-
-    def _close_page(self) -> None:
-        fd, self._page_fd = self._page_fd, -1
-        if fd >= 0:
-            os.close(fd)
-
-    def _on_page(self, message: Message) -> None:
-        self._close_page()
-        if message.place:
-            return  # the client cannot open it
-        self._page_is_used = self._page is not None
-
-    def ended(self, number: int, message: bytes) -> None:
-        """Tell how a job has ended: at once, if the client waits for no other."""
-        if self._jobs.ended(self.number, number):
-            self.jobs.pop(number, None)
-            if self.workers:
-                self._questions.tell_workers()
-            self._ends.append(self._link.put(message))
-            self._turns.settled(self)
-
     def _on_cancel(self, message: Message) -> None:
         number = message.job
-        job = self.jobs.get(number)
-        call = self._coming.cancel(number)
-        if job is not None:
-            job.cancel()
-        elif call is None and self._jobs.cancel(self.number, number):
-            call = self._calls.pop(number)
-        if call is not None:
-            self._coming.forget(number)
+        if number in self.jobs:
+            self.jobs[number].cancel()
+        elif self._agent.turns.cancel(self.number, number):
+            call = self._waiting.pop(number)
+            self._untold.pop(number, None)
             if call.options.lease is not None:
-                self.keeper.forget(number)
-                self._on_free(number)
+                self._keeper.forget(number)
             self.put(Message(Kind.DROPPED, number))
+        else:
+            self._agent.stored.pop(number, None)
 
     def _on_free(self, number: int) -> None:
         if not self._over:
             self.put(Message(Kind.FREE, number))
-            self._turns.turn_soon()
+            self._agent.turn_soon()
 
     def _on_credit(self, message: Message) -> None:
         job = self.jobs.get(message.job)
@@ -536,8 +416,273 @@ class AgentClient:
             job.allow(message.priority)
 
     def _on_fence(self, message: Message) -> None:
+        number, call = message.job, self._waiting.get(message.job)
+        until = message.priority / _MICRO + message.deadline
+        is_coming = call is not None and call.options.lease is not None
+        self._keeper.extend(number, until, is_coming=is_coming)
+
+    # Jobs in the pool.
+
+    def _submit(self, call: Call) -> None:
+        """Give a job to the pool."""
+        number = call.message.job
+        if call.message.kind is Kind.FOLLOWED:
+            self.follows = True
+            self._agent.follow()
+        try:
+            job = self._call(call)
+        except AsyncPoolError as error:
+            self._put_end(number, pack_end(Kind.FAILED, number, pack_own(error, {})))
+            return
+        self.jobs[number] = job
+        if isinstance(job, RelayedJob):
+            job.client, job.number = self, number
+            if job.done():
+                self.on_end(job)
+        else:
+            assert isinstance(job, StreamJob)
+            self._spawn(self._pass_items(number, job), "asyncpool stream")
+
+    def _call(self, call: Call) -> PoolJob[Any]:
+        function: Any = call.function
+        options, arguments = _options_of(call, self._loop.time()), (_call_of(call),)
+        submit = self._engine.traffic.submit
+        if options.session is not None:
+            worker = self._workers[options.session.session]
+            return worker.call(self._engine, (function, arguments, {}), options)
+        if options.lease is None:
+            return submit(function, arguments, {}, options)
+        return self._engine.leases.submit(
+            call.message.job, submit, function, arguments, {}, options
+        )
+
+    def on_end(self, job: RelayedJob) -> None:
+        """Tell how a job has ended."""
+        number, ended = job.number, self._agent.ends.pop(job.id, None)
+        value = None if job.cancelled() or job.exception() else job.result()
+        if type(value) is bytes:
+            self._put_end(number, _packed_end(Kind.VALUE, number, PLAIN + value, ended))
+        elif type(value) is ReceivedPickle:
+            packed = OutOfBandPickle([value.stream], value.buffers)
+            lent = self.carrier.lent
+            payload = lent.lend_at_once(packed) if lent else pack_parts(packed)
+            if payload is None:
+                lending = self._end_large(number, packed, ended)
+                self._spawn(lending, "asyncpool large result")
+            else:
+                self._put_end(number, _packed_end(Kind.VALUE, number, payload, ended))
+        else:
+            if isinstance(job, RelayedChunk) and job.found is not None:
+                self.put(Message(Kind.FOUND, number, payload=job.found))
+            self._put_end(number, _packed_end(*_outcome_of(number, job), ended))
+
+    async def _end_large(
+        self, number: int, packed: OutOfBandPickle, ended: JobEnded | None
+    ) -> None:
+        payload = await self._lend(number, packed)
+        self._put_end(number, _packed_end(Kind.VALUE, number, payload, ended))
+
+    async def _lend(self, number: int, packed: OutOfBandPickle) -> bytes:
+        """Return what the client gets as a large value."""
+        lent, found = self.carrier.lent, None
+        if lent is not None:
+            found = lent.lend_at_once(packed)
+            found = found or await lent.lend(packed, lambda: number in self.jobs)
+        return pack_parts(packed) if found is None else found
+
+    async def _pass_items(self, number: int, job: StreamJob) -> None:
+        """Send the items of a stream, and then its end."""
+        while items := await job.pass_on():
+            for frame in items:
+                payload = frame.payload
+                if isinstance(payload, ReceivedPickle):
+                    packed = OutOfBandPickle([payload.stream], payload.buffers)
+                    payload = await self._lend(number, packed)
+                else:
+                    payload = pack_parts(payload)
+                self.put(Message(Kind.ITEM, number, payload=payload))
+            self.flush()
+        ended = self._agent.ends.pop(job.id, None)
+        self._put_end(number, _packed_end(*_outcome_of(number, job), ended))
+
+    def _spawn(self, work: Coroutine[Any, Any, None], name: str) -> None:
+        task = self._loop.create_task(work, name=name)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def beat(self, number: int, details: bytes) -> None:
+        """Tell of a heartbeat of a job."""
+        self._put_news(Message(Kind.HEARTBEAT, number, payload=details))
+
+    # What the client asks.
+
+    @property
+    def _numbers(self) -> dict[int, int]:
+        """The client's numbers of its jobs, by those of the pool."""
+        return {job.id: number for number, job in self.jobs.items()}
+
+    def _on_ask(self, message: Message) -> None:
         number = message.job
-        call = self._calls.get(number) or self._coming.calls.get(number)
-        # It may come when no worker has the job any more, and is for nothing then.
-        if self.keeper.keeps(number) or (call and call.options.lease):
-            self.keeper.extend(number, message.priority / _MICRO + message.deadline)
+        if number in self._questions or len(self._questions) >= _MOST_QUESTIONS:
+            raise ProtocolError(f"the client asked more than {_MOST_QUESTIONS} at once")
+        task = self._questions[number] = self._loop.create_task(
+            self._reply(message), name="asyncpool answer to a client"
+        )
+        task.add_done_callback(lambda _: self._questions.pop(number, None))
+
+    async def _reply(self, message: Message) -> None:
+        answer: object
+        try:
+            about, payload = unpack_question(message.payload)
+            answer = True, await self._answer(message.job, about, payload)
+        except AsyncPoolError as error:
+            answer = False, error
+        except _FALSE_QUESTIONS as error:
+            answer = False, (type(error).__name__, str(error))
+        payload = pack_own(answer, self._numbers)
+        self.put(Message(Kind.ANSWER, message.job, payload=payload))
+        self._agent.turn_soon()
+
+    async def _answer(
+        self, number: int, about: dict[str, Any], payload: bytes
+    ) -> object:
+        """Have the pool do what is asked, and return what comes of it."""
+        pool = self._agent.pool
+        match about["what"]:
+            case "stats":
+                return pool.stats()
+            case "stacks":
+                return await pool.stacks(slot=about["slot"])
+            case "stack":
+                job = self.jobs.get(about["job"])
+                return "" if job is None else await job.stack()
+            case "profile":
+                slot, function, rate = about["slot"], about["function"], about["rate"]
+                return await pool.profile(
+                    about["seconds"], slot=slot, function=function, rate=rate
+                )
+            case "retire":
+                return pool.retire(about["slot"])
+            case "kill":
+                return pool.kill(about["slot"])
+            case "roll":
+                return await pool.roll()
+            case "resize":
+                least, *most = about["workers"]
+                return await pool.resize((least, *most) if most else least)
+            case "events":
+                if not self._listens:
+                    self._listens = True
+                    pool.add_listener(self._tell)
+                return None
+            case "session":
+                worker = SessionWorker()
+                await self._engine.sessions.take(worker, about["timeout"])
+                self._workers[number] = worker
+                return worker.slot, worker.pid
+            case "broadcast":
+                return await self._broadcast(about, payload)
+            case unknown:
+                raise ValueError(f"there is no {unknown!r} to ask for")
+
+    async def _broadcast(self, about: dict[str, Any], payload: bytes) -> object:
+        options = read_call(about["options"], self._loop.time())
+        call = Broadcast(str(about["name"]), payload, options, PACKED)
+        failed: dict[int, BaseException] = {}
+        try:
+            results = await self._engine.broadcasts.broadcast_packed(call)
+        except BroadcastError as error:
+            results, failed = error.results, error.errors
+        return (
+            {slot: pack_parts(value) for slot, value in results.items()},
+            {
+                slot: error.payload if isinstance(error, PackedError) else error
+                for slot, error in failed.items()
+            },
+        )
+
+    def _tell(self, event: Event) -> None:
+        """Tell of an event of the pool, unless it is only about a job of another client."""
+        numbers = self._numbers
+        if not isinstance(event, TakenOver) or event.job_id in numbers:
+            self._put_news(Message(Kind.EVENT, payload=pack_own(event, numbers)))
+
+    def _on_forget(self, message: Message) -> None:
+        task = self._questions.get(message.job)
+        if task is not None:
+            task.cancel()
+        self._on_leave(message)
+
+    def _on_leave(self, message: Message) -> None:
+        worker = self._workers.pop(message.job, None)
+        if worker is not None:
+            self._leave(worker, fresh=bool(message.options), failed=False)
+
+    def _leave(self, worker: SessionWorker, *, fresh: bool, failed: bool) -> None:
+        """Give a worker back to the pool when its calls are done, or at once."""
+        leaving = worker.leave(self._engine, fresh=fresh, failed=failed)
+        self._agent.spawn(leaving, "asyncpool end of a session")
+
+
+def _packed_end(
+    kind: Kind, number: int, payload: bytes, ended: JobEnded | None
+) -> bytes:
+    if ended is None or ended.slot is None:
+        return pack_end(kind, number, payload)
+    ago = max(0.0, monotonic() - ended.at)
+    return pack_followed_end(
+        kind, number, payload, slot=ended.slot, ago=ago, run=max(0.0, ended.run)
+    )
+
+
+def _outcome_of(number: int, job: PoolJob[Any]) -> tuple[Kind, int, bytes]:
+    """Return how a job has ended, its number, and what comes of it."""
+    if job.cancelled():
+        return Kind.DROPPED, number, b""
+    error = job.exception()
+    if error is None:
+        return Kind.VALUE, number, pack_parts(job.result())
+    if isinstance(error, PackedError):
+        return Kind.ERROR, number, error.payload
+    return Kind.FAILED, number, pack_own(error, {})
+
+
+def _call_of(call: Call) -> bytes | OutOfBandPickle:
+    """Return a call as the pool takes it.
+
+    Raises:
+        JobNotPicklableError: If it cannot be had here.
+        ProtocolError: If it is none.
+    """
+    payload = call.payload
+    if type(payload) is bytes and payload.startswith(PLAIN):
+        return payload[len(PLAIN) :]
+    if payload is None:
+        raise JobNotPicklableError(
+            "the call is in memory that the agent cannot map: it may open no more files, or has "
+            "too many mappings",
+            direction="arguments",
+            name="the call",
+        )
+    if isinstance(payload, OutOfBandPickle):
+        return payload
+    stream, buffers = split_parts(payload)
+    packed = OutOfBandPickle([stream], buffers)
+    return packed if packed.areas else packed.payload
+
+
+def _options_of(call: Call, now: float) -> JobOptions:
+    """Return the options of one job, with what is its own, on this loop's clock."""
+    options, message = call.options, call.message
+    own: dict[str, Any] = {}
+    if message.deadline < math.inf:
+        own["deadline"] = now + message.deadline
+    if message.wait < math.inf:
+        own["queue_timeout"] = message.wait
+    if call.details:
+        own["details"] = call.details
+    if message.begun:
+        own["prior_attempts"] = message.begun
+    if call.trace:
+        own["trace"] = call.trace
+    return replace(options, **own) if own else options

@@ -1,160 +1,242 @@
-"""What moves batches between a client and an agent, and the greeting of both."""
+"""What moves batches between a client and an agent: an interface, and the Unix socket of one machine."""
 
 from __future__ import annotations
 
-import json
+import asyncio
 import math
-import sys
+import os
+import socket
+from abc import ABC, abstractmethod
+from collections import deque
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import TypeAlias
 
-from asyncpool._remote.borrowed_memory import BorrowedMemory
-from asyncpool._remote.lent_memory import LentMemory
-from asyncpool._remote.reliable_link import ReliableLink
+from asyncpool._engine.channel import READ_SIZE, Channel, DescriptorSocket
+from asyncpool._engine.loop import Alarm, Threads
+from asyncpool._observe.control.paths import peer_pid, peer_uid
+from asyncpool._remote.memory import BorrowedMemory, LentMemory
+from asyncpool._remote.messages import MAX_GREETING, MAX_PIECE
+from asyncpool._wire.frames import Frame, FrameKind, header
+from asyncpool.errors import ProtocolError
 
-# For how many seconds an agent works for a client that it does not hear, by default.  A program
-# that computes in its event loop is silent for that long, and is not gone.
-LEASE = 60.0
+# Seconds that the other end has to read what was sent before the connection was closed.
+_LINGER = 5.0
 
-# By default a client gives an agent up that it has not heard for so many times as long.
-_PATIENCE = 1.5
-
-# How often in that time each end says something, if it has nothing to say.
-_BEATS = 8
-
-# But not more often than so many seconds, if the time is very short.
-_SHORTEST_BEAT = 0.001
-
-# The largest number of a session or a time that a batch can have.
-_MOST = (1 << 64) - 1
-
-# The most bytes of a greeting.
-MAX_GREETING = 1 << 16
+# Why the other end is gone: what it has done wrong, or what else is known of it.
+Why: TypeAlias = Exception | str | None
 
 
-def beat_every(lease: float) -> float:
-    """Return how many seconds an end may be silent."""
-    return max(lease / _BEATS, _SHORTEST_BEAT)
-
-
-def node_timeout(lease: float) -> float:
-    """Return after how many seconds a client gives an agent up, by default."""
-    return lease * _PATIENCE
-
-
-def ignore(_: Exception | None = None) -> None:
+def ignore(_: Why = None) -> None:
     """Do nothing, in place of who hears that the other end is gone."""
 
 
-class Carrier(Protocol):
-    """One end of a way between a client and an agent; it moves bytes and reads none.
+def _drop(data: bytes) -> None:
+    """Drop what nobody expects."""
+    del data
+
+
+class Carrier(ABC):
+    """One end of a way between a client and an agent; it moves bytes, and reads none.
+
+    All that is sent arrives, once and in its order, or the other end is gone.
 
     Attributes:
         on_bytes: Called with what has come.
-        on_gone: Called once when the other process is surely dead, or has ended the session; with
-            what it has done wrong, or what the system says of it, if that is why.
-        loses: Whether batches may be lost, so that they must be repeated.
+        on_gone: Called once when the other process is dead, or lost, or has ended the session.
+        certain: Whether all arrives that was sent before this process, or the other one, died.
         process: The other process, if it is on this machine and the system says which it is.
         lent: Memory for large buffers that go to the other end, if the carrier has such.
         borrowed: Likewise for those that come.
+        heard_at: When the other end was heard last, on the loop's clock.
+        patience: How many seconds it may be silent; infinity if the system tells that it is gone.
     """
 
-    on_bytes: Callable[[bytes], None]
-    on_gone: Callable[[Exception | None], object]
-    loses: bool
-    process: int | None
-    lent: LentMemory | None
-    borrowed: BorrowedMemory | None
+    certain = True
+    process: int | None = None
+    lent: LentMemory | None = None
+    borrowed: BorrowedMemory | None = None
+    patience = math.inf
 
-    def allow(self, limit: int) -> None:
-        """Let a piece that comes have *limit* bytes from now on, and not only a greeting's."""
-        ...
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self.heard_at = self._loop.time()
+        # Whoever uses the carrier sets these.
+        self.on_bytes: Callable[[bytes], None] = _drop
+        self.on_gone: Callable[[Why], object] = ignore
 
+    @property
+    def may_begin(self) -> bool:
+        """Whether the client is there for sure, so that its jobs may begin."""
+        return True
+
+    @property
+    def own_silence(self) -> float:
+        """For how many seconds this end has said nothing, if the other one may mind; else 0."""
+        return 0.0
+
+    @property
+    @abstractmethod
+    def unsent(self) -> int:
+        """How many of the pieces that were sent the other end has not taken."""
+
+    @abstractmethod
     def send(self, data: bytes) -> None:
-        """Send bytes, which arrive as one piece or not at all."""
-        ...
+        """Send bytes, which arrive as one piece."""
 
+    @abstractmethod
     def close(self) -> None:
-        """Send no more, and let the other end know if it can be known; it gets what was sent."""
-        ...
+        """Send no more, and let the other end know; it gets what was sent."""
 
+    @abstractmethod
     def abort(self) -> None:
         """Do the same, and drop what is still to be sent."""
-        ...
+
+    def _forget(self) -> None:
+        """Tell nobody anything any more."""
+        self.on_bytes, self.on_gone = _drop, ignore
 
 
-def greeting(version: str, codec: str) -> dict[str, Any]:
-    """Return what both ends must have in common."""
-    python = f"{sys.version_info[0]}.{sys.version_info[1]}"
-    return {"asyncpool": version, "python": python, "codec": codec}
+class UnixCarrier(Carrier):
+    """One end of a Unix socket, for processes of this user only; see :class:`Carrier`.
+
+    The kernel keeps what was sent and not read, also when the sender has died, and tells when it is.
+    Large buffers travel in memory, whose descriptors the socket carries.
+
+    Args:
+        sock: The socket, connected and non-blocking; the carrier owns it.
+        threads: Copy large buffers.
+        buffer: What is read into, see :class:`Channel`; ``None`` for one of its own.
+
+    Attributes:
+        ended: Done when the socket is closed.
+    """
+
+    def __init__(
+        self, sock: socket.socket, threads: Threads, buffer: memoryview | None = None
+    ) -> None:
+        super().__init__()
+        loop = self._loop
+        self.process = peer_pid(sock)
+        self._ends: deque[int] = deque()  # where the pieces end that may be unsent
+        self._socket = DescriptorSocket(sock)
+        self._open = True
+        self._late = Alarm(loop, lambda _: self._cut())
+        self.ended: asyncio.Future[None] = loop.create_future()
+        self._channel = Channel(
+            loop,
+            self._socket,
+            buffer=memoryview(bytearray(READ_SIZE)) if buffer is None else buffer,
+            max_payload=MAX_GREETING,
+            on_frames=self._on_frames,
+            on_end=self._on_end,
+        )
+        self.lent = self._lent = LentMemory(loop, threads, self._channel)
+        self.borrowed = self._borrowed = BorrowedMemory(loop, threads, self._tell)
+
+    def greeted(self) -> None:
+        """Let pieces come that are as large as batches may be."""
+        self._channel.allow(MAX_PIECE)
+
+    @property
+    def unsent(self) -> int:
+        """How many pieces the kernel has not taken, since the other end reads none."""
+        while self._ends and self._ends[0] <= self._channel.sent_bytes:
+            self._ends.popleft()
+        return len(self._ends)
+
+    def send(self, data: bytes) -> None:
+        """Send a piece."""
+        if self._open:
+            end = self._channel.put(header(FrameKind.BATCH, len(data)), data)
+            self._channel.flush()
+            if end > self._channel.sent_bytes:
+                self._ends.append(end)
+
+    def close(self) -> None:
+        """Send no more; the other end gets what was sent."""
+        if not self._open:
+            return
+        self._stop()
+        if self._channel.unsent:
+            self._channel.half_close()
+            self._late.set_in(_LINGER)
+        else:
+            self._cut()
+
+    def abort(self) -> None:
+        """Send no more, not even what was sent already and is still here."""
+        if self._open:
+            self._stop()
+        self._cut()
+
+    def _cut(self) -> None:
+        self._late.cancel()
+        self._channel.close()
+        if not self.ended.done():
+            self.ended.set_result(None)
+
+    def _stop(self) -> None:
+        self._open = False
+        self._forget()
+        self._lent.close()
+        self._borrowed.close()
+
+    def _on_frames(self, frames: list[Frame]) -> None:
+        self.heard_at = self._loop.time()
+        for frame in frames:
+            if frame.kind is FrameKind.BATCH:
+                self._pass_on(bytes(frame.payload))
+            elif self._open:
+                try:
+                    self._on_memory(frame)
+                except ProtocolError as error:
+                    self._on_end(error)
+                    return
+        if self._socket.unwanted and self._open:
+            self._on_end(ProtocolError("it sent descriptors with no segment"))
+
+    def _pass_on(self, data: bytes) -> None:
+        try:
+            self.on_bytes(data)
+        except BaseException as error:
+            # What was lost by that would be waited for: each end says everything once.
+            self._on_end(error if isinstance(error, Exception) else None)
+            raise
+
+    def _on_memory(self, frame: Frame) -> None:
+        number = frame.number
+        match frame.kind:
+            case FrameKind.SEGMENT:
+                if not self._socket.arrived:
+                    raise ProtocolError("it sent a segment without a descriptor")
+                self._borrowed.add(number, frame.job, self._socket.arrived.popleft())
+            case FrameKind.DROP:
+                self._borrowed.drop(number)
+            case FrameKind.SEGMENT_RETURNED:
+                self._lent.returned(number)
+            case FrameKind.LOST:
+                self._lent.lost(number)
+            case other:
+                raise ProtocolError(f"it sent {other.name}")
+
+    def _tell(self, kind: FrameKind, number: int) -> None:
+        if self._open:
+            self._channel.put(header(kind, 0, number=number))
+            self._channel.flush_soon()
+
+    def _on_end(self, error: Exception | None) -> None:
+        """Say that the other end is gone."""
+        if not self._open:
+            self._cut()
+            return
+        gone = self.on_gone
+        self.abort()
+        gone(error)
 
 
-def pack_greeting(what: dict[str, Any]) -> bytes:
-    """Return the first bytes that an end sends."""
-    return json.dumps(what).encode()
-
-
-def unpack_greeting(data: bytes) -> dict[str, Any]:
-    """Read them; an empty greeting stands for bytes that are none."""
+def is_same_user(sock: socket.socket) -> bool:
+    """Tell whether a process of this user is at the other end."""
     try:
-        found = json.loads(data)
-    except (ValueError, RecursionError):
-        return {}
-    return found if isinstance(found, dict) else {}
-
-
-def difference(here: dict[str, Any], there: dict[str, Any]) -> str:
-    """Return in what the other end differs so that the two cannot work together, or nothing."""
-    for name, what in (
-        ("asyncpool", "asyncpool"),
-        ("python", "Python"),
-        ("codec", "the codec"),
-    ):
-        if here[name] != there.get(name):
-            return (
-                f"the agent has {what} {here[name]}, and the client {there.get(name)}: "
-                "both need the same"
-            )
-    return ""
-
-
-# What an agent tells about itself, and of which type that is.
-_TOLD: dict[str, type] = {
-    "session": int,
-    "node": str,
-    "credits": int,
-    "lanes": int,
-    "stamp": int,
-    "page": int,
-    "lease": float,
-    "fresh": bool,
-    "counts_jobs": bool,
-}
-
-
-def flaw(about: dict[str, Any]) -> str:
-    """Return what is wrong with the greeting of an agent, or nothing."""
-    if "refused" in about:
-        return str(about["refused"])[:1000]
-    for name, kind in _TOLD.items():
-        value = about.get(name)
-        if type(value) is not kind or (kind is not str and not value >= 0):  # type: ignore[operator]
-            return "it does not answer as an agent does"
-    # What a batch has no room for would fail with each batch, and not here.
-    fits = max(about["session"], about["stamp"]) <= _MOST
-    if not (fits and 0 < about["lease"] < math.inf and about["credits"] > 0):
-        return "it does not answer as an agent does"
-    return ""
-
-
-def send_new(carrier: Carrier, link: ReliableLink, stamp: int = 0) -> None:
-    """Send the messages that were put into *link*; *stamp* is the agent's time."""
-    while link.unsent or link.owes:
-        carrier.send(link.next_batch(stamp).pack())
-
-
-def send_beat(carrier: Carrier, link: ReliableLink, stamp: int = 0) -> None:
-    """Show the other end that this one is alive, and send again what may be lost."""
-    again = carrier.loses and link.unacknowledged
-    batch = link.repeat(stamp) if again else link.next_batch(stamp)
-    carrier.send(batch.pack())
+        return peer_uid(sock) == os.geteuid()
+    except OSError:
+        return False

@@ -2,21 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
 from asyncpool._engine.job import PoolJob
 from asyncpool._engine.sessions import SessionWorker
-from asyncpool._remote.client_jobs import crash_at_client
 from asyncpool._remote.messages import Kind, Message
-from asyncpool._remote.node import Node, Questions
-from asyncpool._remote.objects import kind_of, load_own
-from asyncpool.errors import (
-    ProtocolError,
-    WorkerCrashedError,
-    WorkerGoneError,
-)
+from asyncpool._remote.node import Node
+from asyncpool.errors import WorkerCrashedError
 from asyncpool.events import Crash
 
 if TYPE_CHECKING:
@@ -27,35 +20,23 @@ _AHEAD = 2
 
 
 class _Lent:
-    """A worker that an agent has lent, and the calls that it has not got."""
+    """A worker that an agent has lent, the calls that it has got, and those that wait for it."""
 
     def __init__(self, node: Node, worker: SessionWorker) -> None:
-        self.node = node
-        self.worker = worker
+        self.node, self.worker = node, worker
         self.waiting: deque[PoolJob[Any]] = deque()
         self.sent: set[int] = set()
-        self.loading = 0  # the call whose large buffers are on their way
-
-    def error(self) -> WorkerGoneError:
-        """Return the error of a call that has no worker any more."""
-        worker, cause = self.worker, self.worker.cause
-        last = cause.crashes[-1] if isinstance(cause, WorkerCrashedError) else None
-        if last is not None:
-            worker.crash = last  # which knows the call
-        return worker.error()
 
 
 class ClientSessions:
     """The sessions of one client; it has the methods of a local pool's.
 
     Args:
-        owner: The client.
-        questions: Asks for workers.
+        client: The client.
     """
 
-    def __init__(self, owner: Client, questions: Questions) -> None:
-        self._owner = owner
-        self._questions = questions
+    def __init__(self, client: Client) -> None:
+        self._client = client
         self._lent: dict[int, _Lent] = {}
         self._asked: list[Node] = []  # for workers, which they have not lent yet
 
@@ -65,15 +46,13 @@ class ClientSessions:
         timeout: float | None,  # noqa: ASYNC109 - it is only for the wait
     ) -> None:
         """Wait for a *worker*; see :meth:`asyncpool.Pool.worker`."""
-        node, number = self._node_to_ask(), self._questions.next_number()
-        self._owner.draining.hold(worker)
+        node, number = self._node_to_ask(), self._client.next_question()
+        self._client.draining.hold(worker)
         self._asked.append(node)
         try:
-            slot, pid = await self._questions.ask(
-                node, "session", number=number, timeout=timeout
-            )
+            slot, pid = await node.ask("session", number=number, timeout=timeout)
         except BaseException:
-            self._owner.draining.release(worker)
+            self._client.draining.release(worker)
             raise
         finally:
             self._asked.remove(node)
@@ -85,18 +64,18 @@ class ClientSessions:
 
         def taken(node: Node) -> float:
             lent = sum(one.node is node for one in self._lent.values())
-            return (lent + self._asked.count(node)) / max(1, node.lanes)
+            return (lent + self._asked.count(node)) / max(1, node.window.lanes)
 
-        return min(self._owner.usual_nodes(), key=taken)
+        return min(self._client.usual_nodes(), key=taken)
 
-    def check(self, session_worker: SessionWorker) -> None:
+    def check(self, worker: SessionWorker) -> None:
         """Check that a session still has its worker.
 
         Raises:
             WorkerGoneError: If it has not.
         """
-        if session_worker.gone:
-            raise (self._lent.get(session_worker.session) or session_worker).error()
+        if worker.gone:
+            raise worker.error()
 
     def enqueue(self, job: PoolJob[Any], session: int) -> None:
         """Let a call wait for its turn."""
@@ -104,87 +83,53 @@ class ClientSessions:
         lent.waiting.append(job)
         self._go_on(lent)
 
-    def sent(self, job: PoolJob[Any]) -> None:
-        """Hear that a call is on its way that has had to wait for its large buffers."""
-        bound = job.options.session
-        lent = None if bound is None else self._lent.get(bound.session)
-        if lent is not None:
-            lent.loading = 0
+    def go_on(self) -> None:
+        """Send the next calls: an agent is done with one, or has got its large parts."""
+        for lent in self._lent.values():
             self._go_on(lent)
 
-    def ended(self, number: int) -> None:
-        """Hear that a job has left its agent, which may be a call of a session."""
-        for lent in self._lent.values():
-            if number in lent.sent:
-                lent.sent.discard(number)
-                if lent.loading == number:
-                    lent.loading = 0
-                self._go_on(lent)
-
     def _go_on(self, lent: _Lent) -> None:
-        # No call overtakes another one.
-        while lent.waiting and len(lent.sent) < _AHEAD and not lent.loading:
+        node = lent.node
+        lent.sent &= node.calls
+        # No call overtakes another one whose large parts are on their way.
+        while (
+            lent.waiting
+            and len(lent.sent) < _AHEAD
+            and lent.sent.isdisjoint(node.loading)
+        ):
             job = lent.waiting.popleft()
             if not job.done():
                 lent.sent.add(job.id)
-                if not self._owner.send_call(lent.node, job):
-                    lent.loading = job.id
+                node.calls.add(job.id)
+                self._client.nodes.send(node, [job.id])
 
-    def told(self, message: Message) -> None:
-        """Hear of a worker; if it is gone, fail the calls that nobody will run.
+    def worker_gone(
+        self, hold: object, crash: Crash | None, job: PoolJob[Any] | None = None
+    ) -> None:
+        """Note that the worker of a session is gone, and fail *job*, which it has not begun."""
+        assert isinstance(hold, SessionWorker)
+        hold.gone, hold.crash = True, crash or hold.crash
+        if job is not None:
+            # The call that ran has an error, too, which is the cause, and must be known first.
+            loop = self._client.loop
+            loop.call_soon(loop.call_soon, self._fail, job, hold)
 
-        Raises:
-            ProtocolError: If it cannot be read.
-        """
-        lent = self._lent.get(message.job)
-        match load_own(message.payload):
-            case (int(slot), int(pid), bool(gone), crash):
-                pass
-            case other:
-                raise ProtocolError(f"an agent told of a worker by {kind_of(other)}")
-        if lent is None:
-            return
-        worker, slot = lent.worker, lent.node.first_slot + slot
-        worker.slot, worker.pid, worker.gone = slot, pid, gone
-        worker.crash = None if crash is None else _crash_of(crash, lent.node)
-        if gone:
-            dropped = [job for job in lent.waiting if not job.done()]
+    def _fail(self, job: PoolJob[Any], worker: SessionWorker) -> None:
+        if isinstance(worker.cause, WorkerCrashedError):
+            worker.crash = worker.cause.crashes[-1]  # which knows the call
+        self._client.fail(job, worker.error())
+
+    def lost(self, node: Node) -> list[PoolJob[Any]]:
+        """Note that an agent is gone, and its workers with it; return calls that it has not got."""
+        lost = [lent for lent in self._lent.values() if lent.node is node]
+        calls = [job for lent in lost for job in lent.waiting if not job.done()]
+        for lent in lost:
+            lent.worker.gone = True
             lent.waiting.clear()
-            self.fail(dropped)
-
-    def fail(self, calls: list[PoolJob[Any]]) -> None:
-        """Fail calls whose session is over, when it is known why."""
-        # The call that ran has an error, too, which is their cause, and must be known first.
-        loop = asyncio.get_running_loop()
-        loop.call_soon(loop.call_soon, self._fail, calls)
-
-    def _fail(self, calls: list[PoolJob[Any]]) -> None:
-        for job in calls:
-            bound = job.options.session
-            lent = None if bound is None else self._lent.get(bound.session)
-            if lent is not None:  # else they were cancelled with their session
-                self._owner.fail(job, lent.error())
-
-    def lost(self, node: Node) -> None:
-        """Hear that an agent is gone, and its workers with it."""
-        for lent in self._lent.values():
-            if lent.node is node:
-                lent.worker.gone = True
-                lent.waiting.clear()
+        return calls
 
     def give_back(self, session: int, *, fresh: bool) -> None:
         """Return the worker of *session* to its agent, or have it replaced by a *fresh* one."""
-        lent = self._lent.pop(session)
-        lent.node.put(Message(Kind.LEAVE, session, options=int(fresh)))
-        lent.node.flush(asyncio.get_running_loop().time())
-
-
-def _crash_of(crash: object, node: Node) -> Crash:
-    """Return the crash of a session's worker as the client tells it.
-
-    Raises:
-        ProtocolError: If it is none.
-    """
-    if not isinstance(crash, Crash):
-        raise ProtocolError(f"an agent sent {kind_of(crash)} as a crash")
-    return crash_at_client(crash, node.first_slot, {})
+        node = self._lent.pop(session).node
+        node.put(Message(Kind.LEAVE, session, options=int(fresh)))
+        node.flush()

@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from time import monotonic
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from asyncpool._engine.deaths import with_job
 from asyncpool._engine.job import ChunkJob, PoolJob, load_outcome
 from asyncpool._engine.large import unpack
-from asyncpool._engine.loop import Threads
-from asyncpool._engine.registry import JobRegistry, crash_error, timeout_error
-from asyncpool._remote.client_jobs import Silence, crash_at_client
-from asyncpool._remote.client_sessions import ClientSessions
-from asyncpool._remote.messages import PLAIN, Kind, Message, load_parts
-from asyncpool._remote.node import Node
+from asyncpool._engine.registry import crash_error, timeout_error
+from asyncpool._remote.carrier import Why
+from asyncpool._remote.messages import Kind, Message
+from asyncpool._remote.node import Node, frame_of, reason_of
 from asyncpool._remote.objects import kind_of, load_own
-from asyncpool._wire.buffers import SURELY_QUICK, ReceivedPickle
-from asyncpool._wire.frames import Frame, FrameKind
+from asyncpool._wire.buffers import SURELY_QUICK
+from asyncpool._wire.frames import Frame
 from asyncpool.enums import CrashKind, Delivery, NextStep, TimeLimit
 from asyncpool.errors import (
     AsyncPoolError,
@@ -32,62 +29,41 @@ from asyncpool.errors import (
 )
 from asyncpool.events import Crash, TakenOver
 
-_PLAIN_SIZE = len(PLAIN)
-
-_KINDS = {
-    Kind.VALUE: FrameKind.VALUE,
-    Kind.ERROR: FrameKind.ERROR,
-    Kind.ITEM: FrameKind.ITEM,
-}
+if TYPE_CHECKING:
+    from asyncpool._remote.client import Client
 
 
 class JobEnds:
     """Settles the jobs of a client.
 
     Args:
-        registry: The open jobs.
-        threads: Unpickle what is large.
-        sessions: Know why sessions are over.
-        again: Called with a job that has another attempt.
-        idle: Called when an outcome was unpickled and its job is settled.
+        client: The client.
     """
 
-    def __init__(
-        self,
-        registry: JobRegistry,
-        threads: Threads,
-        sessions: ClientSessions,
-        again: Callable[[PoolJob[Any]], object],
-        idle: Callable[[], object],
-    ) -> None:
-        self._registry = registry
-        self._sessions = sessions
-        self._again = again
-        self._idle = idle
-        self._threads = threads
+    def __init__(self, client: Client) -> None:
+        self._client, self._registry = client, client.registry
 
-    # What agents say.
-
-    def on_end(self, job: PoolJob[Any], message: Message, first_slot: int) -> None:
-        """Settle a job with its outcome, or try it again.
-
-        Args:
-            job: The job.
-            message: What its agent says.
-            first_slot: What is added to the slots of the agent's workers.
+    def on_end(self, node: Node, job: PoolJob[Any], message: Message) -> None:
+        """Settle a job with what its agent says, or try it again.
 
         Raises:
             ProtocolError: If it cannot be read.
         """
         job.slot = None
         if message.kind is Kind.FAILED:
-            self._on_failed(job, load_own(message.payload), first_slot)
+            self._on_failed(job, load_own(message.payload, node.first_slot))
         elif message.kind is Kind.DROPPED:
             # The agent's pool has dropped it, though nobody here has asked for that.
             why = PoolClosedError("the shared pool was closed before the job was done")
             self._registry.fail(job, why)
         elif message.payload is None:
-            self._registry.fail(job, _no_memory(job))
+            name = job.function.name
+            text = (
+                f"the result of {name} is in memory that this process cannot map: it may open no "
+                "more files, or has too many mappings"
+            )
+            error = JobNotPicklableError(text, direction="result", name=name)
+            self._registry.fail(job, error)
         else:
             self._on_outcome(job, frame_of(job, message))
 
@@ -97,41 +73,45 @@ class JobEnds:
             job.size += size
         if serializer.is_heavy(frame.payload):
             # The client distrusts no worker: its agent does.
-            unpack(self._threads, job, frame, self.unpacked)
+            unpack(self._client.threads, job, frame, self._unpacked)
         elif self._registry.settle(job, load_outcome(serializer, frame)):
-            self._again(job)
+            self._client.again(job)
 
-    def unpacked(self, job: PoolJob[Any], outcome: Any) -> None:
+    def _unpacked(self, job: PoolJob[Any], outcome: Any) -> None:
         """Settle a job whose outcome a thread has unpickled."""
         if self._registry.settle(job, outcome):
-            self._again(job)
-        self._idle()
+            self._client.again(job)
+        self._client.draining.look()
 
-    def _on_failed(self, job: PoolJob[Any], error: object, first_slot: int) -> None:
+    def _on_failed(self, job: PoolJob[Any], error: object) -> None:
         """Decide about a job that the agent's pool has failed."""
+        worker = job.options.hold if job.options.session is not None else None
         if isinstance(error, WorkerCrashedError):
-            job.crashes += tuple(
-                with_job(job, crash_at_client(crash, first_slot, {}), ())
-                for crash in error.crashes
-            )
-            if self._may_go_on(job, error.kind):
-                self._try_again(job, crash_error(job, error.delivery))
-                self._again(job)
-            else:
-                self._registry.fail(job, crash_error(job, error.delivery))
+            job.crashes += tuple(with_job(job, crash, ()) for crash in error.crashes)
+            if worker is not None:
+                self._client.sessions.worker_gone(worker, job.crashes[-1])
+            self._crashed(job, error.kind, error.delivery)
         elif isinstance(error, JobTimeoutError):
-            self._on_expired(job, error)
+            self._expired(job, error)
         elif isinstance(error, AsyncPoolError):
             if isinstance(error, PoolFullError | WorkerGoneError):
                 job.attempt -= 1
-            if isinstance(error, WorkerGoneError) and job.options.session is not None:
-                self._sessions.fail([job])
+            if isinstance(error, WorkerGoneError) and worker is not None:
+                self._client.sessions.worker_gone(worker, error.crash, job)
             else:
                 self._registry.fail(job, error)
         else:
             raise ProtocolError(f"an agent sent {kind_of(error)} as an error")
 
-    def _on_expired(self, job: PoolJob[Any], error: JobTimeoutError) -> None:
+    def _crashed(self, job: PoolJob[Any], kind: CrashKind, delivery: Delivery) -> None:
+        error = crash_error(job, delivery)
+        if self._may_go_on(job, kind):
+            self._try_again(job, error)
+            self._client.again(job)
+        else:
+            self._registry.fail(job, error)
+
+    def _expired(self, job: PoolJob[Any], error: JobTimeoutError) -> None:
         if error.attempt:
             job.began = monotonic()
         else:  # it has waited in the agent's pool
@@ -142,28 +122,9 @@ class JobEnds:
         if may and job.attempt_policy.after_exception(late, attempt=job.attempt):
             self._try_again(job, late)
             job.exceeded = None
-            self._again(job)
+            self._client.again(job)
         else:
             self._registry.fail(job, late)
-
-    # Agents that are lost.
-
-    def lose_attempt(
-        self, job: PoolJob[Any], node: Node, silence: Silence, *, others: bool
-    ) -> bool:
-        """Count the attempt of a job whose agent is lost; return whether it has another one.
-
-        Args:
-            job: The job.
-            node: The agent.
-            silence: For how long it and this client have been silent.
-            others: Whether there are other agents, or may be some.
-        """
-        job.crashes += (_crash(job, node, silence),)
-        again = others and self._may_go_on(job, CrashKind.CRASH)
-        if again:
-            self._try_again(job, crash_error(job, Delivery.STARTED))
-        return again
 
     def _try_again(self, job: PoolJob[Any], error: BaseException) -> None:
         """Note that an attempt has failed with *error*, and that the job waits for the next."""
@@ -174,50 +135,47 @@ class JobEnds:
             events.hub.publish(TakenOver(job.id, job.attempt))
         events.attempt_failed(job, error)
 
-    def fail_lost(
-        self, job: PoolJob[Any], node: Node, silence: Silence, delivery: Delivery
-    ) -> None:
-        """Fail a job whose agent is lost."""
-        if delivery is Delivery.STARTED and isinstance(job, ChunkJob):
-            job.assume_lost()  # no item is begun twice, and nobody knows which have begun
-        error = NodeLostError(
-            job_id=job.id,
-            crashes=job.crashes or (_crash(job, node, silence),),
-            delivery=delivery,
-            function=job.function.name,
-            node=node.name,
-            silence=silence.agent,
-            own_silence=silence.own,
-            reason="" if silence.why is None else str(silence),
-        )
-        if isinstance(silence.why, Exception):
-            error.__cause__ = silence.why
-        self._registry.fail(job, error)
-
     @staticmethod
     def _may_go_on(job: PoolJob[Any], kind: CrashKind) -> bool:
         return job.options.session is None and job.attempt_policy.after_crash(
             kind, attempt=job.attempt
         )
 
+    # Agents that are lost.
 
-def frame_of(job: PoolJob[Any], message: Message) -> Frame:
-    """Return what a local worker would have sent.
+    def lose_attempt(
+        self, node: Node, job: PoolJob[Any], delivery: Delivery, why: Why
+    ) -> bool:
+        """Count an attempt that may have begun at an agent that is lost; return whether it has another."""
+        job.crashes += (_crash(node, job, why),)
+        again = self._client.nodes.any and self._may_go_on(job, CrashKind.CRASH)
+        if again:
+            self._try_again(job, crash_error(job, delivery))
+        return again
 
-    Raises:
-        ProtocolError: If its parts do not fit together.
-    """
-    payload: bytes | ReceivedPickle = message.payload
-    if message.kind is Kind.ERROR or not isinstance(payload, bytes):
-        pass
-    elif payload.startswith(PLAIN):
-        payload = payload[_PLAIN_SIZE:]
-    else:
-        payload = load_parts(payload)
-    return Frame(_KINDS[message.kind], job.id, job.attempt, 0, payload)
+    def fail_lost(
+        self, node: Node, job: PoolJob[Any], delivery: Delivery, why: Why
+    ) -> None:
+        """Fail a job whose agent is lost."""
+        begun = delivery in {Delivery.STARTED, Delivery.UNKNOWN}
+        if begun and isinstance(job, ChunkJob):
+            job.assume_lost()  # no item is begun twice, and nobody knows which have begun
+        error = NodeLostError(
+            job_id=job.id,
+            crashes=job.crashes or (_crash(node, job, why),),
+            delivery=delivery,
+            function=job.function.name,
+            node=node.name,
+            silence=self._client.loop.time() - node.carrier.heard_at,
+            own_silence=node.carrier.own_silence,
+            reason="" if why is None else reason_of(node, why),
+        )
+        if isinstance(why, Exception):
+            error.__cause__ = why
+        self._registry.fail(job, error)
 
 
-def _crash(job: PoolJob[Any], node: Node, silence: Silence) -> Crash:
+def _crash(node: Node, job: PoolJob[Any], why: Why) -> Crash:
     crash = Crash(
         slot=0,
         generation=node.number,
@@ -228,18 +186,8 @@ def _crash(job: PoolJob[Any], node: Node, silence: Silence) -> Crash:
         uptime=0.0,
         job_id=None,
         attempt=0,
-        detail=f"its agent {node.name} is lost: {silence}",
+        detail=f"its agent {node.name} is lost: {reason_of(node, why)}",
         stderr_tail=(),
         next_step=NextStep.CLOSE,
     )
     return with_job(job, crash, ())
-
-
-def _no_memory(job: PoolJob[Any]) -> JobNotPicklableError:
-    name = job.function.name
-    return JobNotPicklableError(
-        f"the result of {name} is in memory that this process cannot map: it may open no more "
-        "files, or has too many mappings",
-        direction="result",
-        name=name,
-    )

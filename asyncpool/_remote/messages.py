@@ -1,8 +1,14 @@
-"""What clients and agents say to each other: the messages of a batch.
+"""What clients and agents say to each other: greetings, and then the messages of batches.
 
 A message is a header and a payload.  What a call or an outcome is made of is in the payload,
 which the agent does not read.  The trace
 context of jobs travels as headers, in JSON, since agents unpickle nothing.
+
+A carrier moves batches, each once and in their order::
+
+    stamp (8), number of messages (4), then for each message: its length (4), the message
+
+The agent says in *stamp* when it made the batch, on its own clock, in microseconds.
 """
 
 from __future__ import annotations
@@ -12,13 +18,76 @@ import json
 import math
 import pickle
 import struct
+import sys
+from collections.abc import Iterable, Iterator
 from enum import IntEnum
 from itertools import accumulate, pairwise
 from typing import Any, NamedTuple
 
-from asyncpool._wire.buffers import OutOfBandPickle, ReceivedPickle
+from asyncpool._wire.buffers import LARGE, OutOfBandPickle, ReceivedPickle
 from asyncpool._wire.messages import MAX_TRACE
 from asyncpool.errors import ProtocolError
+
+# The most bytes of a greeting.
+MAX_GREETING = 1 << 16
+
+# The most bytes that a call or a result may have, and with it a batch.
+MAX_PAYLOAD = 1 << 30
+MAX_PIECE = MAX_PAYLOAD + (1 << 20)
+
+
+def greeting(version: str, codec: str) -> dict[str, Any]:
+    """Return what both ends must have in common."""
+    python = f"{sys.version_info[0]}.{sys.version_info[1]}"
+    return {"asyncpool": version, "python": python, "codec": codec}
+
+
+def pack_greeting(what: dict[str, Any]) -> bytes:
+    """Return the first bytes that an end sends."""
+    return json.dumps(what).encode()
+
+
+def unpack_greeting(data: bytes) -> dict[str, Any]:
+    """Read them; an empty greeting stands for bytes that are none."""
+    try:
+        found = json.loads(data)
+    except (ValueError, RecursionError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def difference(here: dict[str, Any], there: dict[str, Any]) -> str:
+    """Return in what the other end differs so that the two cannot work together, or nothing."""
+    names = {"asyncpool": "asyncpool", "python": "Python", "codec": "the codec"}
+    for name, what in names.items():
+        if here[name] != there.get(name):
+            return (
+                f"the agent has {what} {here[name]}, and the client {there.get(name)}: "
+                "both need the same"
+            )
+    return ""
+
+
+# What an agent tells about itself, and the least that a number is.
+_TOLD: dict[str, tuple[type, Any]] = {
+    "node": (str, ""),
+    "credits": (int, 1),
+    "lanes": (int, 0),
+    "stamp": (int, 0),
+    "fresh": (bool, False),
+    "counts_jobs": (bool, False),
+}
+
+
+def flaw(about: dict[str, Any]) -> str:
+    """Return what is wrong with the greeting of an agent, or nothing."""
+    if "refused" in about:
+        return str(about["refused"])[:1000]
+    for name, (kind, least) in _TOLD.items():
+        value: Any = about.get(name)
+        if type(value) is not kind or value < least or value == math.inf:
+            return "it does not answer as an agent does"
+    return "" if about["stamp"] < 1 << 63 else "it does not answer as an agent does"
 
 
 def pack_headers(trace: bytes) -> bytes:
@@ -59,8 +128,11 @@ _HEAD_SIZE = _HEAD.size
 # Takes the fields of a message except for the payload, in their order.
 pack_head = _HEAD.pack
 
-# How a call or a value begins that has no large buffers; see pack_parts().
+# How a call or a value begins that has no large buffers, see pack_parts(); whose large buffers are
+# in memory that its sender has lent; and all of a call that the engine has brought by itself.
 PLAIN = bytes(4)
+LENT = b"\xff\xff\xff\xff"
+STORED = b"\xff\xff\xff\xfe"
 
 _COUNT = struct.Struct(">I")
 _PART = struct.Struct(">Q")
@@ -75,14 +147,14 @@ class Kind(IntEnum):
     until when a job with a lease may run.  ``ASK`` is a question about the pool; ``FORGET`` takes
     it back, and ``LEAVE`` gives a worker back that an answer has lent.
 
-    ``PAGE``: the client looks at the memory in which the agent notes which jobs begin.
     ``FOLLOWED`` is a ``JOB`` whose end says where and when it ran.  ``TRACE`` is the trace context of
     all jobs that come after it, up to the next one.
 
-    From the agent: ``BEGAN``, with many jobs.  ``ITEM``, ``HEARTBEAT``.  Then for each job one of
+    From the agent: ``WAITS``, with jobs that wait there for their turn, and ``BEGAN``, with jobs that
+    its pool is about to get.  A job of which neither came may have begun.  ``ITEM``, ``HEARTBEAT``.  Then for each job one of
     ``VALUE``, ``ERROR``, which the function has raised, ``FAILED``, with an error of the pool, and
     ``DROPPED``, which answers ``CANCEL``.  ``FREE``: no worker has that job any more, which has a
-    lease.  ``ANSWER``, ``WORKER``, which tells of the worker of a session, ``EVENT``, and ``CLOSING``.
+    lease.  ``ANSWER``, ``EVENT``, and ``CLOSING``.
     ``LANES``, with the number of jobs that the agent can run at once from now on.  ``FOUND`` comes
     ahead of the ``FAILED`` of a chunk of a map, and tells which of its items are done.
     """
@@ -106,10 +178,9 @@ class Kind(IntEnum):
     ITEM = 17
     HEARTBEAT = 18
     FREE = 19
-    WORKER = 20
+    WAITS = 20
     EVENT = 21
     CLOSING = 22
-    PAGE = 23
     FOLLOWED = 24
     TRACE = 25
     LANES = 26
@@ -133,11 +204,10 @@ class Message(NamedTuple):
             the lanes, and of a ``FENCE`` the agent's time, in microseconds, after which
             *deadline* counts.
         deadline: Seconds until the job must be done; infinity for none.  Of the end of a job
-            that is followed, the agent's time when its attempt began.
-        wait: Seconds until the job must have begun; infinity for none.  Of an end, seconds that
-            the attempt ran.
-        place: Where the agent notes that it begins, from 1; 0 for nowhere.  Of an end, the slot of
-            the worker, from 1; 0 if that is not told.
+            that is followed, how many seconds ago its attempt ended.
+        wait: Seconds until the job must have begun; infinity for none.  Of such an end, seconds
+            that the attempt ran.
+        place: Of such an end, the slot of the worker, from 1; else 0.
         payload: What it says besides; see :func:`pack_parts` for calls and values.  Whoever has
             read a message may put what it names in its place.
     """
@@ -186,19 +256,51 @@ def pack_end(kind: Kind, job: int, payload: bytes = b"") -> bytes:
 
 
 def pack_followed_end(
-    kind: Kind, job: int, payload: bytes, *, slot: int, began: float, run: float
+    kind: Kind, job: int, payload: bytes, *, slot: int, ago: float, run: float
 ) -> bytes:
-    """Return the message that tells of the end of *job*, and of the attempt that was its last.
+    """Return the same for a job whose client asked where and when its last attempt ran."""
+    return pack_head(kind, job, 0, 0, 0, 0, ago, run, slot + 1) + payload
 
-    Args:
-        kind: How it ended.
-        job: The job.
-        payload: What comes of it.
-        slot: The slot of its worker.
-        began: When it began, on the agent's clock.
-        run: For how many seconds it ran.
+
+# The most bytes of messages in a batch, unless a single message has more: whoever gets it reads it
+# in one turn of its loop.
+MAX_BATCH = 1 << 18
+
+_BATCH = struct.Struct(">qI")
+
+
+def pack_batches(messages: Iterable[bytes], stamp: int = 0) -> Iterator[bytes]:
+    """Yield batches with these messages, in their order."""
+    parts, size = list[bytes](), 0
+    for message in messages:
+        if parts and size + len(message) > MAX_BATCH:
+            yield _BATCH.pack(stamp, len(parts) // 2) + b"".join(parts)
+            parts, size = [], 0
+        parts += (_COUNT.pack(len(message)), message)
+        size += len(message) + _COUNT.size
+    yield _BATCH.pack(stamp, len(parts) // 2) + b"".join(parts)
+
+
+def unpack_batch(data: bytes) -> tuple[int, list[Message]]:
+    """Return the stamp of a batch, and its messages.
+
+    Raises:
+        ProtocolError: If it is none.
     """
-    return pack_head(kind, job, 0, 0, 0, 0, began, run, slot + 1) + payload
+    try:
+        stamp, count = _BATCH.unpack_from(data)
+        if count > 1 and len(data) > 2 * MAX_BATCH:
+            raise ProtocolError(f"a batch of {count} messages has {len(data)} bytes")
+        at, messages = _BATCH.size, list[Message]()
+        for _ in range(count):
+            begin = at + _COUNT.size
+            at = begin + _COUNT.unpack_from(data, at)[0]
+            messages.append(Message.unpack(data[begin:at]))
+    except struct.error as error:
+        raise ProtocolError(f"a batch is cut off: {error}") from None
+    if at != len(data):
+        raise ProtocolError(f"a batch has {len(data)} bytes, and says {at}")
+    return stamp, messages
 
 
 def pack_parts(packed: bytes | memoryview | OutOfBandPickle | ReceivedPickle) -> bytes:
@@ -247,8 +349,47 @@ def load_parts(data: bytes) -> bytes | ReceivedPickle:
     return ReceivedPickle(stream, buffers) if buffers else stream
 
 
-def pack_numbers(numbers: list[int]) -> bytes:
-    """Return the payload of ``BEGAN``."""
+# Of a call or a value whose large parts are lent: the beginning, the segment, number of areas.
+_LENT_HEAD = struct.Struct(">4sII")
+
+# As in _engine/worker.py: so many areas may be small.
+_SMALL_ONES = 16
+
+
+def pack_lent(segment: int, sizes: list[int], payload: bytes) -> bytes:
+    """Return what names the parts of a call or a value.
+
+    Args:
+        segment: The number of the segment that they are in.
+        sizes: The size of each, in the order of :func:`lay_out`.
+        payload: What travels besides: the stream, unless that is long.
+    """
+    head = _LENT_HEAD.pack(LENT, segment, len(sizes))
+    return head + struct.pack(f">{len(sizes)}Q", *sizes) + payload
+
+
+def unpack_lent(data: bytes) -> tuple[int, list[int], bytes]:
+    """Read what :func:`pack_lent` has returned.
+
+    Raises:
+        ProtocolError: If it is something else, or has too many bytes or parts.
+    """
+    try:
+        _, segment, count = _LENT_HEAD.unpack_from(data)
+        if count > MAX_PAYLOAD // LARGE + _SMALL_ONES:
+            raise ProtocolError(f"a call or a value has {count} parts")
+        sizes = struct.unpack_from(f">{count}Q", data, _LENT_HEAD.size)
+    except struct.error as error:
+        raise ProtocolError(f"what is lent cannot be read: {error}") from None
+    size = sum(sizes)
+    if size > MAX_PAYLOAD or count > size // LARGE + _SMALL_ONES:
+        raise ProtocolError(f"{count} parts of {size} bytes are too many")
+    return segment, [*sizes], data[_LENT_HEAD.size + 8 * count :]
+
+
+def pack_numbers(numbers: Iterable[int]) -> bytes:
+    """Return the payload of ``WAITS`` and ``BEGAN``."""
+    numbers = [*numbers]
     return struct.pack(f">{len(numbers)}Q", *numbers)
 
 

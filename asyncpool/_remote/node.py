@@ -1,144 +1,50 @@
-"""An agent, as its client knows it: what it was told and asked, and what goes to it next."""
+"""An agent, as its client knows it: what goes there, and what it says."""
 
 from __future__ import annotations
 
 import asyncio
-import itertools
 import json
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from asyncpool._core.functions import Function
 from asyncpool._core.options import JobOptions
 from asyncpool._engine.hub import Attempt
-from asyncpool._engine.job import PoolJob
-from asyncpool._remote.agent_jobs import AgentWindow
-from asyncpool._remote.begun_page import open_page
-from asyncpool._remote.carrier import Carrier, send_beat, send_new
-from asyncpool._remote.client_jobs import MAX_CREDITS, SLOTS, SignsOfLife, first_slot
+from asyncpool._engine.job import ChunkJob, PoolJob, StreamJob
+from asyncpool._remote import objects
+from asyncpool._remote.carrier import Carrier, Why
 from asyncpool._remote.messages import (
+    LENT,
+    PLAIN,
     Kind,
     Message,
+    load_parts,
+    pack_batches,
     pack_head,
     pack_headers,
+    pack_parts,
     pack_question,
+    unpack_batch,
+    unpack_numbers,
 )
 from asyncpool._remote.objects import kind_of, load_own
 from asyncpool._remote.options import write_options
-from asyncpool._remote.reliable_link import (
-    Batch,
-    ClockBounds,
-    ReliableLink,
-)
-from asyncpool._wire.buffers import ReceivedPickle
+from asyncpool._remote.router import MAX_CREDITS, Window
+from asyncpool._wire.buffers import OutOfBandPickle, ReceivedPickle
+from asyncpool._wire.frames import Frame, FrameKind
 from asyncpool._wire.messages import MOST_REMEMBERED, FunctionCache, JobContext
+from asyncpool._wire.page import Beat
+from asyncpool.enums import Delivery
 from asyncpool.errors import AsyncPoolError, PoolClosedError, ProtocolError
+from asyncpool.events import Event
 
-_MISTAKES: dict[str, type[Exception]] = {
-    "ValueError": ValueError,
-    "TypeError": TypeError,
-    "TimeoutError": TimeoutError,
-}
+if TYPE_CHECKING:
+    from asyncpool._remote.client import Client
 
-
-class Questions:
-    """The questions of a client that have no answer yet.
-
-    Args:
-        flush: Sends what was put.
-    """
-
-    def __init__(self, flush: Callable[[], object]) -> None:
-        self._flush = flush
-        self._numbers = itertools.count(1)
-        self._open: dict[int, tuple[Node, asyncio.Future[Any]]] = {}
-
-    def next_number(self) -> int:
-        """Return a number that no question has had."""
-        return next(self._numbers)
-
-    async def ask(
-        self,
-        node: Node,
-        what: str,
-        payload: bytes = b"",
-        *,
-        number: int = 0,
-        **details: Any,
-    ) -> Any:
-        """Ask an agent, and return its answer.
-
-        Raises:
-            AsyncPoolError: What the agent's pool has raised.
-            ValueError: If the agent has found the question wrong; or TypeError, TimeoutError.
-
-        Cancellation:
-            Takes the question back.
-        """
-        answer = asyncio.get_running_loop().create_future()
-        number = self.send(node, what, payload, number=number, **details)
-        self._open[number] = node, answer
-        try:
-            await asyncio.wait([answer])
-        finally:
-            del self._open[number]
-            if not answer.done():
-                node.put(Message(Kind.FORGET, number))
-                self._flush()
-            else:
-                answer.exception()  # marks it as retrieved, if the caller was cancelled
-        return _read(answer.result())
-
-    def send(
-        self,
-        node: Node,
-        what: str,
-        payload: bytes = b"",
-        *,
-        number: int = 0,
-        **details: Any,
-    ) -> int:
-        """Ask an agent, and return the number of the question; nobody waits for the answer."""
-        number = number or self.next_number()
-        question = pack_question(what, payload, details)
-        node.put(Message(Kind.ASK, number, payload=question))
-        self._flush()
-        return number
-
-    def answered(self, message: Message) -> None:
-        """Hear an answer; it may come too late.
-
-        Raises:
-            ProtocolError: If it cannot be read.
-        """
-        _, answer = self._open.get(message.job, (None, None))
-        if answer is not None and not answer.done():
-            answer.set_result(load_own(message.payload))
-
-    def lost(self, node: Node) -> None:
-        """Hear that an agent is gone."""
-        for asked, answer in self._open.values():
-            if asked is node and not answer.done():
-                answer.set_exception(gone(node))
-
-
-def gone(node: Node) -> PoolClosedError:
-    """Return the error for asking an agent that is lost."""
-    return PoolClosedError(f"the agent {node.name} is gone")
-
-
-def _read(answer: object) -> Any:
-    match answer:
-        case (True, found):
-            return found
-        case (False, AsyncPoolError() as error):
-            raise error
-        case (False, (str(name), str(text))):
-            raise _MISTAKES.get(name, ValueError)(text)
-        case _:
-            raise ProtocolError(f"an agent answered by {kind_of(answer)}")
-
+# The slots of the first agent have the numbers of its pool, and those of each further one so
+# many more than those of the one before.
+SLOTS = 10_000
 
 _MICRO = 1e6
 
@@ -146,160 +52,204 @@ _MICRO = 1e6
 # does, have numbers from here on, made of their names.
 _NAMES = 1 << 31
 
+_MISTAKES: dict[str, type[Exception]] = {
+    "ValueError": ValueError,
+    "TypeError": TypeError,
+    "TimeoutError": TimeoutError,
+}
+
+_KINDS = {
+    Kind.VALUE: FrameKind.VALUE,
+    Kind.ERROR: FrameKind.ERROR,
+    Kind.ITEM: FrameKind.ITEM,
+}
+_ENDS = frozenset((Kind.VALUE, Kind.ERROR, Kind.FAILED, Kind.DROPPED))
+_MAY_BE_LENT = frozenset((Kind.VALUE, Kind.ITEM))
+
+
+class StoredCall(Protocol):
+    """A call that the engine of a remote pool brings to the agent by itself.
+
+    It takes the place of the call in :attr:`PoolJob.payload`.
+    """
+
+    def __len__(self) -> int:
+        """How many bytes it has."""
+        ...
+
+    async def bring(self, carrier: Any, node: str, job: PoolJob[Any], /) -> bytes:
+        """Bring it to the agent of that name, and return what that gets in its place.
+
+        Raises:
+            JobNotPicklableError: If it cannot be had there.
+        """
+        ...
+
 
 class Node:
     """One agent of a client.
 
     Args:
-        number: Its number at the client.
-        carrier: Brings batches there.
+        client: The client.
+        number: Its number there.
+        carrier: Brings batches to it.
         about: What the agent has told about itself.
-        signs: When it was heard.
 
     Attributes:
-        clock: How far its clock is from the client's.
+        number: As above.
+        carrier: As above.
+        name: What it is called.
+        first_slot: What is added to the slots of its workers, so that no other agent has them.
         fresh: Whether each job has a new worker.
         counts_jobs: Whether a worker begins a limited number of jobs.
-        window: How many jobs it may have of each function, if that is limited.
-        first_slot: What is added to the slots of its workers, so that no other agent has them.
+        window: The jobs that it has, but for calls of sessions.
+        calls: Those calls.
+        told: The jobs of which it has told that they wait (false) or begin.
+        loading: The jobs that it is about to get, when their large parts are there.
+        stamp: Its newest time that came, in microseconds.
+        gone: Whether it is lost, or left.
     """
 
     def __init__(
-        self, number: int, carrier: Carrier, about: dict[str, Any], signs: SignsOfLife
+        self, client: Client, number: int, carrier: Carrier, about: dict[str, Any]
     ) -> None:
-        self.number = number
-        self.first_slot = first_slot(number)
-        self.name = str(about["node"])
-        self.window = AgentWindow(int(about["lanes"]))
-        self.credits = min(int(about["credits"]), MAX_CREDITS)
-        self.fresh = bool(about["fresh"])
-        self.counts_jobs = bool(about["counts_jobs"])
-        self.carrier = carrier
-        self.link = ReliableLink(int(about["session"]), gapless=not carrier.loses)
-        self.link.echo = int(about["stamp"])
-        self.signs = signs
-        self.clock = ClockBounds()
-        # Where the agent notes that a job begins: the place of each job, and those that are free.
-        self._places: dict[int, int] = {}
-        self._free = [*range(self.credits, 0, -1)]
-        self._page = open_page(carrier.process, int(about["page"]), 1 + self.credits)
-        self.put(Message(Kind.PAGE, place=int(self._page is None)))
+        self.number, self.carrier, self.name = number, carrier, about["node"]
+        self.first_slot = (number - 1) * SLOTS
+        self.fresh, self.counts_jobs = about["fresh"], about["counts_jobs"]
+        self.window = Window(min(about["credits"], MAX_CREDITS), about["lanes"])
+        self.calls: set[int] = set()
+        self.told: dict[int, bool] = {}
+        self.loading: dict[int, asyncio.Task[None]] = {}
+        self.gone = False
+        self._client, self._registry = client, client.registry
+        self._hub, self._loop = client.hub, client.loop
+        self.stamp, self._stamp_at = about["stamp"], self._loop.time()
+        self._put: list[bytes] = []
+        self._questions: dict[int, asyncio.Future[Any]] = {}
         # The agent forgets the oldest of these by the same rule.
         self._functions = FunctionCache()
         self._options: dict[bytes, int] = {}
         self._last_options = 0
-        # The context of the last job that was looked at for a trace, and the trace that holds now.
-        self._context = self._trace = b""
         # Many jobs have the same object, and to write it down takes 10 us.
         self._written: dict[int, tuple[JobOptions, int]] = {}
+        # The context of the last job that was looked at for a trace, and the trace that holds now.
+        self._context = self._trace = b""
+        self._handlers: dict[Kind, Callable[[Message], object]] = {
+            Kind.WAITS: self._on_waits,
+            Kind.BEGAN: self._on_began,
+            Kind.ITEM: self._on_item,
+            Kind.HEARTBEAT: self._on_heartbeat,
+            Kind.FREE: lambda message: self._registry.leases.left_worker(message.job),
+            Kind.ANSWER: self._on_answer,
+            Kind.EVENT: self._on_event,
+            Kind.CLOSING: lambda _: client.on_closing(self),
+            Kind.LANES: self._on_lanes,
+            Kind.FOUND: self._on_found,
+        }
 
     @property
-    def lanes(self) -> int:
-        """How many jobs it can run at once."""
-        return self.window.lanes
+    def suspected(self) -> bool:
+        """Whether it has been silent for a third of the time after which it is lost."""
+        return self._loop.time() - self.carrier.heard_at > self.carrier.patience / 3
+
+    @property
+    def jobs(self) -> list[int]:
+        """The jobs that it has, or is about to get."""
+        return [*self.window.jobs, *self.calls]
+
+    def has(self, job: int) -> bool:
+        """Tell whether it has *job*, or is about to get it."""
+        return job in self.window.jobs or job in self.calls
+
+    def delivery_of(self, job: int) -> Delivery:
+        """Tell how far *job*, which is one of those, has got, now that the agent is lost."""
+        if job in self.loading:
+            return Delivery.NEVER_SENT
+        begun = self.told.get(job)
+        if begun:
+            return Delivery.STARTED
+        # It may have said since that the job begins, and nobody has heard it.
+        if begun is None or not self.carrier.certain:
+            return Delivery.UNKNOWN
+        return Delivery.SENT
+
+    # What goes there.
 
     def put(self, message: Message) -> None:
         """Have *message* sent with the next batch."""
-        self.link.put(message.pack())
+        self._put.append(message.pack())
 
-    def flush(self, now: float) -> None:
+    def flush(self) -> None:
         """Send what was put."""
-        if self.link.unsent:
-            self.clock.sent(self.link.last, now)
-        send_new(self.carrier, self.link)
+        if self._put:
+            messages, self._put = self._put, []
+            for batch in pack_batches(messages):
+                self.carrier.send(batch)
 
-    def heard(self, batch: Batch, now: float) -> None:
-        """Take note of a sign of life, and of what it says about the agent's clock."""
-        self.signs.heard(now)
-        stamp, taken_at = batch.stamp / _MICRO, batch.taken_at / _MICRO
-        self.clock.heard(stamp, taken_at, batch.acknowledged, now)
+    def send(self, job: PoolJob[Any]) -> None:
+        """Have the agent get a job with the next batch, or when its large parts are there."""
+        payload = job.payload
+        if type(payload) is bytes:
+            self._put_job(job, PLAIN + payload)
+            return
+        if isinstance(payload, OutOfBandPickle):
+            lent = self.carrier.lent
+            packed = lent.lend_at_once(payload) if lent else pack_parts(payload)
+            if packed is not None:
+                self._put_job(job, packed)
+                self._client.go_on()
+                return
+        self.loading[job.id] = self._loop.create_task(
+            self._load(job, payload), name="asyncpool large call"
+        )
 
-    def attempt_of(self, job: PoolJob[Any], message: Message, now: float) -> Attempt:
-        """Return the attempt that the end of a followed job tells of, on the client's clock.
-
-        It did not begin before the job waited for it, and has ended by now: so much is sure,
-        however wrong the clocks are.
-
-        Raises:
-            ProtocolError: If it tells of none.
-        """
-        began, run, slot = message.deadline, message.wait, message.place - 1
-        if not (math.isfinite(began) and 0.0 <= run < math.inf and slot < SLOTS):
-            raise ProtocolError(f"an agent said that {job!r} ran for {run} s in {slot}")
-        began -= self.clock.offset(now).ahead
-        began = max(job.queued_at, min(began, now - run))
-        return Attempt(self.first_slot + slot, job.queued_at, began, run)
-
-    def beat(self) -> None:
-        """Show that the client is alive, and send again what may be lost."""
-        send_beat(self.carrier, self.link)
-
-    def has_begun(self, job: int) -> bool:
-        """Tell whether the page says that *job* has begun."""
-        place = self._places.get(job)
-        if place is None or self._page is None:
-            return False
-        return self._page.has_begun(place, job)
-
-    def acknowledge_begins(self) -> None:
-        """Answer at once that the client knows of begins: without a page the agent waits for it."""
-        if self._page is None:
-            self.link.owe()
-
-    def begun(self) -> list[int]:
-        """Return the jobs of which the page says that they have begun."""
-        return [job for job in self._places if self.has_begun(job)]
-
-    def ended(self, job: int) -> None:
-        """Note that the agent has *job* no more."""
-        place = self._places.pop(job, None)
-        if place is not None:
-            self._free.append(place)
-
-    def borrow(self, payload: bytes) -> ReceivedPickle | None:
-        """Return a value that the agent has lent; ``None`` if it cannot be had here.
-
-        Raises:
-            ProtocolError: If the agent has lent no such thing.
-        """
-        borrowed = self.carrier.borrowed
-        if borrowed is None:
-            raise ProtocolError("an agent lent memory on a carrier that has none")
-        return borrowed.read(payload)
-
-    def put_job(
-        self,
-        job: PoolJob[Any],
-        payload: bytes,
-        now: float,
-        wait: float,
-        *,
-        followed: bool,
-        traced: bool,
+    async def _load(
+        self, job: PoolJob[Any], payload: OutOfBandPickle | StoredCall
     ) -> None:
-        """Give the agent a job and its call; the attempt is counted already.
+        """Bring the large parts of a call to the agent, and then have it get the job."""
+        number = job.id
+        if isinstance(payload, OutOfBandPickle):
+            lent = self.carrier.lent
+            assert lent is not None
+            packed = await lent.lend(payload, lambda: number in self.loading)
+            packed = packed or pack_parts(payload)
+        else:
+            try:
+                packed = await payload.bring(self.carrier, self.name, job)
+            except AsyncPoolError as error:
+                if self.loading.pop(number, None) is not None:
+                    self._client.on_unloaded(self, job, error)
+                return
+        if self.loading.pop(number, None) is None:
+            if not self.gone:  # nobody wants it any more, and the agent may keep it
+                self.put(Message(Kind.CANCEL, number))
+                self._client.flush_soon()
+        else:
+            self._put_job(job, packed)
+            self._client.on_loaded()
 
-        Args:
-            job: The job.
-            payload: The call.
-            now: The time.
-            wait: How many more seconds it may wait.
-            followed: Whether its end is to say where and when it ran.
-            traced: Whether it may have a trace context.
-        """
-        if traced or self._trace:
+    def cancel(self, job: int) -> bool:
+        """Tell the agent that nobody wants *job*; return true if it has not heard of it."""
+        if self.loading.pop(job, None) is not None:
+            return True
+        self.put(Message(Kind.CANCEL, job))
+        return False
+
+    def _put_job(self, job: PoolJob[Any], payload: bytes) -> None:
+        hub, options, now = self._hub, job.options, self._loop.time()
+        followed = hub.ends_heard or job.id in hub.traced
+        wait = self._client.waits.left(job)
+        job.begin_attempt(self.number)  # it may begin from now on
+        if hub.traced:
+            self._registry.events.sending(job, self.first_slot)
+        if hub.tracers or self._trace:
             self._tell_trace(job.context)
-        options = job.options
         function = self._tell_function(job.function, renamed=bool(options.name))
         told = self._tell_options(options)
         if job.attempt > 1 and job.heartbeats is not None:
             details = JobContext.unpack(job.context).details
             self.put(Message(Kind.DETAILS, job.id, payload=details))
-        deadline = job.options.deadline
-        left = math.inf if deadline is None else deadline - now
-        place = 0
-        if self._page is not None and options.session is None:
-            place = self._places[job.id] = self._free.pop()
+        left = math.inf if options.deadline is None else options.deadline - now
         # The same as Message(...).pack(), in half of the time.
         head = pack_head(
             Kind.FOLLOWED if followed else Kind.JOB,
@@ -310,9 +260,11 @@ class Node:
             options.priority,
             left,
             wait,
-            place,
+            0,
         )
-        self.link.put(head + payload)
+        self._put.append(head + payload)
+        if self._registry.leases.holders:
+            self._registry.leases.before_sending(job, self.number)
 
     def _tell_trace(self, context: bytes) -> None:
         if context == self._context:
@@ -350,3 +302,238 @@ class Node:
             self._written.clear()
         self._written[id(options)] = options, number
         return number
+
+    def fence(self, job: PoolJob[Any], until: float) -> None:
+        """Tell the agent until when it may run *job*, whose lease lapses then.
+
+        The time is told from the agent's newest time on, which is older than this word, however
+        long that is on its way.
+        """
+        left = until - self._stamp_at
+        fence = Message(Kind.FENCE, job.id, priority=self.stamp, deadline=left)
+        self.put(fence)
+        self._client.flush_soon()
+
+    # Questions.
+
+    def tell(self, what: str) -> None:
+        """Ask the agent something whose answer nobody waits for."""
+        number = self._client.next_question()
+        self.put(Message(Kind.ASK, number, payload=pack_question(what, b"", {})))
+        self._client.flush_soon()
+
+    async def ask(
+        self, what: str, payload: bytes = b"", *, number: int = 0, **details: Any
+    ) -> Any:
+        """Ask the agent, and return its answer.
+
+        Raises:
+            AsyncPoolError: What the agent's pool has raised; a PoolClosedError if it is lost.
+            ValueError: If the agent has found the question wrong; or TypeError, TimeoutError.
+
+        Cancellation:
+            Takes the question back.
+        """
+        if self.gone:
+            raise self._is_gone()
+        number = number or self._client.next_question()
+        answer = self._questions[number] = self._loop.create_future()
+        question = pack_question(what, payload, details)
+        self.put(Message(Kind.ASK, number, payload=question))
+        self._client.flush_soon()
+        try:
+            await asyncio.wait([answer])
+        finally:
+            del self._questions[number]
+            if not answer.done():
+                self.put(Message(Kind.FORGET, number))
+                self._client.flush_soon()
+            else:
+                answer.exception()  # marks it as retrieved, if the caller was cancelled
+        match answer.result():
+            case (True, found):
+                return found
+            case (False, AsyncPoolError() as error):
+                raise error
+            case (False, (str(name), str(text))):
+                raise _MISTAKES.get(name, ValueError)(text)
+            case other:
+                raise ProtocolError(f"an agent answered by {kind_of(other)}")
+
+    def _is_gone(self) -> PoolClosedError:
+        return PoolClosedError(f"the agent {self.name} is gone")
+
+    def leave(self) -> None:
+        """Say and hear nothing more."""
+        self.gone = True
+        self.loading.clear()
+        for answer in self._questions.values():
+            if not answer.done():
+                answer.set_exception(self._is_gone())
+
+    # What it says.
+
+    def hear(self, data: bytes) -> None:
+        """Hear a batch."""
+        if self.gone:
+            return
+        try:
+            self.stamp, messages = unpack_batch(data)
+            self._stamp_at = self._loop.time()
+            for message in messages:
+                self._on_message(message)
+        except ProtocolError as error:
+            self._client.nodes.lose(self, error)
+            return
+        self._client.nodes.heard(self)
+
+    def _on_message(self, message: Message) -> None:
+        kind = message.kind
+        if message.payload.startswith(LENT) and kind in _MAY_BE_LENT:
+            # At once: whoever drops what was lent gives it back by that.
+            borrowed = self.carrier.borrowed
+            if borrowed is None:
+                raise ProtocolError("an agent lent memory on a carrier that has none")
+            message = message._replace(payload=borrowed.read(message.payload))
+        if kind in _ENDS:
+            self._on_end(message)
+            return
+        handler = self._handlers.get(kind)
+        if handler is None:
+            raise ProtocolError(f"an agent sent a {kind.name}")
+        handler(message)
+
+    def _own(self, message: Message) -> PoolJob[Any] | None:
+        """Return the job of a message, if it is open and this agent has it."""
+        job = self._registry.jobs.get(message.job)
+        return job if job is not None and self.has(job.id) else None
+
+    def _on_end(self, message: Message) -> None:
+        number = message.job
+        if not self.has(number) or number in self.loading:
+            return
+        self.told.pop(number, None)
+        if number in self.calls:
+            self.calls.discard(number)
+            self._client.sessions.go_on()
+        else:
+            self.window.note_end(number)
+        job = self._registry.jobs.get(number)
+        if job is None:
+            return  # its caller has given it up
+        self._client.waits.forget(number)
+        try:
+            self._note_attempt(job, message)
+            self._client.ends.on_end(self, job, message)
+        except BaseException as error:
+            # The agent is lost for that, and its jobs with it, of which this is none any more.
+            if not job.done():
+                why = error if isinstance(error, Exception) else None
+                self._client.ends.fail_lost(self, job, Delivery.STARTED, why)
+            if isinstance(error, ProtocolError) or not isinstance(error, Exception):
+                raise
+            # An error of asyncpool's own may have attributes that no agent gives it.
+            raise ProtocolError(f"the end of {job!r} cannot be read") from error
+
+    def _note_attempt(self, job: PoolJob[Any], message: Message) -> None:
+        """Note where and when a job ran that has ended, if somebody wants to know.
+
+        It did not begin before the job waited for it, whatever the agent says.
+        """
+        watch, now, hub = self._registry.events, self._loop.time(), self._hub
+        if message.place and (hub.ends_heard or hub.tracers):
+            ago, run, slot = message.deadline, message.wait, message.place - 1
+            if not (0.0 <= ago < math.inf and 0.0 <= run < math.inf and slot < SLOTS):
+                text = f"an agent said that {job!r} ran for {run} s in {slot}"
+                raise ProtocolError(text)
+            began = max(job.queued_at, now - ago - run)
+            slot += self.first_slot
+            watch.attempted(job, Attempt(slot, job.queued_at, began, run))
+        elif hub.ends_heard and message.kind in {Kind.VALUE, Kind.ERROR}:
+            # It was on its way before anybody listened.
+            watch.running([job], self.first_slot, now)
+
+    def _on_waits(self, message: Message) -> None:
+        for number in unpack_numbers(message.payload):
+            if self.has(number):
+                self.told[number] = False
+
+    def _on_began(self, message: Message) -> None:
+        now = self._loop.time()
+        for number in unpack_numbers(message.payload):
+            if not self.has(number):
+                continue
+            self.told[number] = True
+            self._client.waits.forget(number)
+            job = self._registry.jobs.get(number)
+            if job is not None and self._hub.ends_heard:
+                # Its end tells which slot of the node it is in.
+                self._registry.events.running([job], self.first_slot, now)
+
+    def _on_item(self, message: Message) -> None:
+        job = self._own(message)
+        if job is None:
+            return
+        if not isinstance(job, StreamJob):
+            raise ProtocolError(f"an agent sent an item of {job!r}")
+        job.receive(frame_of(job, message))
+
+    def _on_heartbeat(self, message: Message) -> None:
+        job = self._own(message)
+        if job is not None and not job.done():
+            log, now = job.listen(), self._loop.time()
+            beat = Beat(log.heard + 1, job.id, job.attempt, now, message.payload)
+            log.add(beat, now)
+
+    def _on_answer(self, message: Message) -> None:
+        answer = self._questions.get(message.job)
+        if answer is not None and not answer.done():
+            answer.set_result(load_own(message.payload, self.first_slot))
+
+    def _on_lanes(self, message: Message) -> None:
+        if message.priority < 1:
+            raise ProtocolError(f"an agent said that it has {message.priority} lanes")
+        self.window.lanes = message.priority
+
+    def _on_found(self, message: Message) -> None:
+        job = self._own(message)
+        if job is None:
+            return
+        if not isinstance(job, ChunkJob):
+            raise ProtocolError(f"an agent told which items of {job!r} are done")
+        objects.find(job, message.payload)
+
+    def _on_event(self, message: Message) -> None:
+        event: Any = load_own(message.payload, self.first_slot)
+        if not isinstance(event, Event):
+            raise ProtocolError(f"an agent told of {kind_of(event)} as an event")
+        self._hub.publish(event)
+
+
+def frame_of(job: PoolJob[Any], message: Message) -> Frame:
+    """Return what a local worker would have sent.
+
+    Raises:
+        ProtocolError: If its parts do not fit together.
+    """
+    payload: bytes | ReceivedPickle = message.payload
+    if message.kind is Kind.ERROR or not isinstance(payload, bytes):
+        pass
+    elif payload.startswith(PLAIN):
+        payload = payload[len(PLAIN) :]
+    else:
+        payload = load_parts(payload)
+    return Frame(_KINDS[message.kind], job.id, job.attempt, 0, payload)
+
+
+def reason_of(node: Node, why: Why) -> str:
+    """Return why an agent was given up, for people."""
+    if why is not None:
+        return str(why).partition("\n")[0]  # Ray's go on for many lines
+    carrier = node.carrier
+    if own := carrier.own_silence:
+        return (
+            f"it is gone, or has given this client up, which was silent for {own:.1f} s"
+        )
+    silent = asyncio.get_running_loop().time() - carrier.heard_at
+    return f"it is gone, or silent: it was heard last {silent:.1f} s before"

@@ -3,43 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import Any
 
 from asyncpool._observe.control.pool_control import RATE, over
 from asyncpool._remote.client import Client
 from asyncpool.events import RollResult
 from asyncpool.profile import Profile
 from asyncpool.stats import PoolStats
-
-
-class RemotePool(Protocol):
-    """What these need of a pool whose workers belong to agents."""
-
-    async def stacks(self, *, slot: int | None = None) -> dict[int, str]:
-        """Return the stacks of one worker or of all."""
-        ...
-
-    async def profile(
-        self, seconds: float, *, slot: int | None, function: Any, rate: float
-    ) -> Profile:
-        """Sample one worker or all."""
-        ...
-
-    async def kill(self, slot: int) -> None:
-        """Kill a worker."""
-        ...
-
-    async def retire(self, slot: int) -> None:
-        """Replace a worker."""
-        ...
-
-    async def roll(self) -> RollResult:
-        """Replace all workers."""
-        ...
-
-    async def resize(self, workers: int) -> None:
-        """Change how many there are."""
-        ...
 
 
 class RemoteOrders:
@@ -50,7 +20,7 @@ class RemoteOrders:
         client: What submits its jobs.
     """
 
-    def __init__(self, pool: RemotePool, client: Client) -> None:
+    def __init__(self, pool: Any, client: Client) -> None:
         self._pool, self._client = pool, client
 
     def latest(self) -> PoolStats:
@@ -63,7 +33,8 @@ class RemoteOrders:
 
     async def stacks(self, slot: int | None) -> Mapping[int, str]:
         """Return the stacks of one worker or of all."""
-        return await self._pool.stacks(slot=slot)
+        found: Mapping[int, str] = await self._pool.stacks(slot=slot)
+        return found
 
     async def stack_of(self, number: int) -> tuple[int, str]:
         """Return the slot of a job and its stack."""
@@ -79,9 +50,10 @@ class RemoteOrders:
         self, seconds: float, function: str | None, slot: int | None
     ) -> Profile:
         """Sample one worker or all."""
-        return await self._pool.profile(
+        profile: Profile = await self._pool.profile(
             seconds, slot=slot, function=function, rate=RATE
         )
+        return profile
 
     async def kill(self, slot: int) -> None:
         """Kill a worker."""
@@ -93,7 +65,8 @@ class RemoteOrders:
 
     async def roll(self) -> RollResult:
         """Replace all workers."""
-        return await self._pool.roll()
+        result: RollResult = await self._pool.roll()
+        return result
 
     async def resize(self, workers: int) -> None:
         """Change how many each agent has."""

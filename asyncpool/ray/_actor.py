@@ -10,10 +10,9 @@ from typing import Any
 from asyncpool import __version__
 from asyncpool._remote.agent import Agent
 from asyncpool._remote.objects import pack_own
-from asyncpool._remote.stored_calls import StoredPayloads
 from asyncpool.errors import AsyncPoolError
 from asyncpool.pool import Pool
-from asyncpool.ray._agent_end import AgentEnd, Answer
+from asyncpool.ray._ends import AgentEnd
 from asyncpool.ray._references import payload_of
 
 
@@ -32,10 +31,9 @@ class NodeAgent:
     def __init__(
         self, name: str, workers: int, options: Mapping[str, Any], lease: float
     ) -> None:
-        self._name, self._lease = f"{name}/{os.getpid()}", lease
+        self._name = f"{name}/{os.getpid()}"
         self._pool = Pool(workers, **options)
-        self._end = AgentEnd()
-        self._stored = StoredPayloads()
+        self._end = AgentEnd(lease)
         self._agent: Agent | None = None
 
     async def start(self, hello: bytes) -> tuple[bool, bytes]:
@@ -50,39 +48,25 @@ class NodeAgent:
             return False, pack_own(error)
         supervisor = self._pool._running_supervisor()  # noqa: SLF001 - as PoolServer
         self._agent = Agent(
-            self._pool,
-            supervisor,
-            self._name,
-            __version__,
-            most_clients=1,
-            lease=self._lease,
-            stored=self._stored,
+            self._pool, supervisor, self._name, __version__, most_clients=1
         )
         self._agent.welcome(self._end, hello)
         return True, self._end.greeting()
 
-    async def exchange(self, number: int, done: int, *pieces: bytes) -> Answer | None:
-        """Hear what the client says, and return what there is to say to it.
-
-        Args:
-            number: Which of the client's calls it is, counting from 1.
-            done: The client has the answers of all calls before that one.
-            pieces: What it says.
-
-        Returns:
-            When there is something to say, or the client calls again; ``None`` if the session
-            is over.
-        """
-        return await self._end.exchange(number, done, pieces)
+    async def exchange(
+        self, number: int, done: int, *pieces: bytes
+    ) -> list[bytes] | None:
+        """Hear what the client says, and return what there is to say to it; see :class:`AgentEnd`."""
+        return await self._end.exchange(number, done, *pieces)
 
     # What Ray's store does not take.
 
     async def bring(self, number: int, piece: int, place: int, *parts: bytes) -> None:
         """Keep parts of what the client says in a call that comes later."""
-        self._end.bring(number, piece, place, parts)
+        self._end.bring(number, piece, place, *parts)
 
-    async def sizes(self, number: int) -> tuple[int, list[int]] | None:
-        """Return the number of an answer that the client could not get, and its sizes."""
+    async def sizes(self, number: int) -> list[int] | None:
+        """Return the sizes of an answer that the client could not get."""
         return self._end.sizes(number)
 
     async def part(self, number: int, piece: int, begin: int) -> bytes:
@@ -90,19 +74,15 @@ class NodeAgent:
         return self._end.part(number, piece, begin)
 
     async def take(self, number: int, call: bytes, *values: Any) -> None:
-        """Take the call of a job whose arguments are in part in Ray's store.
+        """Take the call of a job whose arguments are in part in Ray's store; the job comes later.
 
         Args:
             number: The client's number of the job.
             call: The call.
             values: Those arguments, which Ray has brought here.
-
-        Returns:
-            When the pool has the call, or nobody wants it any more.
         """
-        payload = payload_of(call, values)
-        del values  # what is large in them stays in the payload
-        await self._stored.put(number, payload)
+        if self._agent is not None:
+            self._agent.stored[number] = payload_of(call, values)
 
     async def stop(self) -> None:
         """End the session and the pool; all jobs end."""

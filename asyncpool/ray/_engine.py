@@ -34,10 +34,8 @@ HEAD_PATIENCE = _head_patience()
 # The names that Ray has for resources, and the options of an actor that ask for them.
 _OPTIONS = {"CPU": "num_cpus", "GPU": "num_gpus", "memory": "memory"}
 
-# How many calls an actor answers at once; and how many of them may wait for the agent's pool, so
-# that it hears the others whatever that does.
+# How many calls an actor answers at once.
 _AT_ONCE = 64
-MOST_WAITING = _AT_ONCE // 2
 
 
 def load() -> Any:

@@ -12,17 +12,18 @@ from asyncpool import __version__
 from asyncpool._core import log_messages as say
 from asyncpool._engine.life_log import LOGGER
 from asyncpool._engine.loop import Threads
-from asyncpool._remote.carrier import flaw, greeting, pack_greeting, unpack_greeting
 from asyncpool._remote.client import Client
-from asyncpool._remote.objects import load_own
-from asyncpool.errors import (
-    AsyncPoolError,
-    JobNotPicklableError,
-    ProtocolError,
+from asyncpool._remote.messages import (
+    flaw,
+    greeting,
+    pack_greeting,
+    unpack_greeting,
 )
+from asyncpool._remote.objects import load_own
+from asyncpool.errors import AsyncPoolError, ProtocolError
 from asyncpool.ray._actor import NodeAgent
-from asyncpool.ray._client_end import ClientEnd
-from asyncpool.ray._engine import HEAD_PATIENCE, MOST_WAITING, Engine, RayNode
+from asyncpool.ray._ends import ClientEnd
+from asyncpool.ray._engine import HEAD_PATIENCE, Engine, RayNode
 
 # Seconds between two looks at the nodes of the cluster.
 _LOOK_EVERY = 1.0
@@ -201,36 +202,11 @@ class Placement:
         why = flaw(about)
         if why:
             raise ProtocolError(f"the agent on the node {name} refuses: {why}")
-        engine = self._engine
-        end = ClientEnd(
-            actor,
-            self._client.threads,
-            engine,
-            stored=min(2 * int(about["lanes"]) + 2, MOST_WAITING),
-        )
-        end.on_unstored = partial(self._on_unstored, name)
+        end = ClientEnd(actor, self._client.threads, self._engine, plan.lease)
         end.on_close = partial(self._stop_soon, node_id)
         self._ends[node_id] = end
         self._client.nodes.join(end, about)
         end.begin()
-
-    def _on_unstored(self, node: str, number: int, error: Exception) -> None:
-        """Fail a job whose arguments Ray cannot bring to its node."""
-        job = self._client.registry.jobs.get(number)
-        if job is None:
-            return
-        name, why = job.function.name, f"{type(error).__name__}: {error}"
-        if self._engine.is_full(error):
-            why = "a store on its way is full, and writes nothing to disk"
-        refused = JobNotPicklableError(
-            f"an argument of {name} is in Ray's store and cannot be had on the node {node}: {why}",
-            direction="arguments",
-            name=name,
-        )
-        refused.__cause__ = error
-        self._client.drop(job)
-        self._client.registry.fail(job, refused)
-        self._client.draining.look()
 
     def _stop_soon(self, node_id: str) -> None:
         """End the agent of a node, since the client uses it no more."""

@@ -4,148 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, Literal
 
 from asyncpool._core import checks
-from asyncpool._core.data_only import DataOnly
-from asyncpool._core.options import JobOptions
-from asyncpool._engine.machine import least_and_most
-from asyncpool._engine.options import check_codec, pool_options
+from asyncpool._engine.options import pool_options
 from asyncpool._remote.client import Client
-from asyncpool._remote.node import Node
-from asyncpool._remote.node_figures import merged_profiles, merged_rolls
-from asyncpool._wire.formats import Codec, format_of
-from asyncpool._wire.text import function_name
-from asyncpool.errors import NoWorkerError, PoolClosedError
-from asyncpool.events import RollResult
+from asyncpool._wire.formats import Codec
 from asyncpool.pool import Pool as LocalPool
-from asyncpool.profile import Profile
+from asyncpool.ray._ends import PATIENCE
 from asyncpool.ray._engine import Engine
 from asyncpool.ray._placement import Placement, Plan
 from asyncpool.ray._references import References
-from asyncpool.sharedpool._remote_pool import Orders, RemotePool
+from asyncpool.sharedpool._remote_pool import RemotePool, data_only
 from asyncpool.stats import PoolStats
-
-
-class NodeOrders(Orders):
-    """The questions and orders of a pool with many agents.
-
-    The slots of the first agent are 0, 1 and so on, those of the second one 10000, 10001 and so
-    on.  An agent that takes the place of a lost one has numbers that none had before.
-    """
-
-    name: str
-
-    async def stats(self) -> PoolStats:
-        """Return the figures of all agents' pools, added up, also of those that are gone.
-
-        The counters of jobs, and of attempts after one that raised, are those of this client.
-        ``PoolStats.nodes`` has a summary of each agent; see :meth:`nodes` for the whole.
-        """
-        client = self._open()
-        client.check_loop()
-        return await client.figures.ask()
-
-    async def nodes(self) -> dict[str, PoolStats]:
-        """Return the figures of the pool of each agent, by the name of the agent.
-
-        A name is the address of the node, the begin of Ray's id of it, and the process of the
-        agent.
-        """
-        return {node.name: stats for node, stats in await self._ask_all("stats")}
-
-    async def stacks(self, *, slot: int | None = None) -> dict[int, str]:
-        """Return the stacks of what the workers run; see :meth:`Pool.stacks`."""
-        stacks: dict[int, str] = {}
-        for node, found in await self._ask_slot(slot, "stacks"):
-            stacks |= {node.first_slot + one: text for one, text in found.items()}
-        return stacks
-
-    async def profile(
-        self,
-        seconds: float,
-        *,
-        slot: int | None = None,
-        function: Callable[..., Any] | str | None = None,
-        rate: float = 100.0,
-    ) -> Profile:
-        """Sample what the workers do; see :meth:`Pool.profile`."""
-        if callable(function):
-            function = function_name(function)
-        found = await self._ask_slot(
-            slot, "profile", seconds=seconds, function=function, rate=rate
-        )
-        whole = [(node.first_slot, profile) for node, profile in found]
-        return merged_profiles(whole, f"pool {self.name}")
-
-    async def resize(self, workers: int | tuple[int, int]) -> None:
-        """Change the number of workers of each agent; see :meth:`Pool.resize`.
-
-        Agents that come later have as many as the pool was made with.
-        """
-        least, most = least_and_most(workers)
-        pair = [least, most] if isinstance(workers, tuple) else [least]
-        await self._ask_all("resize", workers=pair)
-
-    async def roll(self) -> RollResult:
-        """Replace every worker by a fresh one; see :meth:`Pool.roll`.
-
-        Cancellation:
-            Safe: the rolls go on.
-        """
-        return merged_rolls([found for _, found in await self._ask_all("roll")])
-
-    async def retire(self, slot: int) -> None:
-        """Replace the worker in *slot* by a fresh one; see :meth:`Pool.retire`."""
-        await self._ask_slot(slot, "retire")
-
-    async def kill(self, slot: int) -> None:
-        """Kill the worker in *slot*; see :meth:`Pool.kill`."""
-        await self._ask_slot(slot, "kill")
-
-    async def _ask_slot(
-        self, slot: int | None, what: str, **details: Any
-    ) -> list[tuple[Node, Any]]:
-        """Ask the agent that has *slot*, or all."""
-        if slot is None:
-            return await self._ask_all(what, slot=None, **details)
-        checks.at_least(0)("slot", slot)
-        client = self._open()
-        client.check_loop()
-        node = client.nodes.with_slot(slot)
-        if node is None:
-            raise NoWorkerError(
-                slot, there=tuple(each.first_slot for each in client.nodes)
-            )
-        first = node.first_slot
-        try:
-            found = await client.ask(what, at=node, slot=slot - first, **details)
-        except NoWorkerError as error:
-            there = tuple(first + one for one in error.there or ())
-            raise NoWorkerError(slot, there=there) from None
-        return [(node, found)]
-
-    async def _ask_all(self, what: str, **details: Any) -> list[tuple[Node, Any]]:
-        client = self._open()
-        client.check_loop()
-        nodes = [*client.nodes]
-        asked = [client.ask(what, at=node, **details) for node in nodes]
-        answers = await asyncio.gather(*asked, return_exceptions=True)
-        there = {*client.nodes}
-        found = [
-            (node, answer)
-            for node, answer in zip(nodes, answers, strict=True)
-            if node in there or not isinstance(answer, PoolClosedError)
-        ]
-        for _, answer in found:
-            if isinstance(answer, BaseException):
-                raise answer
-        return found
-
-
-# For how much longer the client waits for an agent than that works for a client.
-_PATIENCE = 1.5
 
 # What the pools of nodes do not get.
 _OF_THE_WHOLE = frozenset(("name", "control"))
@@ -157,7 +29,7 @@ _OF_JOBS = frozenset(
 )
 
 
-class Pool(NodeOrders, RemotePool):
+class Pool(RemotePool):
     """A pool whose workers are on the nodes of a Ray cluster, for ``async with``.
 
     It has one *agent* on each node, which Ray starts as an actor, and which has a pool of workers
@@ -224,18 +96,14 @@ class Pool(NodeOrders, RemotePool):
                 checks.at_least(1)(name, count)
         checks.PERIOD("start_timeout", start_timeout)
         checks.PERIOD("node_timeout", node_timeout)
-        data = None
-        check_codec(codec, functions=functions, errors=errors)
+        data = data_only(codec, functions, errors)
         if codec is not None:
-            data = DataOnly(format_of(codec), functions, errors)
             options |= {"codec": codec, "functions": functions, "errors": errors}
         whole = _check_options(options)
-        self.name: str = whole["name"]
         super().__init__(
             "the Ray pool",
-            node_timeout=node_timeout,
+            whole["name"],
             max_queued=max_queued,
-            options=JobOptions(codec=None if data is None else data.how),
             data=data,
             control=whole["control"],
             concurrency=whole["concurrency"],
@@ -251,10 +119,18 @@ class Pool(NodeOrders, RemotePool):
                 if name not in _OF_THE_WHOLE
             },
             codec=self._codec,
-            lease=node_timeout / _PATIENCE,
+            lease=node_timeout / PATIENCE,
         )
         self._start_timeout = start_timeout
         self._placement: Placement | None = None
+
+    async def nodes(self) -> dict[str, PoolStats]:
+        """Return the figures of the pool of each agent, by the name of the agent.
+
+        A name is the address of the node, the begin of Ray's id of it, and the process of the
+        agent.
+        """
+        return {node.name: stats for node, stats in await self._ask_all("stats")}
 
     async def start(self) -> None:
         """Connect to the cluster, and wait until one agent is ready.
@@ -282,8 +158,8 @@ class Pool(NodeOrders, RemotePool):
             async with limit:
                 await placement.connect()
                 trouble = "Ray may have no resources left for one"
-                client.traffic.stored = References(
-                    self._engine.reference, data_only=self._data is not None
+                client.stored = References(
+                    self._engine, data_only=self._data is not None
                 )
                 await placement.start()
         except TimeoutError:

@@ -9,11 +9,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from asyncpool._remote.messages import PLAIN
-from asyncpool._remote.stored_calls import StoredCall
+from asyncpool._engine.job import PoolJob
+from asyncpool._remote.messages import PLAIN, STORED
 from asyncpool._wire.buffers import OutOfBandPickle
 from asyncpool._wire.pickling import dump, loads, pack_job
 from asyncpool._wire.scripts import Abroad
+from asyncpool.errors import JobNotPicklableError
+from asyncpool.ray._ends import ClientEnd
+from asyncpool.ray._engine import Engine
 
 
 class Stored:
@@ -46,18 +49,51 @@ def payload_of(call: bytes, values: tuple[Any, ...]) -> bytes | OutOfBandPickle:
     return PLAIN + packed if isinstance(packed, bytes) else packed
 
 
+class RayCall:
+    """A call with references among its arguments; see :class:`asyncpool._remote.node.StoredCall`.
+
+    Args:
+        engine: The connection to Ray.
+        call: The call, with places for the values.
+        references: What Ray knows these by.
+    """
+
+    def __init__(self, engine: Engine, call: bytes, references: list[Any]) -> None:
+        self._engine, self._call, self._references = engine, call, references
+
+    def __len__(self) -> int:
+        return len(self._call)
+
+    async def bring(self, carrier: ClientEnd, node: str, job: PoolJob[Any]) -> bytes:
+        """Have Ray bring it to the node of that name, ahead of its job."""
+        try:
+            await carrier.take(job.id, self._call, self._references)
+        except Exception as error:
+            name, why = job.function.name, f"{type(error).__name__}: {error}"
+            if self._engine.is_full(error):
+                why = "a store on its way is full, and writes nothing to disk"
+            place = node.rpartition("/")[0]
+            raise JobNotPicklableError(
+                f"an argument of {name} is in Ray's store and cannot be had on the node {place}: "
+                f"{why}",
+                direction="arguments",
+                name=name,
+            ) from error
+        return STORED
+
+
 class References:
     """Finds references among the arguments of calls, and packs such calls.
 
     Args:
-        kind: The class of references, Ray's ``ObjectRef``.
+        engine: The connection to Ray.
         data_only: Whether the pool pickles nothing, and so takes none.
     """
 
     function: Callable[..., Any] = staticmethod(run_stored)
 
-    def __init__(self, kind: type, *, data_only: bool) -> None:
-        self._kind = kind
+    def __init__(self, engine: Engine, *, data_only: bool) -> None:
+        self._engine, self._kind = engine, engine.reference
         self._data_only = data_only
 
     def are_in(self, values: Iterable[Any]) -> bool:
@@ -76,7 +112,7 @@ class References:
 
     def pack(
         self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: Any
-    ) -> StoredCall:
+    ) -> RayCall:
         """Pack a call that has references among its arguments."""
         references: list[Any] = []
 
@@ -93,4 +129,4 @@ class References:
         )
         with Abroad():
             packed = dump(call, in_band=True)
-        return StoredCall(b"".join(packed.pieces), tuple(references))
+        return RayCall(self._engine, b"".join(packed.pieces), references)

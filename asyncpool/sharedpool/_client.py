@@ -4,33 +4,41 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import os
 import socket
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any, Literal
 
 from asyncpool import __version__
 from asyncpool._core import checks
 from asyncpool._core.data_only import DataOnly
-from asyncpool._core.options import JobOptions
-from asyncpool._engine.options import check_codec
 from asyncpool._observe.control.socket_files import (
     check_length,
     closed_on_error,
     is_socket,
 )
-from asyncpool._remote.carrier import flaw, greeting, pack_greeting, unpack_greeting
+from asyncpool._remote.carrier import UnixCarrier, Why, is_same_user
 from asyncpool._remote.client import Client
-from asyncpool._remote.unix_carrier import UnixCarrier, is_same_user
-from asyncpool._wire.formats import Codec, format_of
+from asyncpool._remote.messages import (
+    flaw,
+    greeting,
+    pack_greeting,
+    unpack_greeting,
+)
+from asyncpool._wire.formats import Codec
 from asyncpool.errors import ProtocolError
-from asyncpool.sharedpool._remote_pool import RemotePool
+from asyncpool.sharedpool._remote_pool import RemotePool, data_only
 
 # Where the paths of their sockets are, by name, as JSON.
 VARIABLE = "ASYNCPOOL_SHARED_POOLS"
 
 _UNIX = "unix:"
 _CONNECT_TIMEOUT = 10.0
+
+# Seconds between two tries to reach an agent that is gone.
+_PAUSE = 0.1
 
 
 class SharedPool(RemotePool):
@@ -45,24 +53,24 @@ class SharedPool(RemotePool):
         name: What logs and metrics call it: where its agent listens.
     """
 
+    _has_one_agent = True
+
     def __init__(
         self,
         path: str,
         *,
-        node_timeout: float | None,
         max_queued: int | None,
-        options: JobOptions,
         data: DataOnly | None,
+        reconnect: float | None = None,
     ) -> None:
         super().__init__(
             "the shared pool",
-            node_timeout=node_timeout,
+            f"unix:{path}",
             max_queued=max_queued,
-            options=options,
             data=data,
         )
-        self._path = path
-        self.name: str = f"unix:{path}"
+        self._path, self._reconnect = path, reconnect
+        self._reconnecting: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
         """Connect.
@@ -72,7 +80,6 @@ class SharedPool(RemotePool):
             ProtocolError: If the agent has another version of asyncpool or Python, or another
                 codec, or too many clients.
             TimeoutError: If it does not answer within 10 s.
-            ValueError: If *node_timeout* is shorter than the agent's *client_timeout*.
             RuntimeError: If it was started before.
 
         Cancellation:
@@ -89,6 +96,36 @@ class SharedPool(RemotePool):
                 f"the agent at {self._path} has not answered for {_CONNECT_TIMEOUT:g} s: its "
                 "process may be stopped, or its event loop blocked"
             ) from None
+
+        client.reconnects = self._reconnect is not None
+        client.nodes.on_lost = partial(self._on_lost, client)
+
+    def _on_lost(self, client: Client) -> bool:
+        if self._reconnect is None or client.left:
+            return False
+        self._reconnecting = client.loop.create_task(
+            self._reach_again(client, self._reconnect), name="asyncpool reconnect"
+        )
+        return True
+
+    async def _reach_again(self, client: Client, seconds: float) -> None:
+        """Connect again when an agent is back; give all jobs up if there is none in time."""
+        try:
+            async with asyncio.timeout(None if math.isinf(seconds) else seconds):
+                while not client.nodes.first:
+                    try:
+                        await self._greet(client)
+                    except (OSError, ProtocolError):
+                        await asyncio.sleep(_PAUSE)
+        except TimeoutError:
+            why = f"no agent has been at {self._path} for {seconds:g} s (reconnect)"
+            client.nodes.give_up(why)
+        client.nodes.expected = False
+
+    async def _leave(self) -> None:
+        if self._reconnecting is not None:
+            self._reconnecting.cancel()
+            await asyncio.wait([self._reconnecting])
 
     async def _greet(self, client: Client) -> None:
         answered = asyncio.get_running_loop().create_future()
@@ -139,21 +176,18 @@ def _expect_greeting(
         about = unpack_greeting(data)
         if answered.done():
             return
-        try:
-            if not flaw(about):
-                client.nodes.join(carrier, about)  # at once: a batch may follow
-        except ValueError as error:
-            answered.set_exception(error)
-        else:
-            answered.set_result(data)
+        if not flaw(about):
+            carrier.greeted()
+            client.nodes.join(carrier, about)  # at once: a batch may follow
+        answered.set_result(data)
 
-    def gone(error: Exception | None) -> None:
+    def gone(why: Why) -> None:
         if answered.done():
             return
-        if error is None:
-            answered.set_result(b"")
+        if isinstance(why, Exception):
+            answered.set_exception(why)
         else:
-            answered.set_exception(error)
+            answered.set_result(b"")
 
     carrier.on_bytes, carrier.on_gone = answer, gone
 
@@ -161,8 +195,8 @@ def _expect_greeting(
 def connect(
     address: str,
     *,
-    node_timeout: float | None = None,
     max_queued: int | None = None,
+    reconnect: float | None = None,
     codec: Literal["json", "msgspec"] | Codec | None = None,
     functions: Iterable[Callable[..., object] | str] | None = None,
     errors: Iterable[type[BaseException]] = (),
@@ -171,36 +205,33 @@ def connect(
 
     Args:
         address: ``"unix:"`` and the path of the socket of a :class:`PoolServer`.
-        node_timeout: Seconds without a sign of life after which the agent is lost, and with it
-            the jobs that it has begun (:exc:`NodeLostError`).  At least the *client_timeout* of
-            the :class:`PoolServer`; by default half as much again.
         max_queued: How many jobs of this client may wait here; ``None`` for no bound.  The agent
             has 1024 more at the most.
+        reconnect: For how many seconds the client waits for another agent when this one is gone.
+            What the lost one may have begun fails, or has another attempt; all else goes on with
+            the next one, whose slots have numbers from 10000 on.  ``None`` for no other agent.
         codec: As that of the pool, which must have the same.
         functions: As in :class:`Pool`, for a pool with a codec.
         errors: Likewise.
 
     Raises:
-        ValueError: If the address is no such one, *node_timeout* or *max_queued*
-            not positive, or there are *functions* or *errors* without a *codec*.
+        ValueError: If the address is no such one, *max_queued* or *reconnect* not positive, or
+            there are *functions* or *errors* without a *codec*.
         TypeError: If an argument is of the wrong type.
         ImportError: If the package of *codec* is not installed.
     """
     checks.TEXT("address", address)
     if not address.startswith(_UNIX) or address == _UNIX:
         raise ValueError(f"address must be 'unix:PATH', not {address!r}")
-    if node_timeout is not None:
-        checks.PERIOD("node_timeout", node_timeout)
     if max_queued is not None:
         checks.at_least(1)("max_queued", max_queued)
-    check_codec(codec, functions=functions, errors=errors)
-    data = None if codec is None else DataOnly(format_of(codec), functions, errors)
+    if reconnect is not None:
+        checks.PERIOD("reconnect", reconnect)
     return SharedPool(
         address.removeprefix(_UNIX),
-        node_timeout=node_timeout,
         max_queued=max_queued,
-        options=JobOptions(codec=None if data is None else data.how),
-        data=data,
+        data=data_only(codec, functions, errors),
+        reconnect=reconnect,
     )
 
 

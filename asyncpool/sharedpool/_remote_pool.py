@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from abc import abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from types import TracebackType
 from typing import Any, Literal, Self, Unpack
 
@@ -14,10 +14,14 @@ from asyncpool._core.options import JobOptions, Options, changed
 from asyncpool._engine.hub import PoolHub
 from asyncpool._engine.loop import check_loop
 from asyncpool._engine.machine import least_and_most
+from asyncpool._engine.options import check_codec
 from asyncpool._remote.client import Client
+from asyncpool._remote.figures import merged_profiles, merged_rolls
+from asyncpool._remote.node import Node
+from asyncpool._wire.formats import Codec, format_of
 from asyncpool._wire.text import function_name
 from asyncpool.enums import RunState
-from asyncpool.errors import PoolClosedError
+from asyncpool.errors import NoWorkerError, PoolClosedError
 from asyncpool.events import CloseSummary, RollResult
 from asyncpool.pool import BoundPool, JobEventSource, Submitter
 from asyncpool.profile import Profile
@@ -25,27 +29,45 @@ from asyncpool.stats import PoolStats
 
 
 class Orders:
-    """The questions and orders of a shared pool; each waits for the agent's answer.
+    """The questions and orders of a pool whose workers belong to agents, which have to answer.
 
-    Each raises :exc:`PoolClosedError` if the agent is gone, and what the method of
-    :class:`asyncpool.Pool` with the same name raises there.
+    Each raises :exc:`PoolClosedError` if the only agent is gone, and what the method of
+    :class:`asyncpool.Pool` with the same name raises there.  What is about all workers is so for
+    all clients of a shared pool, and for all agents of a pool over Ray.  The slots of its first
+    agent are 0, 1 and so on, those of the second one 10000, 10001 and so on.  An agent that takes
+    the place of a lost one has numbers that none had before.
     """
+
+    name: str
+
+    # Whether it has one agent, whose pool it stands for.
+    _has_one_agent = False
 
     @abstractmethod
     def _open(self) -> Client:
         """Return the client."""
 
     async def stats(self) -> PoolStats:
-        """Return the figures of the pool, with the jobs of all clients."""
-        found: PoolStats = await self._open().ask("stats")
-        return found
+        """Return the figures of the shared pool, with the jobs of all clients.
+
+        Over Ray they are those of all agents' pools, added up, also of those that are gone.  The
+        counters of jobs, and of attempts after one that raised, are those of this client then, and
+        ``PoolStats.nodes`` has a summary of each agent.
+        """
+        if self._has_one_agent:
+            [(_, found)] = await self._ask_all("stats")
+            stats: PoolStats = found
+            return stats
+        client = self._open()
+        client.check_loop()
+        return await client.figures.ask()
 
     async def stacks(self, *, slot: int | None = None) -> dict[int, str]:
         """Return the stacks of what the workers run; see :meth:`Pool.stacks`."""
-        if slot is not None:
-            checks.at_least(0)("slot", slot)
-        found: dict[int, str] = await self._open().ask("stacks", slot=slot)
-        return found
+        stacks: dict[int, str] = {}
+        for node, found in await self._ask_slot(slot, "stacks"):
+            stacks |= {node.first_slot + one: text for one, text in found.items()}
+        return stacks
 
     async def profile(
         self,
@@ -58,35 +80,78 @@ class Orders:
         """Sample what the workers do, for all clients; see :meth:`Pool.profile`."""
         if callable(function):
             function = function_name(function)
-        found: Profile = await self._open().ask(
-            "profile", seconds=seconds, slot=slot, function=function, rate=rate
+        answers = await self._ask_slot(
+            slot, "profile", seconds=seconds, function=function, rate=rate
         )
-        return found
+        found = [profile for _, profile in answers]
+        name = found[0].pool if self._has_one_agent else f"pool {self.name}"
+        return merged_profiles(found, name)
 
     async def resize(self, workers: int | tuple[int, int]) -> None:
-        """Change the number of workers, for all clients; see :meth:`Pool.resize`."""
+        """Change the number of workers of each agent, for all clients; see :meth:`Pool.resize`.
+
+        Agents that come later have as many as the pool was made with.
+        """
         least, most = least_and_most(workers)
         pair = [least, most] if isinstance(workers, tuple) else [least]
-        await self._open().ask("resize", workers=pair)
+        await self._ask_all("resize", workers=pair)
 
     async def roll(self) -> RollResult:
         """Replace every worker by a fresh one, for all clients; see :meth:`Pool.roll`.
 
         Cancellation:
-            Safe: the roll goes on.
+            Safe: the rolls go on.
         """
-        found: RollResult = await self._open().ask("roll")
-        return found
+        return merged_rolls([found for _, found in await self._ask_all("roll")])
 
     async def retire(self, slot: int) -> None:
         """Replace the worker in *slot* by a fresh one; see :meth:`Pool.retire`."""
-        checks.at_least(0)("slot", slot)
-        await self._open().ask("retire", slot=slot)
+        await self._ask_slot(slot, "retire")
 
     async def kill(self, slot: int) -> None:
         """Kill the worker in *slot*, whoever's jobs it runs; see :meth:`Pool.kill`."""
+        await self._ask_slot(slot, "kill")
+
+    async def _ask_slot(
+        self, slot: int | None, what: str, **details: Any
+    ) -> list[tuple[Node, Any]]:
+        """Ask the agent that has *slot*, or all."""
+        if slot is None:
+            return await self._ask_all(what, slot=None, **details)
         checks.at_least(0)("slot", slot)
-        await self._open().ask("kill", slot=slot)
+        nodes, node = self._asked(), self._open().nodes.with_slot(slot)
+        if node is None:
+            raise NoWorkerError(slot, there=tuple(each.first_slot for each in nodes))
+        first = node.first_slot
+        try:
+            return [(node, await node.ask(what, slot=slot - first, **details))]
+        except NoWorkerError as error:
+            there = tuple(first + one for one in error.there or ())
+            raise NoWorkerError(slot, there=there) from None
+
+    async def _ask_all(self, what: str, **details: Any) -> list[tuple[Node, Any]]:
+        """Ask all agents; one that is lost meanwhile is left out, if there are others."""
+        nodes = self._asked()
+        asked = [node.ask(what, **details) for node in nodes]
+        answers = await asyncio.gather(*asked, return_exceptions=True)
+        found = [
+            (node, answer)
+            for node, answer in zip(nodes, answers, strict=True)
+            if self._has_one_agent
+            or not (node.gone and isinstance(answer, PoolClosedError))
+        ]
+        for _, answer in found:
+            if isinstance(answer, BaseException):
+                raise answer
+        return found
+
+    def _asked(self) -> list[Node]:
+        client = self._open()
+        client.check_loop()
+        nodes = [*client.nodes]
+        if self._has_one_agent and not nodes:
+            raise client.no_agent()
+        return nodes
 
 
 class _Life:
@@ -134,21 +199,15 @@ class _Life:
 
 
 class Latest:
-    """The figures of a remote pool as they were told last, for metrics.
+    """The figures of a remote pool as they were told last, for metrics, which keep no pool alive.
 
     Args:
         life: The pool's client.
-        name: Returns the pool's name.
+        name: The pool's name.
     """
 
-    def __init__(self, life: _Life, name: Callable[[], str]) -> None:
-        self._life = life
-        self._name = name
-
-    @property
-    def name(self) -> str:
-        """The pool's name."""
-        return self._name()
+    def __init__(self, life: _Life, name: str) -> None:
+        self._life, self.name = life, name
 
     def stats(self) -> PoolStats:
         """Return the figures, in any thread."""
@@ -163,35 +222,30 @@ class RemotePool(Orders, JobEventSource, Submitter):
 
     Args:
         title: What errors call it.
-        node_timeout: Seconds after which an agent is lost that is not heard.
+        name: What logs and metrics call it.
         max_queued: How many jobs may wait for an agent.
-        options: Those of its jobs.
         data: What calls may be, if the pool is data only.
         control: The name or path of its control socket; ``""`` for its name, ``None`` for none.
         concurrency: How many jobs each worker runs at once.
     """
 
-    name: str
-
     def __init__(
         self,
         title: str,
+        name: str,
         *,
-        node_timeout: float | None,
         max_queued: int | None,
-        options: JobOptions,
         data: DataOnly | None,
         control: str | None = None,
         concurrency: int = 1,
     ) -> None:
         self._control, self._concurrency = control, concurrency
-        self._title = title
-        self._node_timeout = node_timeout
+        self._title, self.name = title, name
         self._max_queued = max_queued
-        self._options = options
+        self._options = JobOptions(codec=None if data is None else data.how)
         self._data = data
         self._life: _Life = _Life(title)  # type: ignore[assignment]  # pyright: ignore[reportIncompatibleVariableOverride]
-        self._latest = Latest(self._life, lambda: self.name)
+        self._latest = Latest(self._life, name)
 
     def options(self, **changes: Unpack[Options]) -> BoundPool:
         """Return a view of the pool whose jobs have these options; see :meth:`Pool.options`."""
@@ -218,7 +272,6 @@ class RemotePool(Orders, JobEventSource, Submitter):
         client = Client(
             self._title,
             self.name,
-            self._node_timeout,
             self._data,
             self._max_queued,
             hub,
@@ -294,7 +347,7 @@ class RemotePool(Orders, JobEventSource, Submitter):
         try:
             await self._leave()
         finally:
-            await client.close_threads()
+            await client.threads.close()
 
     async def __aenter__(self) -> Self:
         """Connect, see :meth:`start`."""
@@ -322,6 +375,21 @@ class RemotePool(Orders, JobEventSource, Submitter):
             self._life.listened = True
             if self._life.supervisor is not None:
                 self._life.supervisor.listen()
+
+
+def data_only(
+    codec: Literal["json", "msgspec"] | Codec | None,
+    functions: Iterable[Any] | None,
+    errors: Iterable[type[BaseException]],
+) -> DataOnly | None:
+    """Return what calls may be in a pool with a codec; ``None`` without one.
+
+    Raises:
+        ValueError: If there are functions or errors without a codec.
+        ImportError: If the package of the codec is not installed.
+    """
+    check_codec(codec, functions=functions, errors=errors)
+    return None if codec is None else DataOnly(format_of(codec), functions, errors)
 
 
 def figures_of(pool: object) -> Any:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import math
 import os
 import socket
 from functools import partial
@@ -21,8 +20,7 @@ from asyncpool._observe.control.socket_files import (
     listen_at,
 )
 from asyncpool._remote.agent import MOST_CLIENTS, Agent
-from asyncpool._remote.carrier import LEASE
-from asyncpool._remote.unix_carrier import UnixCarrier, is_same_user
+from asyncpool._remote.carrier import UnixCarrier, Why, is_same_user
 from asyncpool.pool import Pool
 
 _BACKLOG = 64
@@ -50,11 +48,9 @@ class PoolServer:
         path: The path of the socket, also with ``"unix:"`` before it.  The file of a dead server
             is replaced.
         max_clients: How many clients there may be at a time.
-        client_timeout: Seconds without a sign of life after which a client counts as gone.
 
     Raises:
-        ValueError: If *max_clients* or *client_timeout* is not positive, *client_timeout* has no
-            end, or *path* is empty.
+        ValueError: If *max_clients* is not positive, or *path* is empty.
         TypeError: If an argument is of the wrong type.
         OSError: On entering, if the socket cannot be made, or another process listens there.
         PoolClosedError: On entering, if the pool was not started.
@@ -66,7 +62,6 @@ class PoolServer:
         path: str | os.PathLike[str],
         *,
         max_clients: int = MOST_CLIENTS,
-        client_timeout: float = LEASE,
     ) -> None:
         _POOL("pool", pool)
         checks.at_least(1)("max_clients", max_clients)
@@ -76,11 +71,7 @@ class PoolServer:
         self._path = os.fspath(path).removeprefix("unix:")
         if not self._path:
             raise ValueError("path must not be empty")
-        checks.PERIOD("client_timeout", client_timeout)
-        if math.isinf(client_timeout):
-            raise ValueError("client_timeout must be a time that ends, not inf")
         self._max_clients = max_clients
-        self._client_timeout = float(client_timeout)
 
     async def __aenter__(self) -> Self:
         """Begin to take clients.
@@ -100,12 +91,7 @@ class PoolServer:
         self._buffer = memoryview(bytearray(READ_SIZE))
         name = f"{self._pool.name}@{os.getpid()}"
         self._agent = Agent(
-            self._pool,
-            supervisor,
-            name,
-            __version__,
-            most_clients=self._max_clients,
-            lease=self._client_timeout,
+            self._pool, supervisor, name, __version__, most_clients=self._max_clients
         )
         self._carriers: set[UnixCarrier] = set()
         self._greeted: dict[UnixCarrier, asyncio.TimerHandle] = {}
@@ -185,9 +171,10 @@ class PoolServer:
 
     def _on_hello(self, carrier: UnixCarrier, data: bytes) -> None:
         self._known(carrier)
+        carrier.greeted()
         self._agent.welcome(carrier, data)
 
-    def _cut(self, carrier: UnixCarrier, why: Exception | None = None) -> None:
+    def _cut(self, carrier: UnixCarrier, why: Why = None) -> None:
         self._known(carrier)
         carrier.abort()
         if why is not None:

@@ -23,7 +23,7 @@ from hypothesis import given, settings, strategies as st
 from asyncpool._core import functions
 from asyncpool._core.figures import FunctionTotals
 from asyncpool._core.functions import Function, FunctionTable
-from asyncpool._remote.client_jobs import RemoteFunctionTable
+from asyncpool._remote.client import RemoteFunctionTable
 from asyncpool._wire import scripts
 from asyncpool._wire.messages import MOST_REMEMBERED, FunctionCache
 from asyncpool._wire.scripts import Script

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given, strategies as st
 
 from asyncpool._cluster.rules import DrainLimit, drain_limit
-from asyncpool._core.slots import CAUSES, JobText, exit_cause, text_for_client
+from asyncpool._core.slots import CAUSES, JobText, exit_cause
 from asyncpool._engine.admission import describe_waiting, list_functions
 from asyncpool._engine.deaths import KILL_EXPLAINS_FOR, OomLedger
-from asyncpool._remote.client_jobs import crash_at_client
+from asyncpool._remote.objects import load_own, pack_own, text_for_client
 from tests.helpers.crashes import crash_with
 
 # Why a worker ended, as a pool writes and reads it.
@@ -57,7 +57,7 @@ def test_a_crash_has_the_clients_number_of_its_slot_and_names_no_job() -> None:
         concurrent_jobs=(8, 9),
         detail=JobText("killed since job {} did", 8, "killed since another job did"),
     )
-    assert crash_at_client(crash, 20_000, {}) == crash_with(
+    assert load_own(pack_own(crash, {}), 20_000) == crash_with(
         slot=20_003, detail="killed since another job did", other_jobs=2
     )
 

@@ -15,10 +15,9 @@ import pytest
 
 from asyncpool import __version__
 from asyncpool._engine.loop import Threads
-from asyncpool._remote import lent_memory
-from asyncpool._remote.borrowed_memory import BorrowedMemory
-from asyncpool._remote.carrier import greeting, pack_greeting
-from asyncpool._remote.lent_parts import LentParts
+from asyncpool._remote import memory as lent_memory
+from asyncpool._remote.memory import BorrowedMemory
+from asyncpool._remote.messages import greeting, pack_greeting, pack_lent
 from asyncpool._wire.frames import FrameKind, header
 from asyncpool._wire.memory import Memory, available, create
 from asyncpool.errors import JobNotPicklableError, PoolClosedError, ProtocolError
@@ -297,11 +296,11 @@ async def test_nothing_is_named_that_was_not_lent() -> None:
     threads = Threads(loop)
     memory = BorrowedMemory(loop, threads, lambda *what: told.append(what))
     memory.add(1, MB, create(MB))
-    lent = LentParts(1, [MB // 2, MB // 4], b"stream").pack()
+    lent = pack_lent(1, [MB // 2, MB // 4], b"stream")
     found = memory.read(lent)
     assert found is not None
     assert (found.stream, [*map(len, found.buffers)]) == (b"stream", [MB // 2, MB // 4])
-    for wrong in (lent, LentParts(2, [MB // 2], b"").pack()):
+    for wrong in (lent, pack_lent(2, [MB // 2], b"")):
         with pytest.raises(ProtocolError, match="which it has not lent"):
             memory.read(wrong)
     with pytest.raises(ProtocolError, match="which it has not back"):
@@ -310,7 +309,7 @@ async def test_nothing_is_named_that_was_not_lent() -> None:
     await asyncio.sleep(0)
     assert told == [(FrameKind.SEGMENT_RETURNED, 1)]
     with pytest.raises(ProtocolError, match="which it has not lent"):
-        memory.read(LentParts(1, [MB, MB // 2], b"").pack())  # it is not as large
+        memory.read(pack_lent(1, [MB, MB // 2], b""))  # it is not as large
     memory.drop(1)
     memory.close()
     await threads.close()

@@ -89,6 +89,7 @@ TABLE = {
     # What users do not choose.
     "prior_attempts": Row(2, SENT, True, NONE, "only jobs have several attempts"),
     "details": Row(None, KEPT, True, NONE, "they travel with each job"),
+    "trace": Row(None, KEPT, True, NONE, "it travels ahead of the jobs that have it"),
     "via": Row("stream", SENT, True, NONE, "they are plain calls"),
     "hold": Row(None, KEPT, True, NONE, "it is the client that is held open"),
     "session": Row(

@@ -601,11 +601,12 @@ async def test_each_item_is_accounted_for_when_the_agent_is_killed(
         await taken
     assert fates.total() == count
     assert fates["done"] > 100
-    assert fates["started"]
+    may_have = fates["started"] + fates["unknown"]
+    assert may_have
     began = numbers_in(path)
     assert set(began.values()) == {1}, "nothing twice"
     # The one at the gate has left no line.
-    assert fates["done"] <= len(began) < fates["done"] + fates["started"]
+    assert fates["done"] <= len(began) < fates["done"] + may_have
 
 
 async def test_the_items_of_a_lost_node_go_to_another_one(tmp_path: Path) -> None:

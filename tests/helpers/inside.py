@@ -55,9 +55,9 @@ if TYPE_CHECKING:
     from asyncpool._observe.control.protocol import Request
     from asyncpool._observe.trace import Trace
     from asyncpool._remote.agent import Agent
-    from asyncpool._remote.agent_jobs import CREDITS
     from asyncpool._remote.client import Client
-    from asyncpool._remote.node_figures import NodeFigures
+    from asyncpool._remote.figures import NodeFigures
+    from asyncpool._remote.router import CREDITS
     from asyncpool._wire.frames import FrameKind
     from asyncpool._wire.memory import Memory
     from asyncpool._wire.messages import MAX_BROADCASTS
@@ -104,7 +104,7 @@ _PLACES = {
     "_wire.pickling": ["pack_job", "pack_value"],
     "_core.functions": ["LEAST"],
     "_core.options": ["BURST", "CrashKindText", "MAX_FREE_RETURNS"],
-    "_remote.agent_jobs": ["CREDITS"],
+    "_remote.router": ["CREDITS"],
     "_core.endings": ["Finish"],
     "_wire.frames": ["FrameKind"],
     "_wire.messages": ["MAX_BROADCASTS"],
@@ -712,12 +712,12 @@ def unfinished_for_long(channel: Channel) -> None:
         channel._on_silence(0.0)
 
 
-def agent_of(pool: Pool, name: str, lease: float) -> Agent:
+def agent_of(pool: Pool, name: str) -> Agent:
     """Return an agent of *pool*, which no server has."""
     from asyncpool import __version__
     from asyncpool._remote.agent import Agent
 
-    return Agent(pool, pool._running_supervisor(), name, __version__, lease=lease)
+    return Agent(pool, pool._running_supervisor(), name, __version__)
 
 
 def connect_within(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
@@ -750,6 +750,7 @@ def figures_of(pool: RemotePool) -> NodeFigures:
 
 async def asked_by(figures: NodeFigures) -> None:
     """Wait until the agents have answered whom a look has had asked."""
+    await asyncio.sleep(0)
     if figures._asking is not None:
         await asyncio.wait([figures._asking])
     assert figures._told
@@ -773,4 +774,4 @@ def borrowed_by(pool: SharedPool) -> set[int]:
 
 def waiting_jobs(pool: SharedPool) -> int:
     """Return how many jobs of a client wait for its agent."""
-    return pool._open().jobs.waiting
+    return pool._open().queued

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import AsyncExitStack, asynccontextmanager
-from functools import partial
 
 from asyncpool import Pool, __version__
-from asyncpool._core.options import JobOptions
 from asyncpool._remote.agent import Agent
-from asyncpool._remote.carrier import greeting, pack_greeting, unpack_greeting
 from asyncpool._remote.client import Client
-from asyncpool.ray._pool import NodeOrders
+from asyncpool._remote.messages import greeting, pack_greeting, unpack_greeting
 from asyncpool.sharedpool._remote_pool import RemotePool
 from tests.helpers.carriers import Network
 from tests.helpers.inside import agent_of, client_of
@@ -22,24 +18,18 @@ __all__ = ["NodesPool", "join", "nodes_pool", "two_nodes"]
 LEASE = 2.0
 
 
-async def join(client: Client, agent: Agent, network: Network) -> None:
-    """Have the client use the agent by that network, which loses no greeting."""
-    here, there = network.way()
-    joined = asyncio.get_running_loop().create_future()
-
-    def hear(data: bytes) -> None:
-        about = unpack_greeting(data)
-        # By the clock that all batches of the agent show.
-        about["stamp"] += network.ahead * 1_000_000
-        client.nodes.join(here, about)
-        joined.set_result(None)
-
-    there.on_bytes, here.on_bytes = partial(agent.welcome, there), hear
-    here.send(pack_greeting(greeting(__version__, "pickle")))
-    await joined
+def join(client: Client, agent: Agent, network: Network) -> None:
+    """Have the client use the agent by that network."""
+    here, there = network.way(client.threads)
+    agent.welcome(there, pack_greeting(greeting(__version__, "pickle")))
+    about = unpack_greeting(there.greeting())
+    # By the clock that all batches of the agent show.
+    about["stamp"] += network.ahead * 1_000_000
+    client.nodes.join(here, about)
+    here.begin()
 
 
-class NodesPool(NodeOrders, RemotePool):
+class NodesPool(RemotePool):
     """A pool whose agents are told to it.
 
     Attributes:
@@ -47,16 +37,14 @@ class NodesPool(NodeOrders, RemotePool):
     """
 
     def __init__(self, agents: list[Agent], ahead: int, control: str | None) -> None:
-        self.name = "nodes"
         super().__init__(
             "the pool of nodes",
-            node_timeout=LEASE * 1.5,
+            "nodes",
             max_queued=None,
-            options=JobOptions(),
             data=None,
             control=control,
         )
-        self.networks = [Network(number, 0.0) for number in range(len(agents))]
+        self.networks = [Network(number, 0.0, LEASE) for number in range(len(agents))]
         for network in self.networks:
             network.ahead = ahead
         self._agents = agents
@@ -67,17 +55,17 @@ class NodesPool(NodeOrders, RemotePool):
     async def _reach(self, client: Client) -> None:
         client.nodes.expected = True  # as nodes of a cluster are
         for agent, network in zip(self._agents, self.networks, strict=True):
-            await join(client, agent, network)
+            join(client, agent, network)
 
     @asynccontextmanager
     async def with_another(self, pool: Pool) -> AsyncGenerator[Agent]:
         """Use a node more, with that pool."""
         number = len(self._agents)
-        agent, network = agent_of(pool, f"node-{number}", LEASE), Network(number, 0.0)
+        agent, network = agent_of(pool, f"node-{number}"), Network(number, 0.0, LEASE)
         self._agents.append(agent)
         self.networks.append(network)
         try:
-            await join(client_of(self), agent, network)
+            join(client_of(self), agent, network)
             yield agent
         finally:
             agent.close()
@@ -95,9 +83,7 @@ async def nodes_pool(
         control: Where its control socket is, if it has one.
     """
     async with AsyncExitStack() as stack:
-        agents = [
-            agent_of(pool, f"node-{number}", LEASE) for number, pool in enumerate(pools)
-        ]
+        agents = [agent_of(pool, f"node-{number}") for number, pool in enumerate(pools)]
         for agent in agents:
             stack.callback(agent.close)
         yield await stack.enter_async_context(NodesPool(agents, ahead, control))

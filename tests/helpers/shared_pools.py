@@ -24,7 +24,7 @@ from asyncpool.sharedpool import PoolServer
 
 async def main():
     pool = Pool(int(sys.argv[2]))
-    async with pool, PoolServer(pool, sys.argv[1], client_timeout=float(sys.argv[3])):
+    async with pool, PoolServer(pool, sys.argv[1]):
         print("ready", flush=True)
         await asyncio.to_thread(sys.stdin.read)
 
@@ -57,14 +57,12 @@ async def pool_and_client(
 
 
 @contextlib.contextmanager
-def server(
-    path: Path, workers: int = 1, client_timeout: float = 10.0
-) -> Generator[subprocess.Popen[str]]:
+def server(path: Path, workers: int = 1) -> Generator[subprocess.Popen[str]]:
     """Have another process share a pool; nothing of it is left at the end."""
     script = path.with_suffix(".py")
     script.write_text(SERVER)
     process = subprocess.Popen(
-        [sys.executable, script, path, str(workers), str(client_timeout)],
+        [sys.executable, script, path, str(workers)],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
@@ -86,11 +84,11 @@ def server(
 
 @contextlib.asynccontextmanager
 async def served(
-    tmp_path: Path, workers: int = 1, client_timeout: float = 10.0
+    tmp_path: Path, workers: int = 1
 ) -> AsyncGenerator[tuple[subprocess.Popen[str], SharedPool]]:
     """Have another process share a pool; yield it, and a client of the pool."""
     path = tmp_path / "pool.sock"
-    with server(path, workers, client_timeout) as process:
+    with server(path, workers) as process:
         async with connect(f"unix:{path}") as client:
             yield process, client
 

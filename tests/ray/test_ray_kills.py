@@ -77,7 +77,7 @@ async def test_each_job_has_its_fate_when_agents_are_killed_under_load(
     lost = {n: fate for n, fate in enumerate(done) if isinstance(fate, BaseException)}
     for fate in lost.values():
         assert isinstance(fate, NodeLostError)
-        assert fate.delivery is Delivery.STARTED
+        assert fate.delivery in {Delivery.STARTED, Delivery.UNKNOWN}
     assert [fate for n, fate in enumerate(done) if n not in lost] == [
         n for n in range(len(jobs)) if n not in lost
     ]

@@ -13,9 +13,7 @@ import pytest
 
 from asyncpool._engine import page
 from asyncpool._engine.page import WorkerPage
-from asyncpool._remote.begun_page import make_page, open_page
 from asyncpool._wire.frames import Frame, FrameKind
-from asyncpool._wire.memory import available
 from asyncpool._wire.page import (
     CHUNK_SIZE,
     JOB_KEY,
@@ -161,24 +159,3 @@ def test_a_limit_of_file_size_is_named() -> None:
         "of file size (RLIMIT_FSIZE, ulimit -f) is lower"
     )
     assert open_fds() == before
-
-
-@pytest.mark.skipif(not available(), reason="memory cannot be sealed here")
-def test_an_agent_and_its_client_see_which_jobs_have_begun() -> None:
-    made = make_page(8)
-    assert made is not None
-    fd, own = made
-    other = open_page(os.getpid(), fd, 8)
-    assert other is not None
-    assert not other.has_begun(3, 77)
-    own.mark(3, 77)
-    assert other.has_begun(3, 77)
-    assert not other.has_begun(3, 78)
-    # What is too small, could be taken away or is no memory is not used.
-    unsealed = os.memfd_create("unsealed", os.MFD_CLOEXEC)
-    os.ftruncate(unsealed, 4096)
-    assert open_page(os.getpid(), fd, 9) is None
-    for pid, number in ((os.getpid(), unsealed), (None, fd), (os.getpid(), 10**6)):
-        assert open_page(pid, number, 8) is None
-    os.close(fd)
-    os.close(unsealed)

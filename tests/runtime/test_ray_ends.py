@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import math
+import time
 from collections.abc import AsyncGenerator, Callable, Coroutine
 from types import SimpleNamespace
 from typing import Any
@@ -11,8 +13,7 @@ import pytest
 import pytest_asyncio
 
 from asyncpool._engine.loop import Threads
-from asyncpool.ray._agent_end import PART, AgentEnd
-from asyncpool.ray._client_end import ClientEnd
+from asyncpool.ray._ends import PART, AgentEnd, ClientEnd
 from tests.helpers.loops import BOTH_LOOPS
 from tests.helpers.patience import patience
 
@@ -82,8 +83,8 @@ class FakeRay:
         return await method(*given)
 
     async def _exchange(self, number: int, done: int, *pieces: bytes) -> Any:
-        answer = await self._end.exchange(number, done, pieces)
-        size = 0 if answer is None else sum(map(len, answer[1]))
+        answer = await self._end.exchange(number, done, *pieces)
+        size = 0 if answer is None else sum(map(len, answer))
         if size and self.loses:
             self.loses = False
             self.lost.set()
@@ -93,7 +94,7 @@ class FakeRay:
         return answer
 
     async def _bring(self, number: int, piece: int, place: int, *parts: bytes) -> None:
-        self._end.bring(number, piece, place, parts)
+        self._end.bring(number, piece, place, *parts)
 
     async def _sizes(self, number: int) -> Any:
         return self._end.sizes(number)
@@ -116,11 +117,11 @@ class FakeRay:
 class Ends:
     """Both ends, and what each has heard."""
 
-    def __init__(self, threads: Threads) -> None:
-        self.there = AgentEnd()
+    def __init__(self, threads: Threads, lease: float = math.inf) -> None:
+        self.there = AgentEnd(lease)
         self.ray = FakeRay(self.there)
         engine: Any = self.ray
-        self.here = ClientEnd(self.ray, threads, engine, stored=1)
+        self.here = ClientEnd(self.ray, threads, engine, lease)
         self.gone = asyncio.Event()
         self.here.on_gone = lambda _: self.gone.set()
         self.heard_here, self.heard_there = list[bytes](), list[bytes]()
@@ -165,7 +166,6 @@ async def test_a_call_that_no_store_takes_goes_in_parts(ends: Ends, store: str) 
     ends.here.send(b"three")
     await ends.hear(ends.heard_there, [*pieces, b"three"])
     assert ends.ray.calls.count("bring") == 2 + 2 * -(-len(LARGE) // (64 * PART))
-    assert ends.here.loses
 
 
 async def test_an_answer_that_no_store_takes_goes_in_parts(ends: Ends) -> None:
@@ -178,39 +178,89 @@ async def test_an_answer_that_no_store_takes_goes_in_parts(ends: Ends) -> None:
     assert ends.ray.calls.count("sizes") == 2
 
 
-async def test_nothing_is_said_again_while_an_answer_goes_in_parts() -> None:
+async def test_an_answer_is_kept_until_the_client_has_it() -> None:
     end = AgentEnd()
-    first = asyncio.create_task(end.exchange(1, 1, ()))
+    first = asyncio.create_task(end.exchange(1, 1, b"once"))
+    heard = list[bytes]()
+    end.on_bytes = heard.append
     end.send(LARGE)
-    assert await first == (1, [LARGE])
-    says_again = [end.loses]
-    assert end.sizes(1) == (1, [len(LARGE)])
-    says_again.append(end.loses)
-    other = asyncio.create_task(end.exchange(2, 1, ()))
-    await asyncio.sleep(0)
-    says_again.append(end.loses)
+    assert await first == [LARGE]
+    assert await end.exchange(1, 1, b"once") == [LARGE], "it asks again"
+    assert heard == [b"once"]
+    assert end.sizes(1) == [len(LARGE)]
     assert end.part(1, 0, 0) == LARGE[:PART]
-    # The client has it now.
-    third = asyncio.create_task(end.exchange(3, 2, ()))
+    second = asyncio.create_task(end.exchange(2, 2))
     await asyncio.sleep(0)
-    says_again.append(end.loses)
-    assert says_again == [True, False, False, True]
     assert end.sizes(1) is None
     assert end.part(1, 0, 0) == b""
+    assert await end.exchange(1, 1, b"once") is None, "it was on its way for long"
     end.close()
-    assert await other is None
-    assert await third is None
+    assert await second is None
+    assert heard == [b"once"]
 
 
-async def test_an_answer_that_is_lost_costs_what_it_said_and_no_more(
-    ends: Ends,
-) -> None:
+async def test_calls_are_heard_and_answered_in_their_order() -> None:
+    end, heard = AgentEnd(), list[bytes]()
+    end.on_bytes = heard.append
+    late = asyncio.create_task(end.exchange(2, 1, b"b"))
+    await asyncio.sleep(0)
+    end.send(b"one")
+    first = asyncio.create_task(end.exchange(1, 1, b"a"))
+    assert await first == [b"one"]
+    assert heard == [b"a", b"b"]
+    end.send(b"two")
+    assert await late == [b"two"]
+    end.close()
+
+
+async def test_an_answer_that_is_lost_comes_again(ends: Ends) -> None:
     ends.ray.loses = True
     ends.there.send(b"lost")
     async with patience():
         await ends.ray.lost.wait()
     ends.there.send(b"one")
-    await ends.hear(ends.heard_here, [b"one"])
+    await ends.hear(ends.heard_here, [b"lost", b"one"])
+
+
+async def test_an_end_that_is_not_heard_is_given_up_by_both_and_begins_nothing() -> (
+    None
+):
+    loop = asyncio.get_running_loop()
+    threads, never = Threads(loop), loop.create_future()
+    parted = SimpleNamespace(exchange=SimpleNamespace(remote=lambda *_: never))
+    engine: Any = None
+    here, there = ClientEnd(parted, threads, engine, 0.05), AgentEnd(0.05)
+    ends, gone = [here, there], asyncio.Queue[Any]()
+    for end in ends:
+        end.on_gone = gone.put_nowait
+    there.send(b"hello")
+    assert there.greeting() == b"hello"
+    begins = [there.may_begin]
+    here.begin()
+    async with patience():
+        found = [await gone.get(), await gone.get()]
+    assert found == ["nothing was heard of it for 0.05 s", None]
+    assert [*begins, there.may_begin] == [True, False]
+    never.cancel()
+    for end in ends:
+        end.close()
+    await threads.close()
+
+
+async def test_a_process_that_was_held_up_hears_the_other_end_all_the_same() -> None:
+    threads = Threads(asyncio.get_running_loop())
+    ends = Ends(threads, lease=0.1)
+    ends.there.send(b"hello")
+    ends.there.greeting()
+    until = time.monotonic() + 0.5
+    while time.monotonic() < until:  # as a program does that computes in its loop
+        pass
+    ends.here.send(b"one")
+    await ends.hear(ends.heard_there, [b"one"])
+    assert not ends.gone.is_set()
+    ends.here.close()
+    ends.there.close()
+    await threads.close()
 
 
 async def test_an_agent_that_dies_between_parts_is_gone(ends: Ends) -> None:

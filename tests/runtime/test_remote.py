@@ -2,30 +2,23 @@
 
 from __future__ import annotations
 
-import asyncio
 import copyreg
 import enum
 import itertools
 import json
-import math
 import os
 import struct
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from asyncpool._core.options import JobOptions
 from asyncpool._core.slots import JobText
-from asyncpool._remote.agent_answers import event_for_client
-from asyncpool._remote.agent_client import AgentClient, ClientKeeper, ComingCalls
-from asyncpool._remote.agent_errors import AgentErrors, read_broadcast
-from asyncpool._remote.agent_jobs import AgentJobs
-from asyncpool._remote.client_jobs import crash_at_client
-from asyncpool._remote.messages import Kind, Message
+from asyncpool._engine.sessions import Broadcast
+from asyncpool._remote.agent_client import ClientKeeper
+from asyncpool._remote.client_broadcasts import read_broadcast
 from asyncpool._remote.objects import load_own, pack_own
-from asyncpool._remote.relay import Call
-from asyncpool._remote.reliable_link import ReliableLink
-from asyncpool._remote.stored_calls import STORED, StoredPayloads
 from asyncpool._wire.pickling import PICKLE
 from asyncpool.enums import CrashKind, Delivery, RunState, TimeLimit
 from asyncpool.errors import (
@@ -34,6 +27,7 @@ from asyncpool.errors import (
     JobTimeoutError,
     PoolFullError,
     ProtocolError,
+    WorkerGoneError,
 )
 from asyncpool.events import (
     Broken,
@@ -45,7 +39,6 @@ from asyncpool.events import (
     TakenOver,
 )
 from asyncpool.stats import Histogram, PoolStats
-from tests.helpers.carriers import Network
 from tests.helpers.crashes import crash_with
 from tests.helpers.values import nested
 
@@ -152,7 +145,7 @@ NOT_MINE_TOLD = crash_with(concurrent_jobs=(2,))
             Broken("no start", (MINE_TOLD, NOT_MINE_TOLD)),
         ),
         (TakenOver(31, 3), TakenOver(2, 3)),
-        (TakenOver(40, 3), None),
+        (TakenOver(40, 3), TakenOver(0, 3)),
         (exited(JobText("{}", 40, "cancellation")), exited("cancellation")),
         (
             exited(JobText("of {}", 31, ""), JobText("since {}", 31, "")),
@@ -161,14 +154,19 @@ NOT_MINE_TOLD = crash_with(concurrent_jobs=(2,))
         (exited("retire(): out of job cards"), exited("retire(): out of job cards")),
     ],
 )
-def test_an_event(event: Event, told: Event | None) -> None:
-    assert load_own(pack_own(event_for_client(event, {30: 1, 31: 2}))) == told
+def test_an_event(event: Event, told: Event) -> None:
+    assert load_own(pack_own(event, {30: 1, 31: 2})) == told
 
 
-def test_a_crash_at_a_client_names_no_job_of_the_agent() -> None:
+def test_a_crash_at_a_client_names_no_job_of_the_agent_and_its_own_slots() -> None:
     text = JobText("since job {} did", 40, "since a job did")
-    told = load_own(pack_own(crash_with(detail=text)))
-    assert crash_at_client(told, 0, {}).detail == "since a job did"
+    told = load_own(pack_own(crash_with(detail=text), {}), 10_000)
+    assert told.detail == "since a job did"
+    assert told.slot == 10_000
+    assert (
+        load_own(pack_own(MINE, {30: 1, 31: 2})),
+        load_own(pack_own(WorkerGoneError(slot=1, pid=2)), 10_000).slot,
+    ) == (MINE_TOLD, 10_001)
 
 
 def late(limit: Any) -> JobTimeoutError:
@@ -186,8 +184,8 @@ def late(limit: Any) -> JobTimeoutError:
 
 def read(answer: object) -> dict[int, Any]:
     options, numbers = JobOptions(timeout=5.0, deadline=100.0), itertools.count(7)
-    errors = AgentErrors("f", options, PICKLE, numbers.__next__)
-    return read_broadcast([(10, answer)], errors)
+    broadcast = Broadcast("f", b"", options, PICKLE)
+    return read_broadcast(broadcast, [(10, answer)], numbers.__next__)
 
 
 def test_a_limit_has_the_value_that_the_caller_has_set() -> None:
@@ -218,108 +216,16 @@ def test_lies_are_refused(answer: object) -> None:
         read(answer)
 
 
-# Calls that come by another way than their jobs.
-
-
-@pytest.mark.asyncio
-async def test_a_call_may_come_before_its_job_or_after_it() -> None:
-    stored = StoredPayloads()
-    early = asyncio.create_task(stored.put(1, b"one"))
-    assert await stored.get(1) == b"one"
-    waiting = asyncio.create_task(stored.get(2))
-    await asyncio.sleep(0)
-    assert not waiting.done()
-    later = asyncio.create_task(stored.put(2, b"two"))
-    assert await waiting == b"two"
-    # They use memory until the pool has them.
-    assert (early.done(), later.done()) == (False, False)
-    stored.taken(1)
-    stored.forget(2)
-    await asyncio.gather(early, later)
-    # Nothing is kept of one that comes again, or that nobody wants.
-    stored.forget(3)
-    for number in (1, 2, 3):
-        await stored.put(number, b"again")  # or it would wait
-    asking = asyncio.create_task(stored.get(1))
-    await asyncio.sleep(0)
-    assert not asking.done()
-    asking.cancel()
-
-
-def call(number: int, deadline: float = math.inf, wait: float = math.inf) -> Call:
-    nothing: Any = None
-    message = Message(Kind.JOB, number, deadline=deadline, wait=wait)
-    return Call(nothing, nothing, message, b"", STORED)
-
-
-@pytest.mark.asyncio
-async def test_time_passes_for_a_job_whose_call_has_not_come() -> None:
-    accepted: asyncio.Queue[Call] = asyncio.Queue()
-    stored = StoredPayloads()
-    coming = ComingCalls(stored, accepted.put_nowait)
-    coming.wait_for(call(1, deadline=100.0, wait=0.001))
-    coming.wait_for(call(2))
-    assert [*coming.calls] == [1, 2]
-    never = asyncio.get_running_loop().create_future()
-    await asyncio.wait([never], timeout=0.01)  # more than its job may wait
-    putting = [asyncio.create_task(stored.put(n, bytes([n]))) for n in (1, 2)]
-    one, two = await accepted.get(), await accepted.get()
-    assert not coming.calls
-    assert (one.payload, one.message.wait) == (b"\x01", 0.0)
-    assert 90.0 < one.message.deadline < 100.0
-    assert (two.message.deadline, two.message.wait) == (math.inf, math.inf)
-    stored.taken(1)
-    coming.forget(2)
-    await asyncio.gather(*putting)
-
-
-@pytest.mark.asyncio
-async def test_a_job_may_be_cancelled_as_soon_as_it_is_awaited() -> None:
-    accepted: list[Call] = []
-    stored = StoredPayloads()
-    coming = ComingCalls(stored, accepted.append)
-    coming.wait_for(call(1))
-    for there in (coming, ComingCalls(None, accepted.append)):  # twice, or no store
-        with pytest.raises(ProtocolError, match="job 1, whose call nobody brings"):
-            there.wait_for(call(1))
-    found = coming.cancel(1)
-    assert found is not None
-    assert found.message.job == 1
-    assert coming.cancel(1) is None
-    coming.forget(1)
-    await stored.put(1, b"one")
-    assert (coming.calls, accepted) == ({}, [])
-    coming.close()
-
-
-@pytest.mark.asyncio
-async def test_nothing_is_kept_of_a_lease_whose_job_is_not_here() -> None:
+def test_nothing_is_kept_of_a_lease_whose_job_is_not_here() -> None:
     """A lease is often extended while its job ends; the agent would keep each such word."""
-    jobs, told = AgentJobs(credits=8, most_clients=1, lease=60.0), list[int]()
-    assert jobs.open(0.0) == 1
-    here, _ = Network(0, 0.0).way()
-
-    class Keeper(ClientKeeper):
-        def extend(self, number: int, until: float) -> None:
-            del until
-            told.append(number)
-
-    class Nothing:
-        """What the client asks for its turn, and has no store."""
-
-        stored = None
-
-        def look(self) -> None:
-            pass
-
-        turn = look
-
-    nothing: Any = Nothing()
-    client = AgentClient(
-        1, here, jobs=jobs, relay=nothing, answers=nothing, turns=nothing, page=None
-    )
-    client.keeper = Keeper(nothing)
-    link = ReliableLink(1)
-    link.put(Message(Kind.FENCE, 7, deadline=1.0).pack())
-    here.on_bytes(link.next_batch().pack())
-    assert not told
+    free: list[int] = []
+    keeper, holders = ClientKeeper(free.append), [SimpleNamespace(), SimpleNamespace()]
+    keeper.extend(7, 1.0, is_coming=False)
+    keeper.extend(8, 2.0, is_coming=True)
+    for number, holder in enumerate(holders, 7):
+        holder.add_done_callback = bool
+        keeper.keep(number, holder)  # type: ignore[arg-type]
+    assert [holder.until for holder in holders] == [None, 2.0]
+    keeper.extend(9, 2.0, is_coming=True)
+    keeper.forget(9)
+    assert free == [9]

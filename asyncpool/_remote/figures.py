@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import math
+import time
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields, replace
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
-from asyncpool._engine.loop import Alarm
+from asyncpool._engine.loop import Alarm, call_in
 from asyncpool._engine.stats import oldest_queued, read_beside_loop
 from asyncpool._remote.node import Node
 from asyncpool.enums import JobOutcome, RunState
@@ -29,14 +30,13 @@ if TYPE_CHECKING:
 K = TypeVar("K")
 
 
-def merged_stats(found: Sequence[tuple[int, PoolStats]]) -> PoolStats:
-    """Return the figures of several pools, each with its first slot, as those of one."""
+def merged_stats(found: Sequence[PoolStats]) -> PoolStats:
+    """Return the figures of several pools as those of one."""
     if not found:
         return PoolStats(state=RunState.RUNNING, workers=0)
-    one = found[0][1]
     sums: dict[str, object] = {}
     for field in fields(PoolStats):
-        values = [getattr(stats, field.name) for _, stats in found]
+        values = [getattr(stats, field.name) for stats in found]
         if field.name == "oldest_queued":
             sums[field.name] = max(values)
         elif isinstance(values[0], int | float):
@@ -45,13 +45,9 @@ def merged_stats(found: Sequence[tuple[int, PoolStats]]) -> PoolStats:
             sums[field.name] = _histogram(values)
         elif isinstance(values[0], Mapping):
             sums[field.name] = _counts(values)
-    slots = tuple(
-        replace(slot, slot=first + slot.slot)
-        for first, stats in found
-        for slot in stats.slots
-    )
-    functions = _functions(stats for _, stats in found)
-    return replace(one, **sums, slots=slots, functions=functions)  # type: ignore[arg-type]
+    slots = tuple(slot for stats in found for slot in stats.slots)
+    functions = _functions(found)
+    return replace(found[0], **sums, slots=slots, functions=functions)  # type: ignore[arg-type]
 
 
 def merged_rolls(found: Sequence[RollResult]) -> RollResult:
@@ -64,25 +60,19 @@ def merged_rolls(found: Sequence[RollResult]) -> RollResult:
     )
 
 
-def merged_profiles(found: Sequence[tuple[int, Profile]], pool: str) -> Profile:
-    """Return several profiles, each with its first slot, as one."""
+def merged_profiles(found: Sequence[Profile], pool: str) -> Profile:
+    """Return several profiles as one."""
     counts: Counter[tuple[str, tuple[str, ...]]] = Counter()
-    for _, profile in found:
+    for profile in found:
         for stack in profile.stacks:
             counts[stack.function, stack.frames] += stack.samples
-    workers = tuple(
-        replace(worker, slot=first + worker.slot)
-        for first, profile in found
-        for worker in profile.workers
-    )
+    workers = tuple(worker for profile in found for worker in profile.workers)
     stacks = tuple(
         StackSamples(function=function, frames=frames, samples=samples)
         for (function, frames), samples in counts.most_common()
     )
-    seconds = max(profile.seconds for _, profile in found)
-    return replace(
-        found[0][1], pool=pool, seconds=seconds, stacks=stacks, workers=workers
-    )
+    seconds = max(profile.seconds for profile in found)
+    return replace(found[0], pool=pool, seconds=seconds, stacks=stacks, workers=workers)
 
 
 def _functions(found: Iterable[PoolStats]) -> tuple[FunctionStats, ...]:
@@ -133,8 +123,12 @@ _WANTED = 90.0
 
 
 class _Told(NamedTuple):
+    """What an agent has told, when that was, and how far its clock was ahead, give or take."""
+
     stats: PoolStats
     at: float
+    ahead: float
+    error: float
 
 
 class NodeFigures:
@@ -145,10 +139,9 @@ class NodeFigures:
     """
 
     def __init__(self, client: Client) -> None:
-        self._client = client
-        self._loop = asyncio.get_running_loop()
+        self._client, self._loop = client, client.loop
         self._told: dict[Node, _Told] = {}
-        self._gone: list[tuple[int, PoolStats]] = []  # what lost agents have counted
+        self._gone: list[PoolStats] = []  # what lost agents have counted
         self._wanted_until = -math.inf
         self._alarm = Alarm(self._loop, self._on_alarm)
         self._asking: asyncio.Task[None] | None = None
@@ -162,25 +155,22 @@ class NodeFigures:
         Cancellation:
             Safe.
         """
-        nodes = [*self._client.nodes]
-        asked = [self._ask(node) for node in nodes]
-        for error in await asyncio.gather(*asked, return_exceptions=True):
+        for error in await self._answers():
             if isinstance(error, BaseException):
                 raise error
         return self.latest()
 
     def latest(self) -> PoolStats:
         """Return the figures as they were told last, in any thread."""
-        self._want()
+        if not (self._client.left or self._loop.is_closed()):
+            call_in(self._loop, self._begin)
         return read_beside_loop(self._read)
 
     def lost(self, node: Node) -> None:
         """Keep what the workers of an agent have counted that is gone: counters never fall."""
         told = self._told.pop(node, None)
-        if told is None:
-            return
-        gone = [*self._gone, (0, _counters(told.stats))]
-        self._gone = [(0, merged_stats(gone))]
+        if told is not None:
+            self._gone = [merged_stats([*self._gone, _counters(told.stats)])]
 
     def close(self) -> None:
         """Ask no more."""
@@ -189,18 +179,6 @@ class NodeFigures:
             self._asking.cancel()
 
     # Asking.
-
-    def _want(self) -> None:
-        if self._client.left:
-            return
-        try:
-            here = asyncio.get_running_loop() is self._loop
-        except RuntimeError:
-            here = False
-        if here:
-            self._begin()
-        elif not self._loop.is_closed():
-            self._loop.call_soon_threadsafe(self._begin)
 
     def _begin(self) -> None:
         if self._client.left:
@@ -216,22 +194,28 @@ class NodeFigures:
             )
 
     async def _ask_all(self) -> None:
-        nodes = [*self._client.nodes]
-        asked = [self._ask(node) for node in nodes]
-        # Whoever awaits stats() hears of errors.
-        await asyncio.gather(*asked, return_exceptions=True)
+        count = len(await self._answers())  # whoever awaits stats() hears of errors
         self._asking = None
-        self._alarm.set_in(max(_EVERY, _FOR_EACH * len(nodes)))
+        self._alarm.set_in(max(_EVERY, _FOR_EACH * count))
+
+    async def _answers(self) -> list[BaseException | None]:
+        asked = map(self._ask, self._client.nodes)
+        return await asyncio.gather(*asked, return_exceptions=True)
 
     async def _ask(self, node: Node) -> None:
+        began = time.monotonic()
         try:
-            stats: PoolStats = await self._client.ask("stats", at=node)
+            stats: PoolStats = await node.ask("stats")
         except AsyncPoolError:
-            if node in set(self._client.nodes):
+            if not node.gone:
                 raise
-            return  # it is lost
-        if node in set(self._client.nodes):
-            self._told[node] = _Told(stats, self._loop.time())
+            return
+        if not node.gone:
+            # Its answer was made between the two times, so its clock is within half of that.
+            ended = time.monotonic()
+            ahead = node.stamp / 1e6 - (began + ended) / 2
+            error = (ended - began) / 2
+            self._told[node] = _Told(stats, self._loop.time(), ahead, error)
 
     # Reading.
 
@@ -239,16 +223,14 @@ class NodeFigures:
         client, now = self._client, self._loop.time()
         registry, told = client.registry, dict(self._told)
         functions = registry.figures.functions
-        found = [
-            (node.first_slot, self._as_of_now(each, now)) for node, each in told.items()
-        ]
-        whole = merged_stats([*found, *self._gone])
         nodes = [*client.nodes]
+        found = [self._as_of_now(told[node], now) for node in nodes if node in told]
+        whole = merged_stats([*found, *self._gone])
         return replace(
             whole,
             state=RunState.CLOSED if client.left else RunState.RUNNING,
             workers=sum(_workers(node, told) for node in nodes),
-            queued=whole.queued + client.jobs.waiting,
+            queued=whole.queued + client.queued,
             oldest_queued=max(whole.oldest_queued, self._oldest_queued(now)),
             submitted=registry.submitted,
             completed=registry.completed,
@@ -260,14 +242,14 @@ class NodeFigures:
             takeovers=registry.figures.takeovers,
             dropped_events=client.hub.dropped,
             lost_nodes=client.nodes.lost,
-            nodes=tuple(self._node_stats(node, told.get(node), now) for node in nodes),
+            nodes=tuple(_node_stats(node, told.get(node), now) for node in nodes),
         )
 
     def _oldest_queued(self, now: float) -> float:
-        jobs, registry = self._client.jobs, self._client.registry
-        if not jobs.waiting:
+        client = self._client
+        if not client.queued:
             return 0.0
-        return oldest_queued(registry, now, lambda job: jobs.agent_of(job.id) is None)
+        return oldest_queued(client.registry, now, lambda job: job.slot is None)
 
     def _as_of_now(self, told: _Told, now: float) -> PoolStats:
         """Return figures whose jobs have run on meanwhile, or have ended."""
@@ -283,34 +265,34 @@ class NodeFigures:
 
         return replace(told.stats, slots=tuple(map(known, told.stats.slots)))
 
-    def _node_stats(self, node: Node, told: _Told | None, now: float) -> NodeStats:
-        jobs, clock = self._client.jobs, node.clock.offset(now)
-        stats = PoolStats(state=RunState.NEW, workers=node.lanes)
-        age = None
-        if told is not None:
-            stats, age = told.stats, max(0.0, now - told.at)
-        return NodeStats(
-            name=node.name,
-            first_slot=node.first_slot,
-            suspected=jobs.is_suspected(node.number),
-            silent=max(0.0, now - node.signs.heard_at),
-            jobs=jobs.held_by(node.number),
-            age=age,
-            workers=stats.workers,
-            idle=stats.idle,
-            busy=stats.busy,
-            queued=stats.queued,
-            crashes=stats.crashes,
-            restarts=stats.restarts,
-            cpu=stats.exited_cpu + sum(slot.cpu for slot in stats.slots),
-            memory=sum(slot.memory for slot in stats.slots),
-            clock_ahead=clock.ahead,
-            clock_error=clock.error if math.isfinite(clock.error) else None,
-        )
+
+# The figures of an agent's pool that its summary has as they are.
+_OF_NODES = "workers", "idle", "busy", "queued", "crashes", "restarts"
+
+
+def _node_stats(node: Node, told: _Told | None, now: float) -> NodeStats:
+    stats = PoolStats(state=RunState.NEW, workers=node.window.lanes)
+    age, ahead, error = None, 0.0, None
+    if told is not None:
+        stats, age = told.stats, max(0.0, now - told.at)
+        ahead, error = told.ahead, told.error
+    return NodeStats(
+        name=node.name,
+        first_slot=node.first_slot,
+        suspected=node.suspected,
+        silent=max(0.0, now - node.carrier.heard_at),
+        jobs=len(node.jobs),
+        age=age,
+        **{name: getattr(stats, name) for name in _OF_NODES},
+        cpu=stats.exited_cpu + sum(slot.cpu for slot in stats.slots),
+        memory=sum(slot.memory for slot in stats.slots),
+        clock_ahead=ahead,
+        clock_error=error,
+    )
 
 
 def _workers(node: Node, told: dict[Node, _Told]) -> int:
-    return told[node].stats.workers if node in told else node.lanes
+    return told[node].stats.workers if node in told else node.window.lanes
 
 
 def _counters(stats: PoolStats) -> PoolStats:
