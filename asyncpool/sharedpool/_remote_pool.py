@@ -240,7 +240,8 @@ class RemotePool(Orders, JobEventSource, Submitter):
         concurrency: int = 1,
     ) -> None:
         self._control, self._concurrency = control, concurrency
-        self._title, self.name = title, name
+        self._title = title
+        self.name: str = name
         self._max_queued = max_queued
         self._options = JobOptions(codec=None if data is None else data.how)
         self._data = data

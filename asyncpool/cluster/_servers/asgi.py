@@ -175,8 +175,9 @@ class Target:
             threads = threads or _THREADS
         self._threads = threads
         self.request_timeout = request_timeout
-        self.header_timeout, self.header_size = header_timeout, header_size
-        self.body_size = body_size
+        self.header_timeout: float = header_timeout
+        self.header_size: int = header_size
+        self.body_size: int | None = body_size
 
     async def __call__(self, worker: Worker) -> None:
         """Serve, in a worker.
