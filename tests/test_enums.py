@@ -19,7 +19,7 @@ from asyncpool.enums import (
 
 EXPECTED: dict[type[enum.StrEnum], list[str]] = {
     CrashKind: ["crash", "failed start", "out of memory", "hung", "protocol"],
-    Delivery: ["never sent", "sent", "started"],
+    Delivery: ["never sent", "sent", "started", "unknown"],
     JobOutcome: [
         *("ok", "raised", "crashed", "timeout", "cancelled", "refused", "aborted"),
     ],

@@ -159,7 +159,7 @@ class LargeObjects(Packer):
         """Send a job whose large buffers the worker can see by now."""
         outbox, core = handle.outbox, self._engine.core
         # The pool may have been closed meanwhile, which has failed the job.
-        if core.slots[handle.slot].in_flight.last == job.id:
+        if job.id in self._engine.registry.jobs:
             self._engine.registry.leases.before_sending(job, handle.slot)
             outbox.put_job(job, pickled.payload)
             self._engine.timers.watch_running(job)

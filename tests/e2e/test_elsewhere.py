@@ -76,7 +76,7 @@ def test_a_pool_works_without_what_only_linux_has(
         # As much as 300 folders, which macOS does not take at once.
         sys.path += [f"/nowhere/{{'x' * 60}}/{{n}}" for n in range(600)]
         from asyncpool._wire import posix as _signals
-        assert _signals.INTERRUPT == signal.SIGUSR1
+        assert _signals.INTERRUPT_SIGNAL == signal.SIGUSR1
         from tests.helpers import tour
         said = asyncio.run(tour.tour(launcher={launcher!r}))
         print([text for text in said if "refused" in text])
