@@ -131,9 +131,7 @@ class Listeners:
             if not sock.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
                 # To listen again would change the backlog for all processes that have the socket.
                 sock.listen(self._backlog)
-            os.set_inheritable(
-                fd, False
-            )  # programs that are started here must not have it
+            os.set_inheritable(fd, False)  # no program that is started here has it
 
     @contextlib.contextmanager
     def _owned(self, sock: socket.socket) -> Generator[None]:

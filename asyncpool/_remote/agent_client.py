@@ -166,26 +166,20 @@ class AgentClient:
         self.jobs: dict[int, PoolJob[Any]] = {}
         self._waiting: dict[int, Call] = {}  # those that the pool has not got
         self._calls: set[int] = set()  # those of sessions
-        self._workers: dict[
-            int, SessionWorker
-        ] = {}  # by the questions that asked for them
+        # By the questions that asked for them.
+        self._workers: dict[int, SessionWorker] = {}
         self._keeper = ClientKeeper(self._on_free)
         # The client knows by the same rules what is forgotten here.
         self._functions, self._options = FunctionCache(), FunctionCache()
         self._details: tuple[int, bytes] = (0, b"")
         self._trace = b""
         self._put: list[bytes] = []
-        self._untold: dict[
-            int, None
-        ] = {}  # the jobs of which it will hear that they wait
-        self._quiet: dict[
-            int, None
-        ] = {}  # those that have begun, of which it has not heard
+        # The jobs of which it will hear that they wait, and those that have begun without a word.
+        self._untold: dict[int, None] = {}
+        self._quiet: dict[int, None] = {}
         self._look_at_quiet = Alarm(self._loop, self._on_quiet)
-        self._ends, self._ends_behind = (
-            0,
-            deque[int](),
-        )  # by piece that it has not taken
+        # How many ends are in the next piece, and in each that it has not taken.
+        self._ends, self._ends_behind = 0, deque[int]()
         self._questions: dict[int, asyncio.Task[None]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self.follows = self._listens = self._over = False

@@ -54,9 +54,8 @@ class Window(InFlight):
         self._is_limited = False
         self._of_function: Counter[JobTraits] = Counter()
         self._recent: dict[JobTraits, RecentCount] = {}
-        self._ahead: dict[
-            JobTraits, int
-        ] = {}  # what those have counted at the last look
+        # What those have counted at the last look.
+        self._ahead: dict[JobTraits, int] = {}
 
     def look(self, now: float, *, is_limited: bool) -> None:
         """Count what the agent has ended of late, if that limits what it gets."""

@@ -278,9 +278,8 @@ def read(kind: Kind, payload: Payload, pause: Pause | None = None) -> Any:
     if isinstance(payload, ReceivedPickle):
         stream, buffers = payload.stream, payload.buffers
     how, pause = kind.how, pause or (lambda: None)
-    own = (
-        how.codec is not None and not kind.trusted
-    )  # the codec's own bytes, of any length
+    # The codec's own bytes, of any length.
+    own = how.codec is not None and not kind.trusted
     if len(stream) > MOST_BYTES + PIECE and not (own or kind.trusted):
         raise MalformedError("it is too long")
     if type(stream) is not bytes:
