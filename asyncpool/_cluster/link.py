@@ -15,11 +15,10 @@ from __future__ import annotations
 
 import asyncio
 import pickle
-from collections import deque
 from enum import IntEnum
 from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 
-from asyncpool._engine.loop import Alarm, check_loop
+from asyncpool._engine.loop import Alarm, ItemStream
 from asyncpool._wire.frames import Frame, FrameKind, header
 from asyncpool._wire.posix import ReceivedSocket, received
 from asyncpool.errors import ProtocolError
@@ -50,50 +49,14 @@ class HandleTag(IntEnum):
     USER = 1
 
 
-class Inbox(Generic[T]):
-    """Things in the order in which they came; an async iterator, for any number of tasks.
-
-    After its end, the iterator yields what is still here, and then ends.
-    """
+class Inbox(ItemStream[T]):
+    """What has come from the other end."""
 
     def __init__(self) -> None:
-        self._home = asyncio.get_running_loop()
-        self._items: deque[T] = deque()
-        self._news = asyncio.Event()
-        self._ended = False
+        super().__init__("what comes from the workers of a cluster")
 
     def __len__(self) -> int:
         return len(self._items)
-
-    def __aiter__(self) -> Self:
-        return self
-
-    async def __anext__(self) -> T:
-        """Wait for the next thing.
-
-        Raises:
-            RuntimeError: In another event loop than the cluster's.
-
-        Cancellation:
-            Safe: nothing is lost.
-        """
-        check_loop(self._home, "what comes from the workers of a cluster")
-        while not self._items:
-            if self._ended:
-                raise StopAsyncIteration
-            self._news.clear()
-            await self._news.wait()
-        return self._items.popleft()
-
-    def put(self, item: T) -> None:
-        """Add something."""
-        self._items.append(item)
-        self._news.set()
-
-    def end(self) -> None:
-        """End the iterations after what is still here."""
-        self._ended = True
-        self._news.set()
 
     def clear(self) -> list[T]:
         """Take all that is left."""

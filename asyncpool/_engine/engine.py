@@ -708,8 +708,7 @@ class SupervisorRunner:
         """
         check_not_imported(self._what)
         self.check_loop()
-        supervisor = self.supervisor
-        self._check_unclosed(closed=supervisor is not None and supervisor.closing)
+        self._check_unclosed(closed=bool(self.supervisor and self.supervisor.closing))
         began = asyncio.get_running_loop().time()
         try:
             async with self._making:  # another call may be about to make it

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 import weakref
-from collections import deque
 from collections.abc import Awaitable, Callable
-from typing import Any, Generic, NamedTuple, Protocol, Self, TypeVar
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 from asyncpool._core import log_messages as say
 from asyncpool._engine.life_log import LOGGER
-from asyncpool._engine.loop import check_loop
+from asyncpool._engine.loop import ItemStream
 from asyncpool.enums import JobOutcome
 from asyncpool.events import Event, JobEnded, JobEvent
 
@@ -19,7 +17,7 @@ from asyncpool.events import Event, JobEnded, JobEvent
 E = TypeVar("E")
 
 
-class EventStream(Generic[E]):
+class EventStream(ItemStream[E]):
     """The events of a pool from here on, for one listener; an async iterator.
 
     It ends when the pool is closed.  If the listener is slower than the pool, the
@@ -30,43 +28,7 @@ class EventStream(Generic[E]):
     """
 
     def __init__(self, size: int) -> None:
-        self.dropped: int = 0
-        self._home = asyncio._get_running_loop()  # noqa: SLF001 - a lease keeper's may have none yet
-        self._events: deque[E] = deque(maxlen=size)
-        self._news, self._ended = asyncio.Event(), False
-
-    def __aiter__(self) -> Self:
-        return self
-
-    async def __anext__(self) -> E:
-        """Wait for the next event.
-
-        Raises:
-            RuntimeError: In another event loop than the one in which the stream was made.
-
-        Cancellation:
-            Safe: no event is lost.
-        """
-        check_loop(self._home, "an iterator over events")
-        while not self._events:
-            if self._ended:
-                raise StopAsyncIteration
-            self._news.clear()
-            await self._news.wait()
-        return self._events.popleft()
-
-    def put(self, event: E) -> bool:
-        """Add an event, and return whether none had to be dropped for it."""
-        full = len(self._events) == self._events.maxlen
-        self.dropped += full
-        self._events.append(event)
-        self._news.set()
-        return not full
-
-    def end(self) -> None:
-        """End the iteration after the events that are still here."""
-        self._ended = True
-        self._news.set()
+        super().__init__("an iterator over events", size)
 
 
 def _nothing(*_: object) -> None:

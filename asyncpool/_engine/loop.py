@@ -19,7 +19,7 @@ from collections import deque
 from collections.abc import Callable
 from functools import partial
 from queue import Empty, SimpleQueue
-from typing import Any, NamedTuple, TypeVar, TypeVarTuple
+from typing import Any, Generic, NamedTuple, Self, TypeVar, TypeVarTuple
 
 
 class Alarm:
@@ -112,7 +112,62 @@ def check_loop(loop: asyncio.AbstractEventLoop | None, what: str) -> None:
         raise other_loop_error(what, loop)
 
 
+T = TypeVar("T")
 R = TypeVar("R")
+
+
+class ItemStream(Generic[T]):
+    """Things in the order in which they came; an async iterator, for any number of tasks.
+
+    After its end, the iterator yields what is still here, and then ends.
+
+    Args:
+        what: What the error for another loop calls it.
+        size: How many it keeps, the newest; ``None`` for all.
+
+    Attributes:
+        dropped: How many it has not kept.
+    """
+
+    def __init__(self, what: str, size: int | None = None) -> None:
+        self.dropped: int = 0
+        self._what = what
+        self._home = asyncio._get_running_loop()  # noqa: SLF001 - a lease keeper's may have none yet
+        self._items: deque[T] = deque(maxlen=size)
+        self._news, self._ended = asyncio.Event(), False
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> T:
+        """Wait for the next thing.
+
+        Raises:
+            RuntimeError: In another event loop than the one in which this was made.
+
+        Cancellation:
+            Safe: nothing is lost.
+        """
+        check_loop(self._home, self._what)
+        while not self._items:
+            if self._ended:
+                raise StopAsyncIteration
+            self._news.clear()
+            await self._news.wait()
+        return self._items.popleft()
+
+    def put(self, item: T) -> bool:
+        """Add something, and return whether nothing had to be dropped for it."""
+        full = len(self._items) == self._items.maxlen
+        self.dropped += full
+        self._items.append(item)
+        self._news.set()
+        return not full
+
+    def end(self) -> None:
+        """End the iterations after what is still here."""
+        self._ended = True
+        self._news.set()
 
 
 async def shielded(future: asyncio.Future[R]) -> R:
