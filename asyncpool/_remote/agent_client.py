@@ -458,8 +458,7 @@ class AgentClient:
             self._put_end(number, _packed_end(Kind.VALUE, number, PLAIN + value, ended))
         elif type(value) is ReceivedPickle:
             packed = OutOfBandPickle([value.stream], value.buffers)
-            lent = self.carrier.lent
-            payload = lent.lend_at_once(packed) if lent else pack_parts(packed)
+            payload = self.carrier.pack_at_once(packed)
             if payload is None:
                 lending = self._end_large(number, packed, ended)
                 self._spawn(lending, "asyncpool large result")
@@ -473,25 +472,22 @@ class AgentClient:
     async def _end_large(
         self, number: int, packed: OutOfBandPickle, ended: JobEnded | None
     ) -> None:
-        payload = await self._lend(number, packed)
+        payload = await self.carrier.pack(packed, lambda: number in self.jobs)
         self._put_end(number, _packed_end(Kind.VALUE, number, payload, ended))
-
-    async def _lend(self, number: int, packed: OutOfBandPickle) -> bytes:
-        """Return what the client gets as a large value."""
-        lent, found = self.carrier.lent, None
-        if lent is not None:
-            found = lent.lend_at_once(packed)
-            found = found or await lent.lend(packed, lambda: number in self.jobs)
-        return pack_parts(packed) if found is None else found
 
     async def _pass_items(self, number: int, job: StreamJob) -> None:
         """Send the items of a stream, and then its end."""
+
+        def wanted() -> bool:
+            return number in self.jobs
+
         while items := await job.pass_on():
             for frame in items:
                 payload = frame.payload
                 if isinstance(payload, ReceivedPickle):
                     packed = OutOfBandPickle([payload.stream], payload.buffers)
-                    payload = await self._lend(number, packed)
+                    payload = self.carrier.pack_at_once(packed)
+                    payload = payload or await self.carrier.pack(packed, wanted)
                 else:
                     payload = pack_parts(payload)
                 self.put(Message(Kind.ITEM, number, payload=payload))

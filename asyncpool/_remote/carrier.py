@@ -15,7 +15,8 @@ from asyncpool._engine.channel import READ_SIZE, Channel, DescriptorSocket
 from asyncpool._engine.loop import Alarm, Threads
 from asyncpool._observe.control.paths import peer_pid, peer_uid
 from asyncpool._remote.memory import BorrowedMemory, LentMemory
-from asyncpool._remote.messages import MAX_GREETING, MAX_PIECE
+from asyncpool._remote.messages import MAX_GREETING, MAX_PIECE, pack_parts
+from asyncpool._wire.buffers import OutOfBandPickle
 from asyncpool._wire.frames import Frame, FrameKind, header
 from asyncpool.errors import ProtocolError
 
@@ -73,6 +74,15 @@ class Carrier(ABC):
     def own_silence(self) -> float:
         """For how many seconds this end has said nothing, if the other one may mind; else 0."""
         return 0.0
+
+    def pack_at_once(self, pickled: OutOfBandPickle) -> bytes | None:
+        """Return what the other end gets as a large object; ``None`` if that takes a while."""
+        return self.lent.lend_at_once(pickled) if self.lent else pack_parts(pickled)
+
+    async def pack(self, pickled: OutOfBandPickle, wanted: Callable[[], bool]) -> bytes:
+        """Return what the other end gets as a large object, which is lent if it is *wanted* then."""
+        lent = None if self.lent is None else await self.lent.lend(pickled, wanted)
+        return lent or pack_parts(pickled)
 
     @property
     @abstractmethod

@@ -23,7 +23,6 @@ from asyncpool._remote.messages import (
     pack_batches,
     pack_head,
     pack_headers,
-    pack_parts,
     pack_question,
     unpack_batch,
     unpack_numbers,
@@ -193,8 +192,7 @@ class Node:
             self._put_job(job, PLAIN + payload)
             return
         if isinstance(payload, OutOfBandPickle):
-            lent = self.carrier.lent
-            packed = lent.lend_at_once(payload) if lent else pack_parts(payload)
+            packed = self.carrier.pack_at_once(payload)
             if packed is not None:
                 self._put_job(job, packed)
                 self._client.go_on()
@@ -209,10 +207,7 @@ class Node:
         """Bring the large parts of a call to the agent, and then have it get the job."""
         number = job.id
         if isinstance(payload, OutOfBandPickle):
-            lent = self.carrier.lent
-            assert lent is not None
-            packed = await lent.lend(payload, lambda: number in self.loading)
-            packed = packed or pack_parts(payload)
+            packed = await self.carrier.pack(payload, lambda: number in self.loading)
         else:
             try:
                 packed = await payload.bring(self.carrier, self.name, job)
