@@ -40,7 +40,7 @@ from typing import (
 from asyncpool import errors
 from asyncpool._core import checks, log_messages as say
 from asyncpool._core.endings import Finish
-from asyncpool._core.functions import UNKNOWN
+from asyncpool._core.functions import UNKNOWN_COST
 from asyncpool._core.options import JobOptions, RestartPolicy, WorkerLimits
 from asyncpool._engine.job import PoolJob
 from asyncpool._engine.life_log import LOGGER
@@ -151,7 +151,7 @@ class _Engine:
         self._refusal: Callable[[], Exception] | None = None
         # What the pool has, and the expected cost of the last of them.
         self._calls: dict[PoolJob[Any], tuple[Call, What]] = {}
-        self._cost = UNKNOWN
+        self._cost = UNKNOWN_COST
         # How many calls may wait in the pool: none before it has started, and none any more when
         # pending calls are cancelled.
         self._most_waiting = 0
@@ -204,7 +204,7 @@ class _Engine:
 
     def cancel_pending(self) -> None:
         """Cancel the calls that no worker has; those that wait in the pool a moment later."""
-        started, self._most_waiting = self._most_waiting, 0  # first: see _take_back()
+        started, self._most_waiting = self._most_waiting, 0  # first: see _withdraw()
         for call in list(self._queue):
             call.cancel()
         if started:
@@ -266,7 +266,7 @@ class _Engine:
             return
         supervisor = self._supervisor = self._pool._running_supervisor()  # noqa: SLF001
         supervisor.limit_ahead()  # a call that an agent has counts as running
-        supervisor.registry.on_return = self._turn_soon
+        supervisor.registry.on_unassigned = self._turn_soon
         self._traffic = supervisor.traffic
         self._traffic.before_refill = self._feed
         # A pool that others share has as many workers as they have given it.
@@ -275,7 +275,7 @@ class _Engine:
         await self._over.wait()
         self._settle_rest()
         await self._pool.close()
-        supervisor.registry.on_return = lambda: None  # no cycle
+        supervisor.registry.on_unassigned = lambda: None  # no cycle
         self._traffic.before_refill = None
 
     def _press(self, grace: float) -> None:
@@ -296,7 +296,7 @@ class _Engine:
             self._deliver()
         queue, waiting, most = self._queue, self._supervisor.queued, self._most_waiting
         if waiting > most:
-            self._take_back(most)
+            self._withdraw(most)
         for _ in range(_CALLS_A_TURN):
             if not queue:
                 break
@@ -334,7 +334,7 @@ class _Engine:
         self._calls[job] = call, what
         job.add_done_callback(self._on_done)
         # Nobody knows how long it takes to load what is large, or is being pickled.
-        self._cost = job.traits.cost if job.payload else UNKNOWN
+        self._cost = job.traits.cost if job.payload else UNKNOWN_COST
         return job.slot is None
 
     def _feed(self, room: float) -> None:
@@ -343,7 +343,7 @@ class _Engine:
             room -= self._cost
             self._begin()
 
-    def _take_back(self, most: int) -> None:
+    def _withdraw(self, most: int) -> None:
         """Take the calls that no worker has out of the pool, but for the first *most*."""
         jobs = self._calls
         waiting = [

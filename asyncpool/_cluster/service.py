@@ -419,7 +419,7 @@ class Service:
         self._cut = sum(share.still_open for share in shares)
         for slot, link in self.links.items():
             if link.is_shut:  # the others hear soon that nobody goes on serving
-                self._engine.handles[slot].ask(FrameKind.CLOSING)
+                self._engine.handles[slot].send_control(FrameKind.CLOSING)
 
     def close(self) -> None:
         """Close everything, and log what the end has cost; there are no workers any more."""

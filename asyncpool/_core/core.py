@@ -35,7 +35,7 @@ Effects are tuples: a name, and arguments.  A slot is given by its index.
 ``parked, slot, reason, delay``     tell that a slot stays empty until starts succeed again;
                                     the next start is tried in *delay* seconds, if ever
 ``left_empty, slot``                tell that no worker follows, since none is needed
-``retiring, slot, reason``          tell that a worker gets no more jobs
+``draining, slot, reason``          tell that a worker gets no more jobs
 ``resized, workers``                tell that the pool should have so many workers now
 ``roll_ended, replaced, why, filled``  a roll is over; *why* says what stopped it, if anything,
                                     and *filled* how many slots that had no worker have one

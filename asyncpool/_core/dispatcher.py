@@ -35,7 +35,14 @@ from heapq import heapify, heappop, heappush
 from itertools import islice
 from typing import Any, NamedTuple
 
-from asyncpool._core.functions import BUDGET, LEAST, PINNED, REFILL, UNKNOWN, JobTraits
+from asyncpool._core.functions import (
+    BUDGET,
+    LEAST_COST,
+    PINNED,
+    REFILL_BELOW,
+    UNKNOWN_COST,
+    JobTraits,
+)
 from asyncpool._core.options import NEVER
 from asyncpool.errors import ProtocolError
 
@@ -311,7 +318,7 @@ class InFlight:
         self.blocked = False
         self.max_sent = NEVER
         self.sent = self.ended = 0
-        self._asked: deque[tuple[int, ...]] = deque()
+        self._revokes: deque[tuple[int, ...]] = deque()
         # Those of them that somebody still wants, and that may come back to the queue.
         self._requeued: set[int] = set()
 
@@ -360,12 +367,12 @@ class InFlight:
             sequence for sequence, _, _ in self.jobs.values()
         ):
             return False
-        return len(self.jobs) < self.concurrency or self.backlog <= REFILL
+        return len(self.jobs) < self.concurrency or self.backlog <= REFILL_BELOW
 
     def room_after(self, ended: int) -> float:
         """Return how much more work the worker should get when the first *ended* jobs have ended."""
         backlog = self.backlog - sum(it[1] for it in islice(self.jobs.values(), ended))
-        full = backlog > REFILL or self.blocked or self.exhausted
+        full = backlog > REFILL_BELOW or self.blocked or self.exhausted
         return 0.0 if full else BUDGET - backlog
 
     def takes(self, traits: JobTraits) -> bool:
@@ -404,7 +411,7 @@ class InFlight:
     @property
     def revoking(self) -> bool:
         """Whether the worker has been asked for jobs, and has not answered."""
-        return bool(self._asked)
+        return bool(self._revokes)
 
     def add(self, job: int, traits: JobTraits) -> None:
         """Add *job*, which is sent."""
@@ -456,8 +463,8 @@ class InFlight:
         """Note that nobody knows when *jobs* end, so that the pool sends no job behind them."""
         for job in jobs:
             sequence, cost, traits = self.jobs[job]
-            self.jobs[job] = (sequence, UNKNOWN, traits)
-            self.backlog += UNKNOWN - cost
+            self.jobs[job] = (sequence, UNKNOWN_COST, traits)
+            self.backlog += UNKNOWN_COST - cost
 
     def waiting(self) -> list[int]:
         """Return the jobs that wait for their turn, oldest first."""
@@ -474,7 +481,7 @@ class InFlight:
         new = (job for job in jobs if not self.is_revoking(job))
         sequences = tuple(self.jobs[job][0] for job in new)
         if sequences:
-            self._asked.append(sequences)
+            self._revokes.append(sequences)
         if requeue:
             self._requeued.update(sequences)
         return sequences
@@ -490,15 +497,15 @@ class InFlight:
     def is_revoking(self, job: int) -> bool:
         """Tell whether the worker has been asked for *job*, and has not answered."""
         sequence = self.jobs[job][0]
-        return any(sequence in sequences for sequences in self._asked)
+        return any(sequence in sequences for sequences in self._revokes)
 
     def end_revoke(
-        self, given_back: Iterable[int]
+        self, revoked: Iterable[int]
     ) -> tuple[dict[int, JobTraits], list[int]]:
         """Take the worker's answer to the oldest request.
 
         Args:
-            given_back: The sequence numbers of the jobs that the worker will not begin.
+            revoked: The sequence numbers of the jobs that the worker will not begin.
 
         Returns:
             Those jobs, oldest first, which are no longer in flight; and the other jobs
@@ -508,10 +515,10 @@ class InFlight:
             ProtocolError: If the pool has not asked for one of these jobs, or has its
                 outcome already.
         """
-        asked = self._asked.popleft() if self._asked else ()
+        asked = self._revokes.popleft() if self._revokes else ()
         self._requeued.difference_update(asked)
         by_sequence = {sequence: job for job, (sequence, _, _) in self.jobs.items()}
-        numbers = sorted(set(given_back))
+        numbers = sorted(set(revoked))
         for number in numbers:
             if number not in asked or number not in by_sequence:
                 raise ProtocolError(
@@ -526,12 +533,12 @@ class InFlight:
         # The lower bound is that of one lane, since more than DEEPEST jobs gain nothing
         # either.
         lanes = self.concurrency
-        return traits.cost if lanes == 1 else max(traits.cost / lanes, LEAST)
+        return traits.cost if lanes == 1 else max(traits.cost / lanes, LEAST_COST)
 
     def _check_turn(self, job: int) -> None:
         # It can have begun only if all jobs before it have begun, except those that the
         # worker may have given back.  And as many jobs as there are lanes run at once.
-        asked = {sequence for sequences in self._asked for sequence in sequences}
+        asked = {sequence for sequences in self._revokes for sequence in sequences}
         lanes = self.concurrency
         for other, (sequence, _, _) in self.jobs.items():
             if other == job:

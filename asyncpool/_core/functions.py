@@ -39,16 +39,16 @@ if TYPE_CHECKING:
 BUDGET = 16000.0
 
 # A worker gets more jobs when it has this much left, so that it gets several at a time.
-REFILL = BUDGET / 2
+REFILL_BELOW = BUDGET / 2
 
 # The most jobs that a worker has in flight.  More jobs gain nothing: 128 jobs without
 # any work are half a millisecond.
 DEEPEST = 128
 # The least cost that a call counts with.
-LEAST = BUDGET / DEEPEST
+LEAST_COST = BUDGET / DEEPEST
 
 # The cost of a job of which nothing is known: more than any budget.
-UNKNOWN = 1e9
+UNKNOWN_COST = 1e9
 
 _WEIGHT = 1 / 8
 
@@ -70,7 +70,7 @@ class JobTraits:
     key: int | None = None
 
     def __init__(self, *, exclusive: bool = False) -> None:
-        self.cost: float = UNKNOWN
+        self.cost: float = UNKNOWN_COST
         self.exclusive: bool = exclusive
 
     @property
@@ -80,13 +80,13 @@ class JobTraits:
 
     def note(self, duration: float) -> None:
         """Record a call that took *duration*."""
-        cost, duration = self.cost, max(duration, LEAST)
-        if cost == UNKNOWN:
+        cost, duration = self.cost, max(duration, LEAST_COST)
+        if cost == UNKNOWN_COST:
             self.cost = duration
         else:
             cost += (duration - cost) * _WEIGHT
             # Which it would only come near, and be noted for ever.
-            self.cost = LEAST if cost < LEAST + 1 else cost
+            self.cost = LEAST_COST if cost < LEAST_COST + 1 else cost
 
 
 # The traits of jobs behind which no other job waits, whatever is known of them:

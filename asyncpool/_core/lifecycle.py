@@ -509,7 +509,7 @@ class Lifecycle:
             self._probe = None
             if self.slots_in(SlotState.PARKED):
                 self.retry_at = now
-        self._core.do("retiring", slot.index, why)
+        self._core.do("draining", slot.index, why)
         self._core.sessions.drop_pinned(slot)
         if slot.state is SlotState.BUSY:
             timeout = self._options.worker_limits.drain_timeout

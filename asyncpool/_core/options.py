@@ -380,12 +380,12 @@ class RestartLedger:
 
     Attributes:
         failures: How many starts have failed in a row.
-        hopeless: Whether the next start would fail as the last one has.
+        final: Whether the next start would fail as the last one has.
     """
 
     def __init__(self, policy: RestartPolicy, workers: int) -> None:
         self.policy, self.workers = policy, workers
-        self.failures, self.hopeless = 0, False
+        self.failures, self.final = 0, False
         self._failed_at = float("-inf")
         self._interval = _INTERVALS[0]
         self._free = float("inf")  # restarts that need not wait
@@ -405,12 +405,12 @@ class RestartLedger:
         """
         limit = self.policy.max_failed_starts
         least = MAX_FAILED_STARTS if limit is None else limit
-        return self.hopeless or self.failures >= least
+        return self.final or self.failures >= least
 
     @property
     def reason(self) -> str:
         """How starts have failed, as a clause."""
-        if self.hopeless:
+        if self.final:
             return "the start failed, and is likely to fail again"
         if self.failures == 1:
             return "the start failed"
@@ -418,7 +418,7 @@ class RestartLedger:
 
     def ready(self, took: float, now: float) -> None:
         """Record that a worker is ready, *took* seconds after it was forked."""
-        self.failures, self._failed_at, self.hopeless = 0, float("-inf"), False
+        self.failures, self._failed_at, self.final = 0, float("-inf"), False
         self._fill(now)
         before, (shortest, longest) = self._interval, _INTERVALS
         self._interval = min(max(took / _SHARE, shortest), longest)
@@ -454,7 +454,7 @@ class RestartLedger:
         if began >= self._failed_at:
             self.failures += 1
             self._failed_at = now
-        self.hopeless = final
+        self.final = final
         if self._is_one_too_many(now):
             return None
         in_a_row = self.failures + (MAX_FAILED_STARTS - 1 if final else 0)

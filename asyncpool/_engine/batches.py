@@ -30,7 +30,7 @@ from typing import Any, NamedTuple
 
 from asyncpool import errors
 from asyncpool._core.deadlines import RecentCount
-from asyncpool._core.functions import BUDGET, UNKNOWN, travels_by_name
+from asyncpool._core.functions import BUDGET, UNKNOWN_COST, travels_by_name
 from asyncpool._core.options import JobOptions
 from asyncpool._dataclass import replace
 from asyncpool._engine.job import ChunkJob, PoolJob
@@ -431,7 +431,7 @@ class MapRun:
             outcome = job.result() if error is None else ItemError(error)
             self._settle(part, [outcome])
             cost = job.function.traits.cost
-            if cost < UNKNOWN and not self._probes:
+            if cost < UNKNOWN_COST and not self._probes:
                 self._pace.note(1, cost)
             else:
                 self._pace.ended(self._loop.time())

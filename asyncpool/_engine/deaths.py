@@ -24,8 +24,8 @@ from asyncpool._engine.machine import OomKills
 from asyncpool._engine.registry import (
     crash_error,
     delivery_of,
-    limit_exceeded,
     stacks_of,
+    timed_out,
 )
 from asyncpool._engine.worker import WorkerHandle
 from asyncpool._wire.posix import signal_name
@@ -142,7 +142,7 @@ def judge(
         error: BaseException | None = None
         if over:
             costs = costs or job.exceeded is TimeLimit.TIMEOUT
-            error, may_retry, _ = limit_exceeded(job, handle)
+            error, may_retry, _ = timed_out(job, handle)
             again = may_retry and policy.after_exception(error, attempt=job.attempt)
         else:
             again = not costs or policy.after_crash(kind, attempt=job.attempt)

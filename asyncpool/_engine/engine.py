@@ -53,7 +53,7 @@ from asyncpool._engine.registry import (
     JobRegistry,
     broken_errors,
     closed_error,
-    limit_error,
+    expired_error,
 )
 from asyncpool._engine.replacement import WorkerReplacement
 from asyncpool._engine.segments import Segments
@@ -298,7 +298,7 @@ class Engine:
         # What does each effect that is not one worker's alone.
         self._effects: dict[str, Callable[..., object]] = {
             "spawn": self._start_worker,
-            "unassign": self._take_back,
+            "unassign": self._unassign,
             "drop_pinned": self.broadcasts.on_dropped,
             "offer": self.sessions.offer,
             "end_session": self.sessions.end,
@@ -307,7 +307,7 @@ class Engine:
             "fail_jobs": self._fail_jobs,
             "restarting": lambda *told: hub.publish(events.Restarting(*told)),
             "parked": self._parked,
-            "retiring": self.replacement.retiring,
+            "draining": self.replacement.draining,
             "resized": self.replacement.resized,
             "roll_ended": self.replacement.rolled,
             "left_empty": lambda *_: self.replacement.check_size(),
@@ -511,7 +511,7 @@ class Engine:
         errors: dict[str, Callable[[PoolJob[Any]], Exception]] = {
             "closed": lambda job: closed_error(job, self.handles),
             "broken": broken_errors(self),
-            "expired": lambda job: limit_error(job, self.loop.time()),
+            "expired": lambda job: expired_error(job, self.loop.time()),
         }
 
         def fail_some() -> None:
@@ -531,13 +531,13 @@ class Engine:
     def _write_stacks(self, slot: int, number: int | None) -> None:
         job = self.registry.jobs.get(number or 0)
         attempt = 0 if job is None else job.attempt
-        self.handles[slot].ask(FrameKind.STACKS, b"", number or 0, attempt)
+        self.handles[slot].send_control(FrameKind.STACKS, b"", number or 0, attempt)
 
     def _parked(self, slot: int, reason: str, probe_in: float | None) -> None:
         delay = None if self.status.cannot_start else probe_in
         self.hub.publish(events.Parked(slot, reason, delay))
 
-    def _take_back(self, numbers: Iterable[int]) -> None:
+    def _unassign(self, numbers: Iterable[int]) -> None:
         for number in numbers:
             job = self.registry.jobs.get(number)
             if job is None:  # its caller has given it up

@@ -133,7 +133,7 @@ class JobTracer(Protocol):
     def sending(self, job: Any, slot: int, /) -> None:
         """Take note that an attempt is about to be sent to the worker in *slot*."""
 
-    def given_back(self, job: Any, /) -> None:
+    def unassigned(self, job: Any, /) -> None:
         """Take note that a worker has not begun a job, which waits again."""
 
     def attempt_failed(

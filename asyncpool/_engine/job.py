@@ -414,7 +414,7 @@ class PoolJob(Job[R]):
         self.attempt += 1
         self.slot = slot
 
-    def return_unbegun(self, *, suspect: bool = False, costs: bool = False) -> bool:
+    def unassigned(self, *, suspect: bool = False, costs: bool = False) -> bool:
         """Leave a worker that has not begun the job; the attempt does not count.
 
         Args:

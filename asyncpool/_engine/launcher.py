@@ -374,7 +374,7 @@ class LauncherHandle:
             text = f"cannot be started: {error}"
             if error.errno in _UNUSABLE and error.filename != folder:
                 raise self._fault(f"it {text}", final=True) from error
-            final = messages.cannot_succeed(error, fixed=True)
+            final = messages.is_final(error, fixed=True)
             raise LaunchError(f"the launcher {text}", final=final) from error
         finally:
             for pipe in fds[2:]:

@@ -53,7 +53,7 @@ if TYPE_CHECKING:
 _VALUE = FrameKind.VALUE
 
 
-def limit_exceeded(job: PoolJob[Any], handle: WorkerHandle) -> Failed:
+def timed_out(job: PoolJob[Any], handle: WorkerHandle) -> Failed:
     """Return the error of a job that has exceeded a time limit, whatever has ended it since."""
     error = timeout_error(job, stacks_of(job, handle))
     return Failed(error, may_retry=job.exceeded is not TimeLimit.DEADLINE)
@@ -166,11 +166,11 @@ class JobEvents:
             attempt = Attempt(slot.index, job.queued_at, began, None)
             self._attempts.setdefault(job.id, attempt)
 
-    def given_back(self, job: PoolJob[Any]) -> None:
+    def unassigned(self, job: PoolJob[Any]) -> None:
         """Take note that a job has not begun after all."""
         if job.id in self.hub.traced:
             for tracer in self.hub.tracers:
-                tracer.given_back(job)
+                tracer.unassigned(job)
         if self._attempts.pop(job.id, None) is not None and self.hub.steps_heard:
             self._queued(job)
 
@@ -338,7 +338,7 @@ class JobRegistry:
         deadlines: When the time of each job is over.
         timed: How many open jobs have time limits.
         leases: The holders of their leases.
-        on_return: Called when a job has left its worker without having begun.
+        on_unassigned: Called when a job has left its worker without having begun.
         unheard: How many jobs failed with the end of the pool while nobody waited for them,
             by function.
     """
@@ -352,7 +352,7 @@ class JobRegistry:
         self.unheard: Counter[str] = Counter()
         self.figures = PoolFigures()
         self.submitted = self.failed = self._raised = 0
-        self.on_return: Callable[[], object] = lambda: None
+        self.on_unassigned: Callable[[], object] = lambda: None
         self._at_close: tuple[int, int, int] | None = None
 
     @property
@@ -412,7 +412,7 @@ class JobRegistry:
                 job.assume_lost()
             else:
                 job.find_in_result(result)
-        return limit_exceeded(job, handle)
+        return timed_out(job, handle)
 
     def settle_all(
         self,
@@ -522,11 +522,11 @@ class JobRegistry:
     def unassign(
         self, job: PoolJob[Any], *, suspect: bool = False, costs: bool = False
     ) -> None:
-        """Note that an open job has not begun and has left its worker; see :meth:`PoolJob.return_unbegun`."""
-        if job.return_unbegun(suspect=suspect, costs=costs):  # it counted as running
+        """Note that an open job has not begun and has left its worker; see :meth:`PoolJob.unassigned`."""
+        if job.unassigned(suspect=suspect, costs=costs):  # it counted as running
             self.deadlines.set(job.id, job.options.deadline)
-        self.events.given_back(job)
-        self.on_return()
+        self.events.unassigned(job)
+        self.on_unassigned()
 
     def fail(self, job: PoolJob[Any], error: BaseException) -> None:
         """End *job* without an outcome."""
@@ -641,7 +641,7 @@ def timeout_error(job: PoolJob[object], stack: str = "") -> JobTimeoutError:
     )
 
 
-def limit_error(job: PoolJob[object], now: float) -> JobTimeoutError:
+def expired_error(job: PoolJob[object], now: float) -> JobTimeoutError:
     """Note which of its limits a job has exceeded *now*, and return its error."""
     job.exceeded = job.options.exceeded(now, running=job.began is not None)
     return timeout_error(job)

@@ -139,7 +139,7 @@ class WorkerReplacement:
 
     # Results.
 
-    def retiring(self, slot: int, reason: str) -> None:
+    def draining(self, slot: int, reason: str) -> None:
         """Tell that a worker gets no more jobs."""
         handle = self._engine.handles[slot]
         self._engine.hub.publish(events.Retiring(slot, handle.generation, reason))

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from asyncpool._core.endings import REVOKE_GRACE
 from asyncpool._core.figures import FunctionTotals
-from asyncpool._core.functions import LEAST, Function, FunctionTable
+from asyncpool._core.functions import LEAST_COST, Function, FunctionTable
 from asyncpool._core.options import JobOptions
 from asyncpool._engine.job import JOB_TYPES, Chunk, PoolJob, StreamJob
 from asyncpool._engine.loop import other_loop_error
@@ -281,7 +281,7 @@ class Traffic:
         ):
             sequence = in_flight.sequence_of(job.id)
             # The clock is the loop's, which all processes of a machine share.
-            handle.ask(FrameKind.FENCE, MOMENT.pack(until), sequence)
+            handle.send_control(FrameKind.FENCE, MOMENT.pack(until), sequence)
 
     # The way of a job back to its caller.
 
@@ -305,7 +305,9 @@ class Traffic:
                         handle.distrust(f"it sent attempt {attempt} of {job!r}")
                         break
                     traits = job.function.traits
-                    if run > LEAST or traits.cost != LEAST:  # else it changes nothing
+                    if (
+                        run > LEAST_COST or traits.cost != LEAST_COST
+                    ):  # else it changes nothing
                         traits.note(run)
                     if type(payload) is not bytes or len(payload) > SURELY_QUICK:
                         large = True
@@ -486,7 +488,7 @@ class Traffic:
         """Tell the job's worker how many items it may send in all."""
         if job.slot is not None:
             handle = self._engine.handles[job.slot]
-            handle.ask(FrameKind.CREDIT, b"", job.id, job.attempt, job.credit)
+            handle.send_control(FrameKind.CREDIT, b"", job.id, job.attempt, job.credit)
 
 
 def _keep(_args: object, _kwargs: object, _: object) -> None:

@@ -24,7 +24,7 @@ from asyncpool._dataclass import dataclass
 from asyncpool._engine.job import Chunk, PoolJob, StreamJob
 from asyncpool._engine.loop import shielded
 from asyncpool._engine.machine import is_stopped
-from asyncpool._engine.registry import limit_error
+from asyncpool._engine.registry import expired_error
 from asyncpool._engine.worker import WorkerHandle
 from asyncpool._wire.frames import Frame, FrameKind
 from asyncpool._wire.messages import are_whole
@@ -138,7 +138,7 @@ class JobTimers:
         now = self._time()
         until = options.queue_end(now)
         if until is not None and until <= now:
-            self._engine.registry.fail(job, limit_error(job, now))
+            self._engine.registry.fail(job, expired_error(job, now))
             return False
         self._watch(job.id, until)
         return True
@@ -214,7 +214,7 @@ class JobTimers:
         elif began is None or slot is None:
             # Its outcome may have come, and take long to load.
             with engine.turn:
-                engine.registry.fail(job, limit_error(job, now))
+                engine.registry.fail(job, expired_error(job, now))
                 engine.traffic.take_out(job, slot)
         elif engine.core.slots[slot].in_flight.runs(job.id):
             end = job.options.run_end(began)
@@ -388,7 +388,7 @@ class Pings:
         silent, asked = self._ledger.tick(up, now)
         self._alarm.set_at(self._ledger.due)
         for handle in asked:
-            handle.ask(FrameKind.PING)
+            handle.send_control(FrameKind.PING)
         for handle in silent:
             text = f"no answer to pings for {self._timeout:g} s"
             engine.stacks.kill_hung(handle, text)
@@ -467,7 +467,7 @@ class Stacks:
         answer = handle.stack_answers.get(job)
         if answer is None:
             answer = handle.stack_answers[job] = self._engine.loop.create_future()
-            handle.ask(FrameKind.WHERE, b"", job)
+            handle.send_control(FrameKind.WHERE, b"", job)
         try:
             async with asyncio.timeout(_PATIENCE):
                 return await shielded(answer)  # which others may wait for, too
@@ -499,7 +499,7 @@ class Stacks:
         """Ask the worker in *slot* for its stacks, whose time to end is over at *due*."""
         handle = self._engine.handles[slot]
         handle.page.take_stacks()  # erases an older dump
-        handle.ask(FrameKind.STACKS)
+        handle.send_control(FrameKind.STACKS)
         at = _demand_at(due, self._engine.loop.time())
         self._engine.loop.call_at(at, self._demand_late, handle)
 
@@ -647,7 +647,7 @@ class Profiles:
         assert handle.pid is not None
         run.book.ask(handle.slot, handle.generation, handle.pid)
         request = run.request._replace(seconds=run.until - now)
-        handle.ask(FrameKind.PROFILE, request.pack(), run.number)
+        handle.send_control(FrameKind.PROFILE, request.pack(), run.number)
 
     def hear(self, handle: WorkerHandle, frame: Frame) -> None:
         """Count samples that a worker has sent.
@@ -685,7 +685,7 @@ class Profiles:
         for handle in self._engine.handles.values():
             which = handle.slot, handle.generation
             if which in run.book.open and not handle.ignored:
-                handle.ask(FrameKind.PROFILE, b"", run.number)
+                handle.send_control(FrameKind.PROFILE, b"", run.number)
 
     def _profile_of(self, run: _Run, took: float) -> Profile:
         from asyncpool.profile import Profile  # noqa: PLC0415 - see above

@@ -101,7 +101,7 @@ class Outbox(SegmentOwner):
     """What goes to one worker for its jobs; the segments that it sees belong to this.
 
     Args:
-        pool: Has segments, and threads that copy into them.
+        engine: Has segments, and threads that copy into them.
 
     Attributes:
         areas: Large buffers that have come, and whose outcome is still to come.
@@ -114,12 +114,12 @@ class Outbox(SegmentOwner):
     flush: Callable[[], None]
     flush_soon: Callable[[], None]
 
-    def __init__(self, pool: Engine) -> None:
-        self._spawn, self._segments = pool.tasks.create_task, pool.segments
-        self._max_payload = pool.config.worker.max_payload
+    def __init__(self, engine: Engine) -> None:
+        self._spawn, self._segments = engine.tasks.create_task, engine.segments
+        self._max_payload = engine.config.worker.max_payload
         # Nothing that a worker can still write into may reach a caller then: outcomes come on
         # the job channel, into memory of this process alone.
-        self._untrusted = pool.config.untrusted
+        self._untrusted = engine.config.untrusted
         self._functions = FunctionCache()
         self._context = b""  # the context that the worker has now
         self._load: object | None = None
@@ -364,9 +364,7 @@ class WorkerHandle:
     job_channel: Channel
     control_channel: Channel
 
-    def __init__(
-        self, supervisor: Engine, slot: int, generation: int, rank: int
-    ) -> None:
+    def __init__(self, engine: Engine, slot: int, generation: int, rank: int) -> None:
         self.slot, self.generation, self.rank = slot, generation, rank
         self.process: Process | None = None
         self.pid: int | None = None
@@ -375,13 +373,13 @@ class WorkerHandle:
         self.broke_protocol = self.final = self.said_hello = False
         self.ignored = self.killed = self.lacked_memory = self._tracked = False
         self.sent_before_breach = -1
-        self._pool = supervisor
-        self._config = supervisor.config
-        loop = self._loop = supervisor.loop
+        self._engine = engine
+        self._config = engine.config
+        loop = self._loop = engine.loop
         self.began_at = self._heard_at = loop.time()
         self.started_at = self.since = monotonic()
         self.page = WorkerPage(self._config.worker.concurrency)
-        self.outbox = Outbox(supervisor)
+        self.outbox = Outbox(engine)
         self.link: Any = None
         self.stderr: Output | None = None
         self._channels: list[Channel] = []
@@ -412,8 +410,8 @@ class WorkerHandle:
             # What it sent before it died counts: an outcome, or the reason of its death.
             for channel in self._channels:
                 channel.read_rest()
-            self._pool.traffic.on_exit(self)
-            self._pool.profiles.lose(self)
+            self._engine.traffic.on_exit(self)
+            self._engine.profiles.lose(self)
         finally:
             self.close()
 
@@ -434,18 +432,18 @@ class WorkerHandle:
         ours = {-signal.SIGTERM, -signal.SIGKILL if self.killed else -signal.SIGTERM}
         return self.status < 0 and self.status not in ours
 
-    def ask(self, kind: FrameKind, payload: bytes = b"", *fields: int) -> None:
+    def send_control(self, kind: FrameKind, payload: bytes = b"", *fields: int) -> None:
         """Send a request on the control channel: the worker answers even while it runs a job."""
         self.control_channel.put(header(kind, len(payload), *fields), payload)
         self.control_channel.flush()
 
     def revoke(self, sequences: tuple[int, ...]) -> None:
         """Ask it not to begin the jobs with these sequence numbers."""
-        self.ask(FrameKind.REVOKE, pack_numbers(sequences))
+        self.send_control(FrameKind.REVOKE, pack_numbers(sequences))
 
     def interrupt(self, sequence: int) -> None:
         """Ask it to end the running job with this sequence number."""
-        self.ask(FrameKind.INTERRUPT, pack_numbers((sequence,)))
+        self.send_control(FrameKind.INTERRUPT, pack_numbers((sequence,)))
 
     def demand_stacks(self) -> None:
         """Have a signal handler write its stacks, since no thread of Python's may run there."""
@@ -502,7 +500,7 @@ class WorkerHandle:
         place, self._place = self._place, None
         if place is not None and self._config.confinement is not None:
             self.lacked_memory = place.lacked_memory()
-            self._config.confinement.release(place, self._pool.threads)
+            self._config.confinement.release(place, self._engine.threads)
 
     def _ignore(self) -> None:
         """Ignore its requests and answers from now on; send nothing more to it if it serves."""
@@ -529,7 +527,7 @@ class WorkerHandle:
             self._open(theirs, variables)
             delay = 0 if self.killed else None
             async with asyncio.timeout(delay) as self._launching:
-                process = await self._pool.launcher.launch(theirs, variables)
+                process = await self._engine.launcher.launch(theirs, variables)
         except TimeoutError:
             if self._launching is None or not self._launching.expired():
                 raise
@@ -547,9 +545,9 @@ class WorkerHandle:
             output.name(label, {"pool": self._config.name, **extra}, trusted=trusted)
         if self._pending_signal is not None:  # asked for while it was starting
             process.signal(self._pending_signal)
-        self._pool.on_spawned(self)
+        self._engine.on_spawned(self)
         if self.said_hello:
-            self._pool.on_ready(self)
+            self._engine.on_ready(self)
         if self._channel_ended:
             self._expect_end()
         return process
@@ -606,8 +604,8 @@ class WorkerHandle:
         Raises:
             OSError: If this process lacks the means.
         """
-        pool, serving, config = self._pool, self._pool.serving, self._config
-        link = partial(Channel, self._loop, buffer=pool.buffer, on_end=self.on_end)
+        engine, serving, config = self._engine, self._engine.serving, self._config
+        link = partial(Channel, self._loop, buffer=engine.buffer, on_end=self.on_end)
         ours, size = _pair(theirs), config.worker.max_payload
         if serving is None:
             on_frames = self._on_job_frames
@@ -636,8 +634,10 @@ class WorkerHandle:
             self._place = config.confinement.open()
         packed = pickle.dumps(self._identity(variables))
         control.put(header(FrameKind.IDENTITY, len(packed)), packed)
-        of_pool = pool.broadcasts.config() if serving is None else serving.config(self)
-        self.ask(FrameKind.CONFIG, of_pool)
+        of_pool = (
+            engine.broadcasts.config() if serving is None else serving.config(self)
+        )
+        self.send_control(FrameKind.CONFIG, of_pool)
 
     def _lend_tracker(self) -> None:
         """Send the worker the resource tracker of this program, which starts if need be.
@@ -655,19 +655,19 @@ class WorkerHandle:
         def lend(tracker: asyncio.Future[int | None]) -> None:
             failed = tracker.cancelled() or tracker.exception() is not None
             if failed or (fd := tracker.result()) is None:
-                self.ask(FrameKind.TRACKER)
+                self.send_control(FrameKind.TRACKER)
             else:
                 control.put_descriptor(header(FrameKind.TRACKER, 0), fd, keep=True)
                 control.flush()
 
-        self._pool.threads.copy(_descriptor_of_tracker).add_done_callback(lend)
+        self._engine.threads.copy(_descriptor_of_tracker).add_done_callback(lend)
 
     # What it sends.
 
     @property
     def heard_at(self) -> float:
         """When it last gave a sign of life on its control channel, or was kept from giving one."""
-        if self in self._pool.worker_logs.paused:
+        if self in self._engine.worker_logs.paused:
             return self._loop.time()
         return self._heard_at
 
@@ -685,26 +685,26 @@ class WorkerHandle:
                 break
         else:
             if not outbox.areas:  # nearly always
-                self._pool.traffic.on_outcomes(self, frames)
+                self._engine.traffic.on_outcomes(self, frames)
                 return
         frames = [Frame(*frame) for frame in frames]
         outcomes: list[Frame] = []
         try:
             for frame in frames:
                 if frame.kind is FrameKind.LAST_HEARTBEAT:
-                    self._pool.heartbeats.on_last_heartbeat(self, frame)
+                    self._engine.heartbeats.on_last_heartbeat(self, frame)
                 elif frame.kind is _VALUE or frame.kind is _ERROR:
                     outcomes.append(outbox.complete(frame))
                 elif frame.kind is FrameKind.ITEM:
                     # At once, before all outcomes: that of its stream comes behind it, and those
                     # of other jobs have nothing to do with it.
-                    self._pool.traffic.on_item(self, outbox.complete(frame))
+                    self._engine.traffic.on_item(self, outbox.complete(frame))
                 else:
                     outbox.take(frame)
         except ProtocolError as error:
             trouble = str(error)
         if outcomes:
-            self._pool.traffic.on_outcomes(self, outcomes)
+            self._engine.traffic.on_outcomes(self, outcomes)
         if trouble:
             self.distrust(trouble)
 
@@ -722,7 +722,7 @@ class WorkerHandle:
 
     def _on_control_frames(self, frames: list[Frame]) -> None:
         """Tell the pool what the worker says about itself, and what it answers."""
-        pool, has_heartbeats = self._pool, False
+        engine, has_heartbeats = self._engine, False
         if self.broke_protocol:
             return
         # Of a worker that serves only its loop's answers are a sign of life: any thread may log.
@@ -734,30 +734,32 @@ class WorkerHandle:
                     case FrameKind.HEARTBEAT:
                         has_heartbeats = True
                     case FrameKind.RECORD:
-                        pool.worker_logs.add(self, self.control_channel, frame.payload)
+                        engine.worker_logs.add(
+                            self, self.control_channel, frame.payload
+                        )
                     case kind if kind in _ANSWERS and self._is_late(kind):
                         pass
                     case FrameKind.REVOKED:
-                        with pool.turn as now:
+                        with engine.turn as now:
                             sequences = unpack_numbers(frame.payload)
-                            pool.core.endings.revoked(self.slot, sequences, now)
+                            engine.core.endings.revoked(self.slot, sequences, now)
                     case FrameKind.STACKS:
-                        pool.stacks.written(self, frame.job or None)
+                        engine.stacks.written(self, frame.job or None)
                     case FrameKind.RETIRE:
-                        asked = pool.replacement
+                        asked = engine.replacement
                         leave = asked.replace if frame.number else asked.retire_now
                         leave(self, printable(frame.payload[:MAX_REASON]))
                     case FrameKind.PONG:
-                        pool.pings.answered(self)
+                        engine.pings.answered(self)
                     case FrameKind.SAMPLES:
-                        pool.profiles.hear(self, frame)
+                        engine.profiles.hear(self, frame)
                     case FrameKind.WHERE:
-                        pool.stacks.answered(self, frame.job, frame.payload)
+                        engine.stacks.answered(self, frame.job, frame.payload)
                     case FrameKind.HELLO if not self.said_hello:
                         self.said_hello = True
                         # If a worker is quick, its hello may come before the launcher's answer.
                         if self.process is not None:
-                            pool.on_ready(self)
+                            engine.on_ready(self)
                     case FrameKind.FAILED:
                         self._on_failure(frame)
                     case FrameKind.TRACKER:
@@ -769,7 +771,7 @@ class WorkerHandle:
             self.distrust(str(error))
             return
         if has_heartbeats and not self.ignored:
-            pool.heartbeats.on_notice(self)
+            engine.heartbeats.on_notice(self)
 
     def _is_late(self, kind: FrameKind) -> bool:
         """Return whether an answer counts no more, since the worker is to end."""
@@ -784,8 +786,8 @@ class WorkerHandle:
         self.traceback = printable_block(failure.text)
         self.final = failure.final
         if failure.stage == "thread" or (failure.stage == "serve" and self.said_hello):
-            with self._pool.turn as now:
-                self._pool.core.replace_faulty(self.slot, now)
+            with self._engine.turn as now:
+                self._engine.core.replace_faulty(self.slot, now)
 
     # The error watcher.
 

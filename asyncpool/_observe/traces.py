@@ -220,7 +220,7 @@ class TraceBook:
     def sending(self, job: PoolJob[Any], slot: int, /) -> None:
         """Do nothing: how long a job waited is known when it ends."""
 
-    def given_back(self, job: PoolJob[Any], /) -> None:
+    def unassigned(self, job: PoolJob[Any], /) -> None:
         """Show that an attempt has not begun after all; one that was not shown waits as before."""
         if job.id in self._shown:
             at = self._end_shown(job.id, int(job.queued_at * _MICRO), "given back")

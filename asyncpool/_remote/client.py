@@ -23,7 +23,7 @@ from asyncpool._engine.hub import PoolHub
 from asyncpool._engine.job import JOB_TYPES, PoolJob, StreamJob, unreadable
 from asyncpool._engine.large import Packer, load_item
 from asyncpool._engine.loop import Threads, check_loop
-from asyncpool._engine.registry import JobRegistry, crash_error, limit_error
+from asyncpool._engine.registry import JobRegistry, crash_error, expired_error
 from asyncpool._engine.traffic import FunctionTables
 from asyncpool._remote.client_broadcasts import ClientBroadcasts
 from asyncpool._remote.client_sessions import ClientSessions
@@ -148,7 +148,7 @@ class JobWaits:
         client.drop(job)
         if job.slot is not None:  # an agent has it, and has not begun it
             client.registry.unassign(job)
-        client.fail(job, limit_error(job, client.loop.time()))
+        client.fail(job, expired_error(job, client.loop.time()))
 
 
 class ClientHolds:

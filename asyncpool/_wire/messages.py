@@ -200,7 +200,7 @@ class Failure(Record):
 _PERMANENT = (FileNotFoundError, NotADirectoryError, PermissionError)
 
 
-def cannot_succeed(error: BaseException, *, fixed: bool) -> bool:
+def is_final(error: BaseException, *, fixed: bool) -> bool:
     """Return whether a start that *error* ends would end so again.
 
     Args:

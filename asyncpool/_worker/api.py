@@ -96,7 +96,7 @@ NO_JOB = 0
 # job, and must not keep what belongs to the job.  It is None until the function is unpickled.
 # Most jobs never call current_job(), so the CurrentJob is made only when one does.
 Running = tuple[int, int, JobContext, float, object]
-running: ContextVar[Running | None] = ContextVar("asyncpool_job", default=None)
+current: ContextVar[Running | None] = ContextVar("asyncpool_job", default=None)
 
 
 def current_job() -> CurrentJob:
@@ -105,7 +105,7 @@ def current_job() -> CurrentJob:
     Raises:
         RuntimeError: If it does not run in a job of a pool.
     """
-    job = running.get()
+    job = current.get()
     if job is None:
         raise RuntimeError("current_job() was called outside a job of a pool")
     number, attempt, context, began, function = job
@@ -120,9 +120,9 @@ def current_job() -> CurrentJob:
 
 def name_function(function: Callable[..., Any]) -> None:
     """Let *function* be what the running job calls."""
-    job = running.get()
+    job = current.get()
     if job is not None:
-        running.set((*job[:4], function_name(function)))
+        current.set((*job[:4], function_name(function)))
 
 
 def in_worker() -> bool:
@@ -158,7 +158,7 @@ def retire_worker() -> None:
         RuntimeError: If the caller is no job of a pool, or is an earlier broadcast that a
             new worker runs: every new worker would end before its first job.
     """
-    job = running.get()
+    job = current.get()
     if job is not None and job[0] == NO_JOB:
         raise RuntimeError(
             "retire_worker() was called in a broadcast that a new worker makes up for; "
@@ -235,8 +235,8 @@ def _find(runner: JobRunner) -> tuple[tuple[int, int], Lane]:
 
     A thread that a job has started may have no context, or may have outlived its job.
     """
-    mine, lanes = running.get(), runner.by_job
-    job = mine[:2] if mine is not None else runner.running
+    mine, lanes = current.get(), runner.by_job
+    job = mine[:2] if mine is not None else runner.only_running
     lane = None if job is None else lanes.get(job)
     if job is not None and lane is not None:
         return job, lane

@@ -302,7 +302,7 @@ class EndRequests:
         main: The thread that jobs run in.
         last_claimed: The last sequence number that was claimed.
         closed: Whether no further number will be claimed.
-        running: The sequence number of the job that the main thread runs, which may be ended
+        interruptible: The sequence number of the job that the main thread runs, which may be ended
             at any bytecode; ``None`` between two jobs, and in the event loop.
         requested: The sequence numbers of the jobs that are to end.
         error: The exception that ends the job.
@@ -315,7 +315,7 @@ class EndRequests:
         self._lock = _thread.allocate_lock()
         self.last_claimed, self.closed = 0, False
         self._revoked: set[int] = set()
-        self.running: int | None = None
+        self.interruptible: int | None = None
         self.requested: set[int] = set()
         self.error: type[BaseException] = JobCancelled
         self.hold = Hold()
@@ -348,39 +348,39 @@ class EndRequests:
         Raises:
             JobCancelled: If that job is to end already.
         """
-        self.running = sequence
+        self.interruptible = sequence
         if self._leases and self._leases.get(sequence, _NEVER) <= monotonic():
             self._lapse()
         if self.requested:
             self._raise_if_requested()
 
     def check(self, sequence: int) -> None:
-        """Raise now, in case the signal of :meth:`ask` was blocked, or the loop is.
+        """Raise now, in case the signal of :meth:`request` was blocked, or the loop is.
 
         Raises:
             JobCancelled: If the calling thread runs that job, which is to end.
         """
         if self.requested and _thread.get_ident() == self.main:
-            if self.running is not None:
+            if self.interruptible is not None:
                 self._raise_if_requested()
             elif self.forget(sequence):
                 raise JobCancelled
 
-    def ask(self, sequence: int) -> bool:
+    def request(self, sequence: int) -> bool:
         """End that job, if it has not ended yet; called by another thread.
 
         Returns:
             Whether the main thread is in its code.  If not, it may be in the event loop.
         """
         self.requested.add(sequence)
-        if self.running != sequence:
+        if self.interruptible != sequence:
             return False
         self.signal()
         return True
 
     def pending(self) -> bool:
         """Whether the running job is to end by an exception that was not raised yet."""
-        return self.running in self.requested
+        return self.interruptible in self.requested
 
     def signal(self) -> None:
         """Have the main thread end that job, if it may be ended now; called by another thread."""
@@ -399,14 +399,14 @@ class EndRequests:
                 self.requested.discard(sequence)
 
     def _raise_if_requested(self, *_: object) -> None:
-        if self.hold.is_on or self.running not in self.requested:
+        if self.hold.is_on or self.interruptible not in self.requested:
             return
         frame: FrameType | None = sys._getframe()  # noqa: SLF001 - public
         while frame is not None:
             if frame.f_globals is _IMPORT:
                 return  # an import is under way
             frame = frame.f_back
-        if self.forget(self.running):
+        if self.forget(self.interruptible):
             raise self.error
 
     def fence(self, sequence: int, until: float) -> None:
@@ -545,9 +545,9 @@ class Control:
     def report_failure(
         self, stage: str, error: BaseException, *, fixed: bool = False
     ) -> None:
-        """Tell the pool of *error*, which ends the worker; see :func:`cannot_succeed`."""
+        """Tell the pool of *error*, which ends the worker; see :func:`is_final`."""
         summary = f"{type(error).__qualname__}: {text_of(error)}"
-        final = messages.cannot_succeed(error, fixed=fixed)
+        final = messages.is_final(error, fixed=fixed)
         failure = messages.Failure(stage, summary, _format(error), final)
         self.send(FrameKind.FAILED, failure.pack())
         self.announced = True
@@ -645,7 +645,7 @@ class Control:
             self.send(FrameKind.REVOKED, messages.pack_numbers(won))
         elif kind is FrameKind.INTERRUPT:
             for sequence in messages.unpack_numbers(frame.payload):
-                if not self.endings.ask(sequence):
+                if not self.endings.request(sequence):
                     self.runner.call_in_loop(self.runner.end_in_loop, sequence)
         elif kind is FrameKind.FENCE:
             self.endings.fence(frame.job, *messages.MOMENT.unpack(frame.payload))

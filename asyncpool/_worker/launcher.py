@@ -43,7 +43,7 @@ import traceback
 
 from asyncpool._wire import posix
 from asyncpool._wire.frames import FrameDecoder, FrameKind, header
-from asyncpool._wire.messages import SCRIPT, Failure, LauncherConfig, cannot_succeed
+from asyncpool._wire.messages import SCRIPT, Failure, LauncherConfig, is_final
 from asyncpool._worker.identity import install_script, load_script
 from asyncpool._worker.process import Preloading, forking, load_title, prctl, show, work
 
@@ -174,7 +174,7 @@ class LauncherProcess:
                     importlib.import_module(name)
             except BaseException as error:
                 summary = f"{name!r} cannot be preloaded: {error!r}"
-                text, final = traceback.format_exc(), cannot_succeed(error, fixed=True)
+                text, final = traceback.format_exc(), is_final(error, fixed=True)
                 return FrameKind.FAILED, Failure("preload", summary, text, final).pack()
         if config.namespaces is not None:
             from asyncpool._sandbox.entering import warm_up  # noqa: PLC0415 - few need it

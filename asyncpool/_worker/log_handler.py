@@ -12,7 +12,7 @@ from functools import partial
 
 from asyncpool._wire.log_records import pack_record, plain_fields
 from asyncpool._wire.text import JOB_LOGGER
-from asyncpool._worker.api import running
+from asyncpool._worker.api import current
 from asyncpool._worker.runner import JobRunner
 
 TYPE_CHECKING = False  # see _wire/records.py
@@ -93,8 +93,8 @@ class RecordHandler(logging.Handler):
         job, attempt = fields.get("job_id"), fields.get("attempt")
         told = isinstance(job, int) and isinstance(attempt, int)
         if record.name != JOB_LOGGER or not told:
-            known = running.get()
-            whose = self._runner.running if known is None else known[:2]
+            known = current.get()
+            whose = self._runner.only_running if known is None else known[:2]
             job, attempt = whose or (0, 0)
         ours = {"msg": record.getMessage(), "job_id": job, "attempt": attempt}
         return pack_record(given | ours, fields)

@@ -27,7 +27,7 @@ from asyncpool._wire.profile import (
 )
 from asyncpool._wire.records import Record
 from asyncpool._wire.text import function_name
-from asyncpool._worker.api import running
+from asyncpool._worker.api import current
 from asyncpool._worker.stacks import start_thread, waiting_frames
 
 TYPE_CHECKING = False  # see _wire/records.py
@@ -309,7 +309,7 @@ def _job_in(frame: FrameType, code: _Code) -> str:
 
 
 def _function_in(context: Context) -> str:
-    job = context.get(running)
+    job = context.get(current)
     if job is None:
         return NO_JOB
     function: Any = job[4]

@@ -54,7 +54,7 @@ from asyncpool._wire.page import JOB_KEY, NOTED, ChunkResult, PageLayout, note
 from asyncpool._wire.pickling import FLAT
 from asyncpool._wire.records import Later, import_named
 from asyncpool._wire.text import JOB_LOGGER, function_name
-from asyncpool._worker.api import NO_JOB, CurrentJob, current_job, run_chunk, running
+from asyncpool._worker.api import NO_JOB, CurrentJob, current, current_job, run_chunk
 from asyncpool._worker.channels import SMALL, Control, receive, send
 from asyncpool._worker.stacks import waiting_frames
 from asyncpool.errors import HookError, JobCancelled, JobNotPicklableError
@@ -168,7 +168,7 @@ class Lane:
         raise StopIteration
 
     def _tell(self, seconds: float) -> None:
-        job = running.get()
+        job = current.get()
         if job is None:
             who = "the initializer"
         else:
@@ -499,7 +499,7 @@ class JobRunner:
                         return value
                 else:
                     if not self._several:  # a hook that hangs can be interrupted
-                        self.endings.running = lane.sequence
+                        self.endings.interruptible = lane.sequence
                     if not isinstance(what, StopIteration):
                         return self._pack_error(lane, what)
                     value = what.value
@@ -511,7 +511,7 @@ class JobRunner:
             else:
                 return FrameKind.VALUE, packed
             finally:
-                self.endings.running = None
+                self.endings.interruptible = None
         except BaseException as error:  # an interrupt at the very end
             return self._pack_error(lane, error)
 
@@ -526,7 +526,7 @@ class JobRunner:
         began = 0.0 if context is PLAIN else monotonic()
         number = frame.number
         known: Any = self._functions[number] if number else None
-        running.set((job, attempt, context, began, known))
+        current.set((job, attempt, context, began, known))
         self.endings.begin(lane.sequence)
         if began and context.variables:
             # They have the values that they had for the caller of submit().
@@ -543,7 +543,7 @@ class JobRunner:
             payload = self._large_buffers.complete(payload)
         function, args, kwargs = self.serializer.load_job(payload, known)
         if new or not number:
-            running.set((job, attempt, context, began, function_name(function)))
+            current.set((job, attempt, context, began, function_name(function)))
         if self.hook is not None:
             # Each item of a chunk has it for itself.
             lane.leave_hook = None if function is run_chunk else self.hook()
@@ -572,7 +572,7 @@ class JobRunner:
                 lane.leave_hook(error)
             except BaseException as failed:
                 error = failed
-        job = running.get()
+        job = current.get()
         if job is not None and job[2].retire_on:
             # The pool must hear of it, even if the job is to end at this moment.
             with self.endings.hold:
@@ -619,7 +619,7 @@ class JobRunner:
         finally:
             self.end_copy()
             del self.by_job[lane.job_key]
-            self.endings.running = None
+            self.endings.interruptible = None
 
     def _run_missed_broadcast(self, lane: Lane, frame: Frame) -> None:
         try:
@@ -740,9 +740,9 @@ class JobRunner:
             self.control.send(FrameKind.RETIRE, reason.encode())
 
     @property
-    def running(self) -> tuple[int, int] | None:
+    def only_running(self) -> tuple[int, int] | None:
         """The running job, for code that does not know its own; ``None`` if there are several."""
-        sequence, lanes = self.endings.running, list(self.by_job.values())
+        sequence, lanes = self.endings.interruptible, list(self.by_job.values())
         found = [lane for lane in lanes if lane.sequence == sequence] or lanes
         return found[0].job_key if len(found) == 1 else None
 
@@ -848,12 +848,12 @@ async def send_items(runner: JobRunner, lane: Lane, source: Any, loop: Any) -> A
 def _next(runner: JobRunner, lane: Lane, items: Iterator[Any]) -> Any:
     """Return the next item, whose computation can be interrupted, also in the event loop."""
     endings = runner.endings
-    before, endings.error = endings.running, StreamClosed
+    before, endings.error = endings.interruptible, StreamClosed
     try:
         endings.begin(lane.sequence)
         return next(items)
     finally:
-        endings.running, endings.error = before, JobCancelled
+        endings.interruptible, endings.error = before, JobCancelled
 
 
 async def call_items(
@@ -873,7 +873,7 @@ async def call_items(
         named: Whether the function travels by name, so that it may be remembered.
     """
     began = turn = perf_counter_ns()
-    job = running.get()
+    job = current.get()
     assert job is not None
     lane = runner.by_job[job[:2]]
     log = lane.log
@@ -885,7 +885,7 @@ async def call_items(
         function = _recall(packed) if named else pickle.loads(packed)
     except BaseException as error:
         function = partial(_fail, error)  # so that each item fails with it
-    running.set((*job[:4], function if named else function_name(function)))
+    current.set((*job[:4], function if named else function_name(function)))
     calls = starmap(function, items) if star else map(function, items)
     result = ChunkResult([], [])
     # A call of a function for each item would take a fifth more time.

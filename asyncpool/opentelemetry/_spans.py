@@ -307,7 +307,7 @@ class JobSpans:
         self._send(job, set_span_in_context(trace.attempt, trace.parent))
 
     @_harmless
-    def given_back(self, job: PoolJob[Any], /) -> None:
+    def unassigned(self, job: PoolJob[Any], /) -> None:
         """End an attempt that has not begun, and let the job wait again."""
         trace = self.traced.get(job.id)
         if trace is not None and trace.attempt is not None:

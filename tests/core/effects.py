@@ -28,7 +28,7 @@ LeaveEmpty = namedtuple("LeaveEmpty", "slot")
 KeepWorker = namedtuple(
     "KeepWorker", "slot again_in"
 )  # no effect, but what ended() returns
-Retiring = namedtuple("Retiring", "slot reason")
+Draining = namedtuple("Draining", "slot reason")
 Resized = namedtuple("Resized", "workers")
 RollEnded = namedtuple("RollEnded", "replaced reason filled", defaults=(0,))
 GiveUp = namedtuple("GiveUp", "reason")
@@ -56,7 +56,7 @@ _BY_NAME: dict[str, Any] = {
     "restarting": TellRestart,
     "parked": ParkSlot,
     "left_empty": LeaveEmpty,
-    "retiring": Retiring,
+    "draining": Draining,
     "resized": Resized,
     "roll_ended": RollEnded,
     "broken": GiveUp,

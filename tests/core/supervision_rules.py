@@ -14,7 +14,7 @@ from tests.core.pool_core import (
     BURST,
     KILL,
     REVOKE_GRACE,
-    UNKNOWN,
+    UNKNOWN_COST,
     CancelMode,
     Finish,
     RestartPolicy,
@@ -97,7 +97,7 @@ class SupervisionRules(RuleBasedStateMachine):
     @rule(count=st.integers(1, 3))
     def submit_urgent_jobs_before_a_long_one(self, count: int) -> None:
         """All may begin, or wait in a worker, whoever waits in the queue."""
-        self.shell.submit(UNKNOWN)
+        self.shell.submit(UNKNOWN_COST)
         for _ in range(count):
             self.shell.submit(10.0, min(PRIORITIES))
 

@@ -18,9 +18,9 @@ from asyncpool._core.dispatcher import AffinityQueues, Dispatcher, InFlight, Job
 from asyncpool._core.functions import (
     BUDGET,
     DEEPEST,
-    REFILL,
+    REFILL_BELOW,
     STREAM_TRAITS,
-    UNKNOWN,
+    UNKNOWN_COST,
     JobTraits,
     KeyedTraits,
 )
@@ -31,7 +31,7 @@ from tests.core.pool_core import OLDEST_EVERY, choose
 def known(cost: float) -> JobTraits:
     """Return what is known of a function that takes *cost* thousandths of a budget."""
     traits = JobTraits()
-    if cost != UNKNOWN:
+    if cost != UNKNOWN_COST:
         traits.cost = cost * BUDGET / 1000
     return traits
 
@@ -51,7 +51,7 @@ def one_worker_with_a_place() -> tuple[Dispatcher, InFlight]:
 
 
 # Their sums are exact, in any order.
-COSTS = (7.8125, 62.5, 250.0, 437.5, 500.0, 562.5, 1000.0, 1007.8125, UNKNOWN)
+COSTS = (7.8125, 62.5, 250.0, 437.5, 500.0, 562.5, 1000.0, 1007.8125, UNKNOWN_COST)
 KINDS = st.integers(0, 5)
 RANKS = st.sampled_from(PRIORITIES)
 
@@ -364,7 +364,7 @@ class DispatchMachine(RuleBasedStateMachine):
         for job in list(hand)[: data.draw(st.integers(1, len(hand)))]:
             del hand[job]
             in_flight.complete(job)
-        if self.load(slot) <= REFILL:
+        if self.load(slot) <= REFILL_BELOW:
             self.refill(slot)
 
     @precondition(lambda self: any(self.hands.values()))
@@ -373,7 +373,7 @@ class DispatchMachine(RuleBasedStateMachine):
         slot = data.draw(st.sampled_from([s for s in self.hands if self.hands[s]]))
         job, _ = self.hands[slot].popitem()
         self.flights[slot].withdraw(job)
-        if self.load(slot) <= REFILL:
+        if self.load(slot) <= REFILL_BELOW:
             self.refill(slot)
 
     @precondition(lambda self: any(len(hand) > 1 for hand in self.hands.values()))
@@ -387,7 +387,7 @@ class DispatchMachine(RuleBasedStateMachine):
         in_flight.block([head])
         self.leaves(slot)
         self.submit(kind, 0)
-        hand[head] = UNKNOWN
+        hand[head] = UNKNOWN_COST
         in_flight.end_revoke(in_flight.begin_revoke(behind))
         for job in behind:
             del hand[job]
@@ -469,7 +469,7 @@ class DispatchMachine(RuleBasedStateMachine):
     def what_is_unknown_is_alone(self) -> None:
         for in_flight in self.flights.values():
             costs = [cost for _, cost, _ in in_flight.jobs.values()]
-            assert UNKNOWN not in costs or len(costs) == 1
+            assert UNKNOWN_COST not in costs or len(costs) == 1
 
 
 TestDispatcher = DispatchMachine.TestCase

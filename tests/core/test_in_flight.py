@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import pytest
 
 from asyncpool._core.dispatcher import InFlight
-from asyncpool._core.functions import LEAST, LOADING_TRAITS, JobTraits
+from asyncpool._core.functions import LEAST_COST, LOADING_TRAITS, JobTraits
 from asyncpool.errors import ProtocolError
 
 
@@ -73,7 +73,7 @@ def test_nothing_is_sent_behind_what_is_loading() -> None:
     in_flight = flight_of(1, width=3)
     in_flight.add(2, LOADING_TRAITS)
     assert (in_flight.blocked, in_flight.free_lanes) == (True, 0)
-    assert not in_flight.takes(known(LEAST))
+    assert not in_flight.takes(known(LEAST_COST))
     in_flight.withdraw(2)
     assert (in_flight.blocked, in_flight.free_lanes) == (False, 2)
 

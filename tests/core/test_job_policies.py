@@ -11,7 +11,13 @@ from typing import Any
 import pytest
 from hypothesis import given, strategies as st
 
-from asyncpool._core.functions import BUDGET, REFILL, UNKNOWN, JobTraits, KeyedTraits
+from asyncpool._core.functions import (
+    BUDGET,
+    REFILL_BELOW,
+    UNKNOWN_COST,
+    JobTraits,
+    KeyedTraits,
+)
 from asyncpool._core.options import (
     KILL,
     MAX_FREE_RETURNS,
@@ -315,7 +321,7 @@ def after(*durations: float) -> float:
 @pytest.mark.parametrize(
     ("calls", "cost"),
     [
-        ((), UNKNOWN),
+        ((), UNKNOWN_COST),
         ((62.5,), FLOOR),
         ((0, 0), FLOOR),
         ((FLOOR + 8, 7), FLOOR + 7),
@@ -335,7 +341,7 @@ def test_each_further_call_counts_for_an_eighth(
 def test_the_average_moves_towards_each_call(calls: list[int], last: int) -> None:
     before, cost = after(*calls), after(*calls, last)
     counted = max(last, FLOOR)
-    if before != UNKNOWN:
+    if before != UNKNOWN_COST:
         assert min(before, counted) <= cost <= max(before, counted)
         assert (cost == before) is (counted == before)
 
@@ -353,7 +359,7 @@ def test_one_long_call_among_short_ones_is_noticed_at_once_and_forgotten() -> No
         traits.note(200)
     assert costs == sorted(costs, reverse=True)
     assert sum(cost > BUDGET for cost in costs) == 2
-    assert sum(cost > REFILL for cost in costs) == 8
+    assert sum(cost > REFILL_BELOW for cost in costs) == 8
     assert sum(cost > 202 for cost in costs) == 60
     assert traits.cost < 210
 
@@ -362,7 +368,7 @@ def test_a_job_with_a_key_costs_what_its_function_does_by_now() -> None:
     function = JobTraits()
     first, second = KeyedTraits(function, 7), KeyedTraits(function, 8)
     assert (first.key, second.key, function.key) == (7, 8, None)
-    assert first.cost == UNKNOWN
+    assert first.cost == UNKNOWN_COST
     function.note(250)
     assert (first.cost, second.cost) == (250, 250)
     first.note(1050)

@@ -39,7 +39,7 @@ def test_a_worn_worker_goes_when_another_one_is_ready() -> None:
     assert wear_out(core, 0, 1.0) == [cmd.Spawn(2, 1)]
     assert wear_out(core, 0, 1.0) == [], "once is enough"
     assert taking(core) == [0, 1]
-    assert core.ready(2, 1.1) == [cmd.Retiring(0, "max_memory"), cmd.Stop(0)]
+    assert core.ready(2, 1.1) == [cmd.Draining(0, "max_memory"), cmd.Stop(0)]
     assert taking(core) == [1, 2]
     assert gone(core, 0, 1.2) == [cmd.LeaveEmpty(0)]
     assert wear_out(core, 1, 2.0) == [cmd.Spawn(0, 2)], "the seat is used again"
@@ -94,7 +94,7 @@ def test_the_old_one_stays_if_the_new_one_does_not_start() -> None:
     assert core.on_timer(2.5) == [cmd.Spawn(1, 2)]
     assert gone(core, 1, 3.0) == [cmd.KeepWorker(1, 1.0)], "more and more patiently"
     assert core.on_timer(4.0) == [cmd.Spawn(1, 3)]
-    assert core.ready(1, 5.0) == [cmd.Retiring(0, "max_memory"), cmd.Stop(0)]
+    assert core.ready(1, 5.0) == [cmd.Draining(0, "max_memory"), cmd.Stop(0)]
 
 
 @pytest.mark.parametrize("comes", [True, False])
@@ -107,7 +107,7 @@ def test_what_a_failed_roll_has_begun_is_ended_and_not_tried_again(
     assert gone(core, 4, 1.1) == [cmd.KeepWorker(4, None), trouble]
     assert taking(core) == [0, 1, 2, 3]
     if comes:
-        assert core.ready(5, 1.2) == [cmd.Retiring(1, "roll"), cmd.Stop(1)]
+        assert core.ready(5, 1.2) == [cmd.Draining(1, "roll"), cmd.Stop(1)]
         assert gone(core, 1, 1.3) == [cmd.LeaveEmpty(1)]
         assert taking(core) == [0, 2, 3, 5]
     else:
@@ -131,7 +131,7 @@ def test_who_is_old_when_a_roll_fails_is_replaced_later(rolled_at: float) -> Non
     assert core.next_deadline() == 21.0 + delay
     [again] = core.on_timer(21.0 + delay)
     assert isinstance(again, cmd.Spawn)
-    assert core.ready(1, 23.0) == [cmd.Retiring(0, "max_age"), cmd.Stop(0)]
+    assert core.ready(1, 23.0) == [cmd.Draining(0, "max_age"), cmd.Stop(0)]
 
 
 def parked(workers: int) -> Core:
@@ -149,7 +149,7 @@ def test_a_roll_tries_parked_slots_at_once_and_waits_for_their_workers() -> None
     assert core.roll(1.2) == [cmd.Spawn(2, 1)]
     assert core.next_deadline() == 1.2
     assert core.on_timer(1.2) == [cmd.Spawn(1, 3)]
-    assert core.ready(2, 1.3)[-2:] == [cmd.Retiring(0, "roll"), cmd.Stop(0)]
+    assert core.ready(2, 1.3)[-2:] == [cmd.Draining(0, "roll"), cmd.Stop(0)]
     assert gone(core, 0, 1.4) == [cmd.LeaveEmpty(0)]
     assert core.lifecycle.rolling
     assert core.ready(1, 1.5)[-1] == cmd.RollEnded(1, "", 1)
@@ -180,7 +180,7 @@ def test_the_first_reason_counts() -> None:
     core = pool(1)
     wear_out(core, 0, 1.0)
     assert core.replace(0, "max_jobs", 1.1) == []
-    assert core.ready(1, 1.2) == [cmd.Retiring(0, "max_memory"), cmd.Stop(0)]
+    assert core.ready(1, 1.2) == [cmd.Draining(0, "max_memory"), cmd.Stop(0)]
 
 
 def test_a_replacement_that_comes_ends_the_row_of_those_that_failed() -> None:
@@ -203,12 +203,12 @@ def test_when_it_shrinks_the_idle_go_first_and_all_at_once() -> None:
         core.submit(job, short(1e9))  # in slots 3 and 2
     commands = core.resize(1, 1, 1.0)
     stopped = [
-        cmd.Retiring(0, "resize"),
+        cmd.Draining(0, "resize"),
         cmd.Stop(0),
-        cmd.Retiring(1, "resize"),
+        cmd.Draining(1, "resize"),
         cmd.Stop(1),
     ]
-    assert commands == [cmd.Resized(1), *stopped, cmd.Retiring(2, "resize")]
+    assert commands == [cmd.Resized(1), *stopped, cmd.Draining(2, "resize")]
     assert taking(core) == [3]
     assert gone(core, 0, 1.1) == [cmd.LeaveEmpty(0)]
     assert gone(core, 1, 1.2) == [cmd.LeaveEmpty(1)]
@@ -225,11 +225,11 @@ def test_with_one_that_is_to_be_replaced_its_replacement_goes() -> None:
     core.replace(0, "max_age", 1.0)
     assert core.slots[2].replaces == 0
     commands = core.resize(1, 1, 1.1)
-    first = [cmd.Retiring(0, "resize"), cmd.Stop(0)]
+    first = [cmd.Draining(0, "resize"), cmd.Stop(0)]
     assert commands == [
         cmd.Resized(1),
         *first,
-        cmd.Retiring(2, "resize"),
+        cmd.Draining(2, "resize"),
         cmd.Terminate(2),
     ]
     assert gone(core, 0, 1.2) == [cmd.LeaveEmpty(0)]

@@ -27,7 +27,7 @@ from tests.core.pool_core import (
     KILL_GRACE,
     REVOKE_GRACE,
     STACK_GRACE,
-    UNKNOWN,
+    UNKNOWN_COST,
     UP,
     EndingStage,
     Finish,
@@ -350,7 +350,7 @@ class SupervisionMachine(SupervisionRules):
                     place, cost, known = slot.in_flight.jobs[job]
                     assert (place, known) == (process.sent + 1, traits)
                     assert cost == (
-                        UNKNOWN if job in process.stalled else UNKNOWN / width
+                        UNKNOWN_COST if job in process.stalled else UNKNOWN_COST / width
                     )
                     assert self.shell.core.last(process.slot) == job
                     assert self.shell.core.runs(process.slot, job)

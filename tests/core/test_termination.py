@@ -327,7 +327,7 @@ def test_a_worn_worker_of_a_pool_that_drains_is_replaced_as_long_as_jobs_wait() 
         core.submit(job, STREAM_TRAITS)
     assert core.close(Finish.ALL, None, 1.0) == []
     assert done(core, 0, 0, 2.0) == [cmd.Assign(0, (1,)), cmd.Spawn(1, 1)]
-    assert core.ready(1, 3.0) == [cmd.Retiring(0, "max_jobs"), cmd.Assign(1, (2,))]
+    assert core.ready(1, 3.0) == [cmd.Draining(0, "max_jobs"), cmd.Assign(1, (2,))]
     # Nothing waits any more: both go when they are through, and nobody comes.
     assert done(core, 0, 1, 4.0) == [cmd.Stop(0)]
     assert done(core, 1, 2, 4.0) == [cmd.Stop(1)]
@@ -338,7 +338,7 @@ def test_a_roll_goes_on_and_ends_with_the_last_job_that_waits() -> None:
     assert core.roll(0.5) == [cmd.Spawn(1, 1)]
     assert core.close(Finish.ALL, None, 1.0) == []
     assert core.lifecycle.rolling
-    assert core.ready(1, 2.0) == [cmd.Retiring(0, "roll"), cmd.Assign(1, (1,))]
+    assert core.ready(1, 2.0) == [cmd.Draining(0, "roll"), cmd.Assign(1, (1,))]
     assert done(core, 1, 1, 3.0) == [
         cmd.Assign(1, (2,)),
         cmd.RollEnded(0, "the pool was closed"),

@@ -85,7 +85,7 @@ def test_a_job_that_came_back_unbegun_waits_as_before() -> None:
     it, job = Book(), Told()
     tell: Any = job
     it.queued(tell)
-    it.given_back(tell)
+    it.unassigned(tell)
     it.ended(tell, JobOutcome.OK, None, Attempt(1, 1.0, 4.0, 1.0))
     trace = it.shows()
     assert [(w.begin, w.end) for w in trace.waits[1]] == [(1_000_000, 4_000_000)]
@@ -118,7 +118,7 @@ def test_an_attempt_ends_in_the_slot_where_it_was_shown() -> None:
     it.queued(tell)
     it.looks(job, 0, 2.0, 10.0)
     job.queued_at = 11.0
-    it.given_back(tell)
+    it.unassigned(tell)
     (shown,) = it.shows().of_job(1)
     # The pool hears of both from others, so the begin may not be where it should be.
     assert (shown.track, shown.begin, shown.end) == (TRACK_0, 2_500_000, 11_000_000)
@@ -151,7 +151,7 @@ def test_the_slices_of_a_track_nest_for_any_order_of_events(
             it.queued(jobs[place])
         it.now, job = at, jobs[place]
         if step == "given_back":
-            it.given_back(job)
+            it.unassigned(job)
         elif step == "fails":
             it.fails(job, attempt, at)
         elif step == "looks":

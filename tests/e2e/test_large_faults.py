@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from asyncpool import CloseSummary, Crash, Job, LeaseKeeper, Pool, RestartPolicy
-from asyncpool._core.functions import LEAST
+from asyncpool._core.functions import LEAST_COST
 from asyncpool._wire import memory as _memory
 from asyncpool.errors import (
     JobError,
@@ -111,7 +111,7 @@ async def assert_places(pool: Pool) -> None:
     """Check that the pool and its worker mean the same job by the same place."""
     async with Gate() as gate:
         # Until it is known to be short, so that others wait behind it.
-        while cost_of(pool, jobs.perhaps_wait) >= 2 * LEAST:
+        while cost_of(pool, jobs.perhaps_wait) >= 2 * LEAST_COST:
             await pool.submit(jobs.perhaps_wait)
         first = pool.submit(jobs.perhaps_wait, gate.path)
         behind = [pool.submit(jobs.perhaps_wait) for _ in range(3)]

@@ -167,14 +167,14 @@ def spy_on_pings(pool: Pool) -> asyncio.Event:
     """Return what is set whenever the first worker gets a ping."""
     asked = asyncio.Event()
     handle = handle_of(pool)
-    ask = handle.ask
+    ask = handle.send_control
 
     def spied(kind: FrameKind, payload: bytes = b"", *fields: int) -> None:
         ask(kind, payload, *fields)
         if kind is FrameKind.PING:
             asked.set()
 
-    handle.ask = spied  # type: ignore[method-assign]
+    handle.send_control = spied  # type: ignore[method-assign]
     return asked
 
 

@@ -21,7 +21,7 @@ from asyncpool.events import Crashed, Event, JobEvent, JobQueued, TakenOver
 from tests.helpers import jobs
 from tests.helpers.gate import Gate
 from tests.helpers.inside import (
-    LEAST,
+    LEAST_COST,
     MAX_FREE_RETURNS,
     cost_of,
     in_hand,
@@ -37,7 +37,7 @@ pytestmark = ONE_LOOP
 
 
 async def learn(
-    pool: Pool, function: Callable[..., Any], *args: Any, under: float = 2 * LEAST
+    pool: Pool, function: Callable[..., Any], *args: Any, under: float = 2 * LEAST_COST
 ) -> None:
     """Let the pool find out that a call of *function* takes so few microseconds."""
     await idle(pool)

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from asyncpool._core.deadlines import Deadlines
     from asyncpool._core.dispatcher import AffinityQueues
     from asyncpool._core.endings import Finish
-    from asyncpool._core.functions import LEAST, JobTraits
+    from asyncpool._core.functions import LEAST_COST, JobTraits
     from asyncpool._core.options import MAX_FREE_RETURNS, CrashKindText, JobOptions
     from asyncpool._core.slots import Slot
     from asyncpool._engine.channel import Channel
@@ -75,7 +75,7 @@ if TYPE_CHECKING:
 __all__ = [
     "CHUNK_SIZE",
     "CREDITS",
-    "LEAST",
+    "LEAST_COST",
     "MAX_BROADCASTS",
     "MAX_FREE_RETURNS",
     "MAX_MESSAGE",
@@ -102,7 +102,7 @@ _PLACES = {
     "_observe.control.protocol": ["Request"],
     "_wire.page": ["CHUNK_SIZE"],
     "_wire.pickling": ["pack_job", "pack_value"],
-    "_core.functions": ["LEAST"],
+    "_core.functions": ["LEAST_COST"],
     "_core.options": ["BURST", "CrashKindText", "MAX_FREE_RETURNS"],
     "_remote.router": ["CREDITS"],
     "_core.endings": ["Finish"],

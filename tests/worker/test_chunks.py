@@ -18,7 +18,7 @@ from hypothesis import given, strategies as st
 from asyncpool._wire.messages import PLAIN
 from asyncpool._wire.page import LOG_START, PAGE_SIZE, ask_to_stop, copy_log, read_log
 from asyncpool._wire.pickling import pack_error
-from asyncpool._worker.api import running
+from asyncpool._worker.api import current
 from asyncpool._worker.runner import ChunkLog, JobRunner, begin, call_items
 
 large = st.integers(min_value=2**63) | st.integers(max_value=-(2**63) - 1)
@@ -56,7 +56,7 @@ def echo(value: Any) -> Any:
 
 def run(page: Page, function: Any, items: list[Any], hook: Any = None) -> Any:
     """Run a chunk as the first attempt at job 7."""
-    mark = running.set((7, 1, PLAIN, 0.0, None))
+    mark = current.set((7, 1, PLAIN, 0.0, None))
     runner: Any = SimpleNamespace(hook=hook, by_job={(7, 1): page}, max_payload=1 << 20)
     runner.pack_error = pack_error
     runner.error_for_caller = partial(JobRunner.error_for_caller, runner)
@@ -64,7 +64,7 @@ def run(page: Page, function: Any, items: list[Any], hook: Any = None) -> Any:
         packed = pickle.dumps(function)
         return begin(call_items(runner, packed, items, star=False, named=True))
     finally:
-        running.reset(mark)
+        current.reset(mark)
 
 
 def noted(page: Page) -> list[Any] | None:

@@ -16,7 +16,7 @@ from hypothesis import given, strategies as st
 
 from asyncpool._wire.messages import PLAIN
 from asyncpool._wire.posix import INTERRUPT_SIGNAL
-from asyncpool._worker.api import running
+from asyncpool._worker.api import current
 from asyncpool._worker.channels import EndRequests
 from asyncpool._worker.runner import load_hook
 from asyncpool._worker.stacks import start_thread
@@ -61,7 +61,7 @@ def interrupts() -> EndRequests:
 
 def ask(interrupts: EndRequests, sequence: int) -> None:
     """Ask from another thread, and let what comes of it come."""
-    thread = threading.Thread(target=interrupts.ask, args=(sequence,))
+    thread = threading.Thread(target=interrupts.request, args=(sequence,))
     thread.start()
     thread.join()
     time.sleep(0)  # a signal is handled between two bytecodes
@@ -77,7 +77,7 @@ def test_what_runs_is_interrupted_once(interrupts: EndRequests) -> None:
 
 def test_what_is_over_is_not(interrupts: EndRequests) -> None:
     interrupts.begin(3)
-    interrupts.running = None
+    interrupts.interruptible = None
     ask(interrupts, 3)
     interrupts.begin(4)
     ask(interrupts, 3)
@@ -88,7 +88,7 @@ def test_what_is_over_is_not(interrupts: EndRequests) -> None:
 
 def test_what_has_not_begun_does_not(interrupts: EndRequests) -> None:
     interrupts.begin(3)
-    interrupts.running = None
+    interrupts.interruptible = None
     ask(interrupts, 4)
     with pytest.raises(JobCancelled):
         interrupts.begin(4)
@@ -200,11 +200,11 @@ def test_a_thread_runs_when_start_thread_returns(tmp_path: Path) -> None:
 @pytest.fixture(autouse=True)
 def job() -> Iterator[None]:
     mark, before = (
-        running.set((7, 1, PLAIN, 0.0, "shop.work")),
+        current.set((7, 1, PLAIN, 0.0, "shop.work")),
         signal.getsignal(INTERRUPT_SIGNAL),
     )
     yield
-    running.reset(mark)
+    current.reset(mark)
     signal.signal(INTERRUPT_SIGNAL, before)
 
 

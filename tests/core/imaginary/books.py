@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 from tests.core.list_queue import ListQueue
 from tests.core.pool_core import (
     BUDGET,
-    LEAST,
-    REFILL,
-    UNKNOWN,
+    LEAST_COST,
+    REFILL_BELOW,
+    UNKNOWN_COST,
     CancelMode,
     Core,
     Finish,
@@ -119,7 +119,7 @@ IDLE_TIMEOUT = 2.0
 
 # What jobs cost in these stories: those in the middle may share a worker.  Of one that
 # has large arguments this is infinite.
-COSTS = (UNKNOWN, 80.0, 650.0, 1_450.0, 2_900.0, 6_400.0)
+COSTS = (UNKNOWN_COST, 80.0, 650.0, 1_450.0, 2_900.0, 6_400.0)
 
 
 class Books:
@@ -330,13 +330,13 @@ class Books:
 
     def _cost(self, process: Process) -> float:
         return sum(
-            UNKNOWN if job in process.stalled else self._share(job)
+            UNKNOWN_COST if job in process.stalled else self._share(job)
             for job in process.hand
         )
 
     def _share(self, job: int) -> float:
         cost = self.traits[job].cost
-        return cost if self.width == 1 else max(LEAST, cost / self.width)
+        return cost if self.width == 1 else max(LEAST_COST, cost / self.width)
 
     def _able(self, process: Process) -> bool:
         held = process.slot in self.core.held_back
@@ -355,7 +355,7 @@ class Books:
             return False
         if self._is_alone(process):
             return False
-        return self._able(process) and self._cost(process) <= REFILL
+        return self._able(process) and self._cost(process) <= REFILL_BELOW
 
     def _is_alone(self, process: Process) -> bool:
         """Tell whether a worker runs what nothing runs beside."""
@@ -383,7 +383,7 @@ class Books:
         roomy = [p for p in self.processes.values() if p.hand and self._has_room(p)]
         roomy = [p for p in roomy if not self._has_line(p)]
         assert not leads or not any(map(self._lanes_free, roomy)), "a lane is free"
-        short = self.traits[job].cost <= REFILL
+        short = self.traits[job].cost <= REFILL_BELOW
         assert not leads or not roomy or not short, "a short job might have gone"
         self.queue.add(job, priority)
         self.core.job_waits(self.now)

@@ -116,7 +116,7 @@ class Commands(Books):
                 self._empty(slot)
                 if again_in is not None:
                     self.put_off = self.now + again_in
-            case cmd.Retiring(slot, why):
+            case cmd.Draining(slot, why):
                 others = any(process.leaving for process in self.processes.values())
                 assert why != "idle" or not others, "one at a time"
                 self._leave(self.processes[slot], why)

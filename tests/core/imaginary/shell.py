@@ -11,9 +11,9 @@ from tests.core.pool_core import (
     KILL,
     LEAST_GRACE,
     LOADING_TRAITS,
-    REFILL,
+    REFILL_BELOW,
     STACK_GRACE,
-    UNKNOWN,
+    UNKNOWN_COST,
     CancelMode,
     Finish,
     JobTraits,
@@ -305,7 +305,7 @@ class ImaginaryShell(Commands):
     # Jobs come, go to workers and come back, and end.
 
     def submit(
-        self, cost: float = UNKNOWN, priority: int = 0, key: int | None = None
+        self, cost: float = UNKNOWN_COST, priority: int = 0, key: int | None = None
     ) -> None:
         job = self._come(cost, key)
         self.seen["submit"] += 1
@@ -346,7 +346,7 @@ class ImaginaryShell(Commands):
     def errand(self, slot: int) -> None:
         """Have a job come for one worker."""
         process = self.processes[slot]
-        job = self._come(UNKNOWN, None)
+        job = self._come(UNKNOWN_COST, None)
         self.errands[job] = slot
         self.seen["an errand"] += 1
         commands = self.core.submit_pinned(slot, job)
@@ -441,7 +441,7 @@ class ImaginaryShell(Commands):
             process.late.discard(job)
             self.errands.pop(job, None)
             self._forgive(process, job, "an outcome")
-        if self._cost(process) <= REFILL:
+        if self._cost(process) <= REFILL_BELOW:
             process.line = False
         self.feed(self.core.refill(slot, self.now))
         for job in jobs:
@@ -573,7 +573,7 @@ class ImaginaryShell(Commands):
         assert commands[0] == cmd.Unassign((job,))
         news = [type(command) for command in commands]
         # Another job may be its last one, and then it gives back what it has not begun.
-        assert cmd.Revoke not in news or cmd.Retiring in news, "nothing to ask for"
+        assert cmd.Revoke not in news or cmd.Draining in news, "nothing to ask for"
         assert cmd.Kill not in news or process.faulty, "the worker has done nothing"
         self.seen["withdrawn"] += 1
         self.seen["withdrawn, and another one sent"] += cmd.Assign in news
