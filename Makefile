@@ -65,7 +65,7 @@ nightly: programs ## What takes a night: every Python and loop, long searches fo
 	night faults; \
 	if [ -n "$$failed" ]; then echo "failed:$$failed" >&2; exit 1; fi
 
-programs: ## A Redis server, Prometheus and Chromium for the tests, unpacked here if the machine has none
+programs: ## A Redis server, Prometheus, nginx and Chromium for the tests, unpacked here if the machine has none
 	@.ci/programs
 
 lint: $(VENV)/.installed-test ## Style, formatting, the direction of imports, and no more weight
@@ -159,7 +159,7 @@ bytecode: | $(PY)
 	@$(PY) -m compileall -q asyncpool tests examples benchmarks
 
 clean: ## Remove the environments and everything that was generated
-	rm -rf .venv .venv-* .pythons .redis .prometheus .chromium build dist .mypy_cache .ruff_cache .pytest_cache \
+	rm -rf .venv .venv-* .pythons .redis .prometheus .nginx .chromium build dist .mypy_cache .ruff_cache .pytest_cache \
 	  .hypothesis .import_linter_cache .cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 

@@ -305,9 +305,8 @@ class Traffic:
                         handle.distrust(f"it sent attempt {attempt} of {job!r}")
                         break
                     traits = job.function.traits
-                    if (
-                        run > LEAST_COST or traits.cost != LEAST_COST
-                    ):  # else it changes nothing
+                    # At the least cost, as nearly always, a quick run changes nothing.
+                    if run > LEAST_COST or traits.cost != LEAST_COST:
                         traits.note(run)
                     if type(payload) is not bytes or len(payload) > SURELY_QUICK:
                         large = True

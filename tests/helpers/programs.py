@@ -1,4 +1,4 @@
-"""Programs of others that some tests drive: a Redis server, Prometheus, Chromium."""
+"""Programs of others that some tests drive: a Redis server, Prometheus, nginx, Chromium."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["find_program", "find_programs"]
 # Where ``make test`` has them unpacked, if the machine lacks them.
 _FOLDERS = [
     str(Path(__file__).parents[2] / folder / "bin")
-    for folder in (".redis", ".prometheus", ".chromium")
+    for folder in (".redis", ".prometheus", ".nginx", ".chromium")
 ]
 
 
