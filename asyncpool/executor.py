@@ -264,22 +264,22 @@ class _Engine:
         except (errors.AsyncPoolError, OSError, RuntimeError, ValueError) as error:
             self._break(partial(_not_started, self._pool.name, error))
             return
-        supervisor = self._supervisor = self._pool._running_supervisor()  # noqa: SLF001
-        supervisor.limit_ahead()  # a call that an agent has counts as running
-        supervisor.registry.on_unassigned = self._turn_soon
-        self._traffic = supervisor.traffic
+        engine = self._supervisor = self._pool._running_engine()  # noqa: SLF001
+        engine.limit_ahead()  # a call that an agent has counts as running
+        engine.registry.on_unassigned = self._turn_soon
+        self._traffic = engine.traffic
         self._traffic.before_refill = self._feed
         # A pool that others share has as many workers as they have given it.
-        self._most_waiting = supervisor.most_workers * supervisor.concurrency
+        self._most_waiting = engine.most_workers * engine.concurrency
         self._turn()
         await self._over.wait()
         self._settle_rest()
         await self._pool.close()
-        supervisor.registry.on_unassigned = lambda: None  # no cycle
+        engine.registry.on_unassigned = lambda: None  # no cycle
         self._traffic.before_refill = None
 
     def _press(self, grace: float) -> None:
-        self._pool._running_supervisor().close(Finish.NOTHING, grace)  # noqa: SLF001
+        self._pool._running_engine().close(Finish.NOTHING, grace)  # noqa: SLF001
 
     def _break(self, error: Callable[[], Exception]) -> None:
         self.refuse(error)
@@ -502,7 +502,7 @@ class ProcessPoolExecutor(Executor):
             )
         else:
             # A BoundPool has only the first one: it is a pool with options, and nothing to start.
-            if not (hasattr(pool, "_running_supervisor") and hasattr(pool, "start")):
+            if not (hasattr(pool, "_running_engine") and hasattr(pool, "start")):
                 what = "an asyncpool.Pool, or what asyncpool.connect() returns"
                 raise TypeError(f"pool must be {what}, not {pool!r}")
             if pool._is_started:  # noqa: SLF001 - it is the executor's own

@@ -102,8 +102,8 @@ class Map(Iteration[R]):
         run: partial[MapRun],
         present: Callable[[Batch], Iterable[R]] = _results,
     ) -> None:
-        backend, self._function, self._iterables = run.args
-        super().__init__(backend.check_loop, partial(_each, run, present))
+        engine, self._function, self._iterables = run.args
+        super().__init__(engine.check_loop, partial(_each, run, present))
         self._run, self._present = run, present
 
     def __del__(self) -> None:

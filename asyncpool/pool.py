@@ -38,7 +38,7 @@ from asyncpool._core.options import (
 )
 from asyncpool._dataclass import dataclass, replace
 from asyncpool._engine.deaths import CrashCallback
-from asyncpool._engine.engine import Engine, SupervisorRunner
+from asyncpool._engine.engine import Engine, EngineRunner
 from asyncpool._engine.hub import EventStream, PoolHub
 from asyncpool._engine.job import Job, PoolJob
 from asyncpool._engine.loop import other_loop_error, shielded
@@ -48,7 +48,7 @@ from asyncpool._engine.machine import (
     least_and_most,
     not_picklable,
 )
-from asyncpool._engine.options import OutputMode, SupervisorConfig, pool_config
+from asyncpool._engine.options import EngineConfig, OutputMode, pool_config
 from asyncpool._wire.records import Later
 from asyncpool._wire.text import function_name
 from asyncpool.enums import RunState
@@ -79,16 +79,18 @@ class EventSource:
 
     __slots__ = ()
 
-    _life: SupervisorRunner  # a pool whose workers belong to agents has a _Life in its place
+    _runner: (
+        EngineRunner  # a pool whose workers belong to agents has a _Life in its place
+    )
 
     def _on_listener(self) -> None:
         """Hear that somebody listens from now on."""
 
     def _hub_for_listener(self) -> PoolHub:
         """Return the hub, for somebody who listens from now on."""
-        self._life.check_loop()
+        self._runner.check_loop()
         self._on_listener()
-        return self._life.hub
+        return self._runner.hub
 
     def events(self, *, buffer: int = 1000) -> EventStream[Event]:
         """Return an async iterator over the events from now on.
@@ -124,8 +126,8 @@ class EventSource:
         Raises:
             RuntimeError: If the pool or cluster was started in another event loop.
         """
-        self._life.check_loop()
-        return self._life.hub.remove_listener(listener)
+        self._runner.check_loop()
+        return self._runner.hub.remove_listener(listener)
 
 
 class JobEventSource(EventSource):
@@ -223,18 +225,18 @@ class Submitter:
     __slots__ = ()
 
     _options: JobOptions
-    _life: SupervisorRunner
+    _runner: EngineRunner
 
     def __reduce__(self) -> NoReturn:
         raise not_picklable(self)
 
-    def _running_supervisor(self) -> Engine:
+    def _running_engine(self) -> Engine:
         """Return what makes the calls.
 
         Raises:
             PoolClosedError: If there is no pool that was started.
         """
-        return self._life.supervisor or self._life.running()
+        return self._runner.engine or self._runner.running()
 
     def _submit(
         self,
@@ -246,12 +248,12 @@ class Submitter:
         """Submit a call with *options*, whatever those of this caller are."""
         if not callable(fn):  # asked here too, since a call costs each job time
             checks.called("submit", fn)
-        supervisor = self._running_supervisor()
+        engine = self._running_engine()
         lease = options.lease
         if lease is None:
-            return supervisor.traffic.submit(fn, args, kwargs, options)
-        submit = supervisor.traffic.submit
-        return supervisor.leases.submit(lease[1], submit, fn, args, kwargs, options)
+            return engine.traffic.submit(fn, args, kwargs, options)
+        submit = engine.traffic.submit
+        return engine.leases.submit(lease[1], submit, fn, args, kwargs, options)
 
     @overload
     def submit(
@@ -302,7 +304,7 @@ class Submitter:
         """
         options = self._options
         if type(fn) is FunctionType and options.lease is None:  # as _submit() does
-            engine = self._life.supervisor or self._life.running()
+            engine = self._runner.engine or self._runner.running()
             return engine.traffic.submit(fn, args, kwargs, options)
         return self._submit(fn, args, kwargs, options)
 
@@ -339,7 +341,7 @@ class Submitter:
         async def call() -> Any:
             return await self.submit(fn, *args, **kwargs)
 
-        home = self._running_supervisor().loop
+        home = self._running_engine().loop
         if home.is_closed():
             raise other_loop_error("the pool", home)
         if asyncio._get_running_loop() is home:  # noqa: SLF001 - no exception if there is none
@@ -381,7 +383,7 @@ class Submitter:
         checks.called("stream", fn)
         options = replace(self._options, via="stream")
         return stream.Stream(
-            self._running_supervisor(), partial(self._submit, fn, args, kwargs, options)
+            self._running_engine(), partial(self._submit, fn, args, kwargs, options)
         )
 
     @overload
@@ -434,7 +436,7 @@ class Submitter:
             order.  It is the order of the calls, unless large arguments take a while to pickle.
         """
         checks.called("broadcast", fn)
-        broadcasts = self._life.open().broadcasts
+        broadcasts = self._runner.open().broadcasts
         return await broadcasts.broadcast((fn, args, kwargs), self._options)
 
     def worker(
@@ -475,7 +477,7 @@ class Submitter:
             next one.  Inside the context: cancels the calls of the session.
         """
         return session.WorkerSession(
-            self._running_supervisor, self._options, timeout=timeout, fresh=fresh
+            self._running_engine, self._options, timeout=timeout, fresh=fresh
         )
 
     @overload
@@ -654,10 +656,10 @@ class Submitter:
                 raise TypeError(f"{verb}() takes iterables, not {items!r}")
         for name, value in (("buffersize", buffersize), ("chunksize", chunksize)):
             checks.optional(checks.at_least(1))(name, value)
-        backend = self._running_supervisor()
+        engine = self._running_engine()
         run = partial(
             mapping.MapRun,
-            backend,
+            engine,
             fn,
             iterables,
             star=verb == "starmap" or len(iterables) > 1,
@@ -699,7 +701,7 @@ class Supervised(EventSource):
             RuntimeError: If the pool or cluster was started in another event loop.
         """
         checks.at_least(0)("slot", slot)
-        self._life.open().replacement.retire(slot)
+        self._runner.open().replacement.retire(slot)
 
     def kill(self, slot: int) -> None:
         """Kill the worker in *slot* by SIGKILL, with all processes that it has started.
@@ -722,7 +724,7 @@ class Supervised(EventSource):
             RuntimeError: If it was started in another event loop.
         """
         checks.at_least(0)("slot", slot)
-        self._life.running_here().replacement.kill(slot)
+        self._runner.running_here().replacement.kill(slot)
 
 
 # A pool with options for the jobs that are submitted through it.
@@ -740,8 +742,8 @@ class BoundPool(Submitter):
         return BoundPool(self._pool, changed(self._options, changes))
 
     @property
-    def _life(self) -> SupervisorRunner:  # type: ignore[override]  # pyright: ignore[reportIncompatibleVariableOverride]
-        return self._pool._life  # noqa: SLF001
+    def _runner(self) -> EngineRunner:  # type: ignore[override]  # pyright: ignore[reportIncompatibleVariableOverride]
+        return self._pool._runner  # noqa: SLF001
 
 
 _FINISH = {"all": Finish.ALL, "running": Finish.RUNNING, "none": Finish.NOTHING}
@@ -933,7 +935,7 @@ class Pool(Submitter, Supervised, JobEventSource):
         self.name: str = self._config.name
         self._options = self._config.job_options
         self._control = self._config.control  # a command may give one
-        self._life: SupervisorRunner = SupervisorRunner("pool", self.name)
+        self._runner: EngineRunner = EngineRunner("pool", self.name)
 
     async def start(self) -> None:
         """Start the workers, and return when the first one or all are ready; see *ready*.
@@ -953,15 +955,15 @@ class Pool(Submitter, Supervised, JobEventSource):
         Concurrency:
             Further calls wait for the first one.
         """
-        await self._life.start(self._begin)
+        await self._runner.start(self._begin)
 
-    async def _begin(self) -> SupervisorConfig:
-        """Return what the supervisor is told, and begin what watches it before it starts."""
+    async def _begin(self) -> EngineConfig:
+        """Return what the engine is told, and begin what watches it before it starts."""
         # Few pools are watched, and the pool itself knows nothing of who does.
         if self._control is not None or self._config.trace is not None:
             from asyncpool._observe.control.pool_control import open_beside  # noqa: PLC0415
 
-            await open_beside(self._life, self._config, self._control)
+            await open_beside(self._runner, self._config, self._control)
         return self._config
 
     def options(self, **changes: Unpack[Options]) -> BoundPool:
@@ -1042,10 +1044,10 @@ class Pool(Submitter, Supervised, JobEventSource):
         It takes some 30 us for each worker, whose CPU time and memory are read.  Any thread
         may call it.
         """
-        supervisor = self._life.supervisor
-        if supervisor is not None:
-            return supervisor.stats()
-        state = RunState.CLOSED if self._life.closed_unused else RunState.NEW
+        engine = self._runner.engine
+        if engine is not None:
+            return engine.stats()
+        state = RunState.CLOSED if self._runner.closed_unused else RunState.NEW
         return PoolStats(state=state, workers=self._config.workers[0])
 
     async def stacks(self, *, slot: int | None = None) -> dict[int, str]:
@@ -1070,7 +1072,7 @@ class Pool(Submitter, Supervised, JobEventSource):
             Safe: it has no effect on the jobs.
         """
         checks.optional(checks.at_least(0))("slot", slot)
-        return await self._life.running_here().stacks.of_workers(slot)
+        return await self._runner.running_here().stacks.of_workers(slot)
 
     async def profile(
         self,
@@ -1123,7 +1125,7 @@ class Pool(Submitter, Supervised, JobEventSource):
         if name == "":
             raise ValueError("function must not be empty")
         request = profile.ProfileRequest(float(seconds), float(rate), name or "")
-        return await self._life.open().profiles.take(request, slot)
+        return await self._runner.open().profiles.take(request, slot)
 
     async def resize(self, workers: int | tuple[int, int]) -> None:
         """Change the number of workers: to *workers*, or to between the two if it is a pair.
@@ -1149,8 +1151,8 @@ class Pool(Submitter, Supervised, JobEventSource):
             is an error of the calls that were made before it began.
         """
         least, most = least_and_most(workers)
-        supervisor = self._life.open()
-        await supervisor.replacement.resize(least, most)
+        engine = self._runner.open()
+        await engine.replacement.resize(least, most)
 
     async def roll(self) -> RollResult:
         """Replace every worker by a fresh one, as many at a time as *max_surge* allows.
@@ -1169,7 +1171,7 @@ class Pool(Submitter, Supervised, JobEventSource):
         Cancellation:
             Safe: the roll goes on.
         """
-        return await shielded(self._life.open(retrying=True).replacement.roll())
+        return await shielded(self._runner.open(retrying=True).replacement.roll())
 
     async def close(
         self,
@@ -1211,7 +1213,7 @@ class Pool(Submitter, Supervised, JobEventSource):
         """
         checks.one_of(tuple(_FINISH))("finish", finish)
         checks.TIMEOUT("timeout", timeout)
-        return await self._life.close(_FINISH[finish], timeout)
+        return await self._runner.close(_FINISH[finish], timeout)
 
     async def __aenter__(self) -> Self:
         """Start the pool, see :meth:`start`."""
@@ -1233,12 +1235,12 @@ class Pool(Submitter, Supervised, JobEventSource):
         Cancellation:
             Kills the workers that are left, and returns when they have ended.
         """
-        await self._life.exit_context(
+        await self._runner.exit_context(
             error, partial(self.close, timeout=self._config.close_timeout)
         )
 
     def __del__(self) -> None:
-        life: SupervisorRunner | None = getattr(self, "_life", None)
+        life: EngineRunner | None = getattr(self, "_runner", None)
         if life is not None:  # or an argument was refused
             life.dropped(self)
 
@@ -1251,4 +1253,4 @@ class Pool(Submitter, Supervised, JobEventSource):
 
     @property
     def _is_started(self) -> bool:
-        return self._life.supervisor is not None
+        return self._runner.engine is not None

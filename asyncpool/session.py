@@ -32,7 +32,7 @@ class WorkerSession:
 
     def __init__(
         self,
-        supervisor: Callable[[], Engine],
+        engine: Callable[[], Engine],
         options: JobOptions,
         *,
         timeout: float | None,
@@ -40,7 +40,7 @@ class WorkerSession:
     ) -> None:
         checks.TIMEOUT("timeout", timeout)
         checks.SWITCH("fresh", fresh)
-        self._running_supervisor = supervisor
+        self._running_engine = engine
         self._options = _checked(options)
         self._timeout = timeout
         self._fresh = fresh
@@ -142,7 +142,7 @@ class WorkerSession:
         checks.called("stream", fn)
         options = replace(self._options, via="stream")
         call = fn, args, kwargs
-        return Stream(self._running_supervisor(), partial(self._call, call, options))
+        return Stream(self._running_engine(), partial(self._call, call, options))
 
     async def __aenter__(self) -> Self:
         """Wait for a worker, first come, first served; see :meth:`asyncpool.Pool.worker`.
@@ -160,10 +160,10 @@ class WorkerSession:
         """
         if self._worker.asked:
             raise RuntimeError("a session can be entered only once: ask for another")
-        supervisor = self._running_supervisor()
-        supervisor.check_loop()
+        engine = self._running_engine()
+        engine.check_loop()
         self._worker.asked = True
-        await supervisor.sessions.take(self._worker, self._timeout)
+        await engine.sessions.take(self._worker, self._timeout)
         return self
 
     async def __aexit__(
@@ -180,10 +180,10 @@ class WorkerSession:
             Cancels the calls and gives the worker back at once.  A call that cannot be
             interrupted ends before another caller's job begins.
         """
-        supervisor = self._running_supervisor()
-        supervisor.check_loop()
+        engine = self._running_engine()
+        engine.check_loop()
         await self._entered_worker.leave(
-            supervisor, fresh=self._fresh, failed=error is not None
+            engine, fresh=self._fresh, failed=error is not None
         )
 
     @property
@@ -196,7 +196,7 @@ class WorkerSession:
         worker = self._entered_worker
         if worker.left:
             raise RuntimeError("the session is over: its context was left")
-        return worker.call(self._running_supervisor(), call, options)
+        return worker.call(self._running_engine(), call, options)
 
     def __repr__(self) -> str:
         worker = self._worker

@@ -40,11 +40,11 @@ class Stream(Iteration[T]):
 
     _once = "a stream can be iterated over only once"
 
-    def __init__(self, supervisor: Any, submit: Callable[[], Any]) -> None:
+    def __init__(self, engine: Any, submit: Callable[[], Any]) -> None:
         self._submit = submit
         self._jobs: list[StreamJob] = []
-        make = partial(_items, supervisor.load, submit, self._jobs)
-        super().__init__(supervisor.check_loop, make)
+        make = partial(_items, engine.load, submit, self._jobs)
+        super().__init__(engine.check_loop, make)
 
     @property
     def job(self) -> Job[Any] | None:

@@ -161,14 +161,14 @@ class _Resident:
     @property
     def gone(self) -> bool:
         """Whether it has ended, or never came up."""
-        return self.up.done() and self.pool._running_supervisor().status.ended.done()  # noqa: SLF001
+        return self.up.done() and self.pool._running_engine().status.ended.done()  # noqa: SLF001
 
     def grow(self) -> None:
         """Let the pool have a worker for each call: the limiter is the only bound."""
         if self.calls > self._most:
             self._most = self.calls
             # Nobody waits for it: a worker that does not start concerns no call.
-            self.pool._running_supervisor().replacement.resize(1, self._most)  # noqa: SLF001
+            self.pool._running_engine().replacement.resize(1, self._most)  # noqa: SLF001
 
 
 _residents: dict[asyncio.AbstractEventLoop, _Resident] = {}

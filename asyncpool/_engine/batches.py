@@ -210,7 +210,7 @@ class MapRun:
     """One run of a map, with enough items in jobs to keep the pool busy.
 
     Args:
-        backend: The pool.
+        engine: The pool.
         function: What is called with each item.
         iterables: Where the items come from.
         star: Whether an item is a tuple of arguments.
@@ -227,7 +227,7 @@ class MapRun:
 
     def __init__(
         self,
-        backend: Any,  # an engine, whose types are no public matter
+        engine: Any,  # an engine, whose types are no public matter
         function: Callable[..., Any],
         iterables: tuple[Any, ...],
         *,
@@ -238,35 +238,35 @@ class MapRun:
         submit: Callable[..., PoolJob[Any]],
         ordered: bool = True,
     ) -> None:
-        self._backend, self._submit, self._ordered = backend, submit, ordered
+        self._engine, self._submit, self._ordered = engine, submit, ordered
         self._function, self._star = function, star
         self._packed: bytes | None = None
-        with Abroad() if backend.is_remote else nullcontext():
+        with Abroad() if engine.is_remote else nullcontext():
             # A pool that is data only sends each item by itself.
             if options.codec is None:
                 with suppress(Exception):  # each job by itself says what is wrong
                     self._packed = dumps_call(function)
             self._named = travels_by_name(function)
         alone = (
-            backend.fresh
+            engine.fresh
             or self._packed is None
             # Each item has these for itself.
             or options.heartbeat_timeout is not None
             or options.lease is not None
             or (options.timeout is not None and options.timeout < _SHORTEST_TIMEOUT)
         )
-        if backend.fresh and chunksize not in {None, 1}:
+        if engine.fresh and chunksize not in {None, 1}:
             raise ValueError(
                 f"chunksize is {chunksize}, and in a pool with fresh=True each item has a worker "
                 "of its own"
             )
         # max_jobs counts each item, unless the user asks for chunks.
-        if alone or (backend.counts_jobs and chunksize is None):
+        if alone or (engine.counts_jobs and chunksize is None):
             chunksize = 1
-        self._pace = Pace(chunksize, buffersize, backend.concurrency)
+        self._pace = Pace(chunksize, buffersize, engine.concurrency)
         # A remote job does not tell how long it took, nor one beside others its share of the time,
         # but the result of a chunk does.
-        self._probes = (backend.is_remote or backend.concurrency > 1) and not alone
+        self._probes = (engine.is_remote or engine.concurrency > 1) and not alone
         self._slow_singles = itertools.count(1)
         self._hold = MapHold(function_name(function))
         self._each = replace(options, hold=self._hold)
@@ -297,7 +297,7 @@ class MapRun:
         """
         source, hold, until = self._source, self._hold, time.monotonic() + TURN
         try:
-            self._backend.draining.hold(hold)
+            self._engine.draining.hold(hold)
             while True:
                 if time.monotonic() > until:
                     await asyncio.sleep(0)
@@ -310,7 +310,7 @@ class MapRun:
                 elif source.exhausted and not hold.under_way:
                     break
                 elif drew_all and self._held and not self._jobs:
-                    await self._backend.admission.room()
+                    await self._engine.admission.room()
                     self._send_held()
                 elif drew_all:
                     self._news.clear()
@@ -322,7 +322,7 @@ class MapRun:
             self._held.clear()
             for job in list(self._jobs):
                 job.cancel()
-            self._backend.draining.release(hold)
+            self._engine.draining.release(hold)
             await source.aclose()
 
     def _draw(self, until: float) -> bool:
@@ -331,7 +331,7 @@ class MapRun:
         Args:
             until: When other code is to have the loop.
         """
-        source, hold, workers = self._source, self._hold, self._backend.most_workers
+        source, hold, workers = self._source, self._hold, self._engine.most_workers
         while not source.exhausted and not self._held:
             size = self._pace.size(workers)
             room = self._pace.window(workers) - hold.under_way
@@ -352,7 +352,7 @@ class MapRun:
     def _release_if_done(self) -> None:
         """Let the pool close if it is not needed, though the caller may not have all results."""
         if self._source.exhausted and not self._incomplete:
-            self._backend.draining.release(self._hold)
+            self._engine.draining.release(self._hold)
 
     # The way of items to jobs.
 
@@ -368,7 +368,7 @@ class MapRun:
             and part.attempts is None
             and (not self._pace.is_slow or next(self._slow_singles) % _PROBE_EVERY == 0)
         )
-        if is_chunk and self._backend.are_stored(items, star=self._star):
+        if is_chunk and self._engine.are_stored(items, star=self._star):
             self._send_each(part)
             return
         try:
@@ -480,7 +480,7 @@ class MapRun:
         # Those that were not begun.
         begin, end = part.offset + len(outcomes), part.offset + part.length
         while begin < end:
-            count = min(self._pace.size(self._backend.most_workers), end - begin)
+            count = min(self._pace.size(self._engine.most_workers), end - begin)
             self._send(Part(part.batch, begin, count))
             begin += count
 

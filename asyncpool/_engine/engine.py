@@ -4,7 +4,7 @@ It carries out what the core decides, hears what workers send, and passes each t
 that it is for; ``deaths.py`` does what the end of a worker requires.  All of this runs in the
 loop's thread and does not wait in between, so there are no locks.
 
-Code that asks for the start and the end of a pool or a cluster has a :class:`SupervisorRunner`.
+Code that asks for the start and the end of a pool or a cluster has a :class:`EngineRunner`.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ from asyncpool._engine.loop import (
     shielded,
 )
 from asyncpool._engine.machine import check_not_imported
-from asyncpool._engine.options import SupervisorConfig
+from asyncpool._engine.options import EngineConfig
 from asyncpool._engine.output import WorkerLogs, explicit_levels
 from asyncpool._engine.registry import (
     JobRegistry,
@@ -250,7 +250,7 @@ class Engine:
 
     is_remote = False
 
-    def __init__(self, config: SupervisorConfig, hub: PoolHub) -> None:
+    def __init__(self, config: EngineConfig, hub: PoolHub) -> None:
         loop = asyncio.get_running_loop()
         levels, disabled = explicit_levels()
         worker = config.worker._replace(
@@ -668,7 +668,7 @@ class Engine:
 # Its start and its end, for the code that asks for them.
 
 
-class SupervisorRunner:
+class EngineRunner:
     """One supervisor, before, during and after its time.
 
     Args:
@@ -676,22 +676,22 @@ class SupervisorRunner:
         name: Its name.
 
     Attributes:
-        supervisor: The supervisor, once there is one.
+        engine: What runs the pool, once it has been started.
         closed_unused: Whether it was closed before it was started.
     """
 
     def __init__(self, what: str, name: str) -> None:
-        self.supervisor: Engine | None = None
+        self.engine: Engine | None = None
         self.closed_unused = False
         self._what = what
         self._name = name
-        # Made before the supervisor, since somebody may listen before the start.
+        # Made before the engine, since somebody may listen before the start.
         self.hub = PoolHub()
         self._task: asyncio.Task[None] | None = None
         self._process = os.getpid()
         self._making = asyncio.Lock()
 
-    async def start(self, config: Callable[[], Awaitable[SupervisorConfig]]) -> Engine:
+    async def start(self, config: Callable[[], Awaitable[EngineConfig]]) -> Engine:
         """Start the supervisor, unless there is one; return when a worker is ready.
 
         Args:
@@ -708,24 +708,24 @@ class SupervisorRunner:
         """
         check_not_imported(self._what)
         self.check_loop()
-        self._check_unclosed(closed=bool(self.supervisor and self.supervisor.closing))
+        self._check_unclosed(closed=bool(self.engine and self.engine.closing))
         began = asyncio.get_running_loop().time()
         try:
             async with self._making:  # another call may be about to make it
-                first = self.supervisor is None
-                supervisor = self.supervisor or await self._make(config)
-            await shielded(supervisor.status.ready)
+                first = self.engine is None
+                engine = self.engine or await self._make(config)
+            await shielded(engine.status.ready)
         except BaseException as error:
-            if self.supervisor is None and isinstance(error, asyncio.CancelledError):
+            if self.engine is None and isinstance(error, asyncio.CancelledError):
                 self._close_unused()
             await self.end_now()
             raise
-        self._check_unclosed(closed=supervisor.status.ended.done())
+        self._check_unclosed(closed=engine.status.ended.done())
         if first:
-            supervisor.tell_start(began)
-        return supervisor
+            engine.tell_start(began)
+        return engine
 
-    async def _make(self, config: Callable[[], Awaitable[SupervisorConfig]]) -> Engine:
+    async def _make(self, config: Callable[[], Awaitable[EngineConfig]]) -> Engine:
         """Make the supervisor, and have it begin.
 
         Raises:
@@ -741,14 +741,14 @@ class SupervisorRunner:
         except PoolClosedError:
             await self.hub.close_companions()
             raise
-        supervisor = self.supervisor = Engine(made, self.hub)
+        engine = self.engine = Engine(made, self.hub)
         self._task = asyncio.create_task(
-            supervisor.run(),
+            engine.run(),
             name=f"asyncpool supervisor of {self._name}",
             # An empty context, not that of a request or a notebook cell that starts the pool.
             context=contextvars.Context(),
         )
-        return supervisor
+        return engine
 
     async def close(self, finish: Finish, timeout: float | None) -> CloseSummary:  # noqa: ASYNC109 - it bounds the jobs, not the wait
         """End everything, after what *finish* says, within so many seconds if not ``None``.
@@ -756,13 +756,13 @@ class SupervisorRunner:
         Cancellation:
             Safe: the close goes on without the caller.
         """
-        if self.supervisor is None:
+        if self.engine is None:
             self._close_unused()
             return CloseSummary(finished=0, failed=0, killed=0)
         self.check_loop()
-        self.supervisor.close(finish, timeout)
-        await shielded(self.supervisor.status.ended)
-        return self.supervisor.summary()
+        self.engine.close(finish, timeout)
+        await shielded(self.engine.status.ended)
+        return self.engine.summary()
 
     def _close_unused(self) -> None:
         self.closed_unused = True
@@ -789,23 +789,23 @@ class SupervisorRunner:
         try:
             if error is None:
                 await close()
-            elif self.supervisor is not None:
-                self.supervisor.abort()
+            elif self.engine is not None:
+                self.engine.abort()
                 # Running jobs have time to clean up.  A cancellation by a scope of anyio's, which
                 # may be the reason for this call, has no effect here.
                 with anyio_shield():
-                    await shielded(self.supervisor.status.ended)
+                    await shielded(self.engine.status.ended)
         except BaseException:
             await self.end_now()
             raise
 
     async def end_now(self) -> None:
         """Kill everything, and do not return before it is gone."""
-        supervisor = self.supervisor
-        if supervisor is None:
+        engine = self.engine
+        if engine is None:
             return
-        supervisor.close(Finish.NOTHING, 0.0)
-        await outlast(supervisor.status.ended)
+        engine.close(Finish.NOTHING, 0.0)
+        await outlast(engine.status.ended)
 
     def dropped(
         self, face: object, *, at_the_end: Callable[[], bool] = sys.is_finalizing
@@ -818,13 +818,13 @@ class SupervisorRunner:
         # A fork has only a copy of the pool, whose loop would write to the original's pipe.
         if at_the_end() or self._task is None or os.getpid() != self._process:
             return
-        supervisor = self.running()
-        if supervisor.closing:
+        engine = self.running()
+        if engine.closing:
             return
         with contextlib.suppress(RuntimeError):  # the loop is closed
             loop = self._task.get_loop()
             # It is logged there: the collector may have stopped the code of a log handler.
-            loop.call_soon_threadsafe(supervisor.drop)
+            loop.call_soon_threadsafe(engine.drop)
         warnings.warn(
             f"{self._what} {self._name} was dropped without being closed; it finishes "
             f"its jobs and ends: use 'async with' or 'await {self._what}.close()'",
@@ -848,12 +848,12 @@ class SupervisorRunner:
         Raises:
             PoolClosedError: If there never was one.
         """
-        if self.supervisor is None:
+        if self.engine is None:
             self._check_unclosed()
             what = self._what
             how = f"use 'async with {what}' or 'await {what}.start()'"
             raise PoolClosedError(f"the {what} was not started: {how}")
-        return self.supervisor
+        return self.engine
 
     def running_here(self) -> Engine:
         """Return the supervisor, which may have ended, to code that runs in its loop.
@@ -862,9 +862,9 @@ class SupervisorRunner:
             PoolClosedError: If there never was one.
             RuntimeError: If it was started in another event loop.
         """
-        supervisor = self.running()
+        engine = self.running()
         self.check_loop()
-        return supervisor
+        return engine
 
     def open(self, *, retrying: bool = False) -> Engine:
         """Return a supervisor that works, or with *retrying* one that tries to start workers.
@@ -874,6 +874,6 @@ class SupervisorRunner:
             PoolBrokenError: If no worker can be kept alive; with *retrying*, if it has given up.
             RuntimeError: If it was started in another event loop.
         """
-        supervisor = self.running_here()
-        supervisor.admission.check_open(retrying=retrying)
-        return supervisor
+        engine = self.running_here()
+        engine.admission.check_open(retrying=retrying)
+        return engine

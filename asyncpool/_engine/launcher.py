@@ -48,7 +48,7 @@ from asyncpool._wire.text import printable, printable_block, printable_text
 from asyncpool.errors import ProtocolError
 
 if TYPE_CHECKING:
-    from asyncpool._engine.options import SupervisorConfig
+    from asyncpool._engine.options import EngineConfig
 
 _MAX_REPORT = 1 << 20
 
@@ -132,7 +132,7 @@ class Launcher:
         pool: The options of the pool.
     """
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, pool: SupervisorConfig) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, pool: EngineConfig) -> None:
         self._loop = loop
         confinement, imports = pool.confinement, pool.launcher_imports
         # If the pool has not sent anything of the script yet, it may never do so.

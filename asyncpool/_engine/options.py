@@ -144,7 +144,7 @@ def _sandbox(name: str, value: Any) -> Any:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SupervisorConfig(CoreOptions):
+class EngineConfig(CoreOptions):
     """The options of a pool, or of the workers of a cluster, and what is made of them.
 
     See :class:`asyncpool.Pool` for the meaning of its options.  In a cluster, those that only
@@ -216,7 +216,7 @@ class SupervisorConfig(CoreOptions):
 # Beside those of the record: options that clusters check in another way, and those of which only
 # what is made of them is kept.
 POOL_CHECKS: dict[str, checks.Check] = {
-    **checks.table_of(SupervisorConfig),
+    **checks.table_of(EngineConfig),
     "workers": _workers,
     "worker_limits": check_limits,
     "max_message_size": checks.at_least(1024).or_none(),
@@ -280,7 +280,7 @@ def pool_options(given: Mapping[str, Any]) -> dict[str, Any]:
     return options
 
 
-def pool_config(given: Mapping[str, Any]) -> SupervisorConfig:
+def pool_config(given: Mapping[str, Any]) -> EngineConfig:
     """Return the configuration of a pool, from the arguments of its constructor.
 
     Raises:
@@ -315,8 +315,8 @@ def pool_config(given: Mapping[str, Any]) -> SupervisorConfig:
         )
     if initializer is not None:
         first = handover.Handover(initializer, options["initargs"])
-    kept = SupervisorConfig.__dataclass_fields__.keys() & options.keys()
-    return SupervisorConfig(
+    kept = EngineConfig.__dataclass_fields__.keys() & options.keys()
+    return EngineConfig(
         **{name: options[name] for name in kept},
         worker=worker._replace(
             initializer=None if first is None else first.payload,

@@ -14,7 +14,7 @@ from asyncpool._core.options import WorkerLimits
 from asyncpool._dataclass import dataclass
 from asyncpool._engine.machine import check_limits, usable_cpus
 from asyncpool._engine.options import (
-    SupervisorConfig,
+    EngineConfig,
     anything,
     name_or_number,
     worker_config,
@@ -50,7 +50,7 @@ def _limits(name: str, value: object) -> WorkerLimits:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ClusterOptions(SupervisorConfig):
+class ClusterOptions(EngineConfig):
     """What a cluster is told, checked and in shape; see :class:`asyncpool.Cluster`.
 
     It is what its supervisor is told, too, before the cluster listens.

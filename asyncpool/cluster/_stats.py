@@ -159,17 +159,17 @@ _OF_SLOTS = "slot", "generation", "pid", "seconds", "uptime", "cpu", "memory"
 
 
 def cluster_stats(
-    supervisor: Engine, service: Service, spread: str, addresses: tuple[str, ...]
+    engine: Engine, service: Service, spread: str, addresses: tuple[str, ...]
 ) -> ClusterStats:
     """Return the figures of a cluster that was started.
 
     Args:
-        supervisor: Its supervisor.
+        engine: Its engine, which has the workers.
         service: Its service.
         spread: How connections get to the workers.
         addresses: Where it listens.
     """
-    stats, requests = supervisor.stats(), service.requests()
+    stats, requests = engine.stats(), service.requests()
     balancer = service.balancer
     return ClusterStats(
         **{name: getattr(stats, name) for name in _OF_POOLS},

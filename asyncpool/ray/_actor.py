@@ -46,10 +46,8 @@ class NodeAgent:
             await self._pool.start()
         except AsyncPoolError as error:
             return False, pack_own(error)
-        supervisor = self._pool._running_supervisor()  # noqa: SLF001 - as PoolServer
-        self._agent = Agent(
-            self._pool, supervisor, self._name, __version__, most_clients=1
-        )
+        engine = self._pool._running_engine()  # noqa: SLF001 - as PoolServer
+        self._agent = Agent(self._pool, engine, self._name, __version__, most_clients=1)
         self._agent.welcome(self._end, hello)
         return True, self._end.greeting()
 

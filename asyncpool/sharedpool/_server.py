@@ -79,8 +79,8 @@ class PoolServer:
         Cancellation:
             Takes none.
         """
-        supervisor = self._pool._running_supervisor()  # noqa: SLF001
-        supervisor.check_loop()
+        engine = self._pool._running_engine()  # noqa: SLF001
+        engine.check_loop()
         loop = self._loop = asyncio.get_running_loop()
         sock = self._sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         with closed_on_error(sock):
@@ -91,7 +91,7 @@ class PoolServer:
         self._buffer = memoryview(bytearray(READ_SIZE))
         name = f"{self._pool.name}@{os.getpid()}"
         self._agent = Agent(
-            self._pool, supervisor, name, __version__, most_clients=self._max_clients
+            self._pool, engine, name, __version__, most_clients=self._max_clients
         )
         self._carriers: set[UnixCarrier] = set()
         self._greeted: dict[UnixCarrier, asyncio.TimerHandle] = {}

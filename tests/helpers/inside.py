@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from asyncpool._engine.launcher import Launcher
     from asyncpool._engine.loop import Threads
     from asyncpool._engine.machine import usable_cpus
-    from asyncpool._engine.options import SupervisorConfig
+    from asyncpool._engine.options import EngineConfig
     from asyncpool._engine.registry import JobRegistry
     from asyncpool._engine.segments import Segment, Segments
     from asyncpool._engine.watch import Pings
@@ -132,13 +132,13 @@ def __getattr__(name: str) -> Any:
 
 def trace_no_more(pool: Pool | RemotePool) -> None:
     """Have an instrumented pool, or one with a trace, trace no more jobs, as if it had too many."""
-    for tracer in pool._life.hub.tracers:
+    for tracer in pool._runner.hub.tracers:
         tracer.limit.next_at = math.inf  # type: ignore[attr-defined]
 
 
 def supervisor_of(pool: Pool | Cluster) -> PoolEngine:
     """Return what runs *pool*, which has been started; it stays after the end."""
-    supervisor = pool._life.supervisor
+    supervisor = pool._runner.engine
     assert supervisor is not None
     return supervisor
 
@@ -181,7 +181,7 @@ def sessions_of(pool: Pool) -> list[object]:
 
 def listeners_of(pool: Pool) -> list[object]:
     """Return what is told of the events of *pool*, or of its jobs."""
-    hub = pool._life.hub
+    hub = pool._runner.hub
     told = [it for each in hub._hubs for it in (*each._streams, *each.listeners)]
     return [*(it for it in told if "EventHub.listen" not in repr(it)), *hub.tracers]
 
@@ -233,10 +233,10 @@ def break_core(pool: Pool | Cluster, error: Exception) -> None:
 
 def in_another_process(pool: Pool) -> None:
     """Have *pool* take itself for a copy that a fork has made."""
-    pool._life._process += 1
+    pool._runner._process += 1
 
 
-def config_of(pool: Pool | Cluster) -> SupervisorConfig:
+def config_of(pool: Pool | Cluster) -> EngineConfig:
     """Return what the options of *pool* have come to."""
     return pool._config
 
@@ -717,7 +717,7 @@ def agent_of(pool: Pool, name: str) -> Agent:
     from asyncpool import __version__
     from asyncpool._remote.agent import Agent
 
-    return Agent(pool, pool._running_supervisor(), name, __version__)
+    return Agent(pool, pool._running_engine(), name, __version__)
 
 
 def connect_within(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:

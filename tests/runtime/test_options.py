@@ -18,7 +18,7 @@ import pytest
 from asyncpool import Cluster, Pool
 from asyncpool._core import checks
 from asyncpool._core.options import CHECKS, OPTIONS, JobOptions, Options
-from asyncpool._engine.options import POOL_CHECKS, SupervisorConfig
+from asyncpool._engine.options import POOL_CHECKS, EngineConfig
 from asyncpool._engine.propagation import Propagation
 from asyncpool._wire.messages import MAX_VARIABLES, JobContext
 from asyncpool.cluster import Worker
@@ -54,7 +54,7 @@ def test_each_option_of_a_signature_has_one_check(
 def test_pools_and_clusters_share_their_checks_and_defaults() -> None:
     pool, cluster = parameters(Pool), parameters(Cluster)
     shared = pool.keys() & cluster.keys()
-    assert shared <= names(SupervisorConfig)
+    assert shared <= names(EngineConfig)
     own = {name for name in shared if POOL_CHECKS[name] is not CLUSTER_CHECKS[name]}
     assert own == {"workers", "worker_limits", "max_surge", "name"}
     differ = {
