@@ -132,9 +132,9 @@ class Pace:
         self._cost = _estimate(self._cost, max(microseconds / items, _LEAST))
         self._learned_from = max(self._learned_from, items)
 
-    def weigh(self, items: int, size: int) -> None:
-        """Record that calls and results of *items* items have had *size* bytes."""
-        self._size = _estimate(self._size, size / items)
+    def weigh(self, size: float) -> None:
+        """Record that call and result of an item have had *size* bytes."""
+        self._size = _estimate(self._size, size)
 
     def ended(self, now: float) -> None:
         """Record that an item has ended *now*, in seconds, and nobody knows how long it took."""
@@ -283,7 +283,7 @@ class MapRun:
         # Parts that the pool's queue has no room for.
         self._held: deque[Part] = deque()
         # Chunks that have come back, and that nobody has looked at yet.
-        self._returned: deque[tuple[Part, ChunkJob[Any]]] = deque()
+        self._returned: deque[tuple[Part, float, ChunkJob[Any]]] = deque()
         self._ended = False
 
     async def batches(self) -> AsyncGenerator[Batch, None]:
@@ -416,7 +416,7 @@ class MapRun:
 
     def _on_done(self, part: Part, size: int, job: PoolJob[Any]) -> None:
         self._jobs.discard(job)
-        self._pace.weigh(part.length, size + job.size)
+        size_of_call = (size + job.call_size) / part.length
         # Asked for in any case, or asyncio would complain that nobody has retrieved it.
         error = None if job.cancelled() else job.exception()
         if self._ended:
@@ -426,8 +426,9 @@ class MapRun:
         elif isinstance(job, ChunkJob):
             if not self._returned:
                 self._loop.call_soon(self._unload)
-            self._returned.append((part, job))
+            self._returned.append((part, size_of_call, job))
         else:
+            self._pace.weigh(size_of_call + job.outcome_size)
             outcome = job.result() if error is None else ItemError(error)
             self._settle(part, [outcome])
             cost = job.function.traits.cost
@@ -450,12 +451,14 @@ class MapRun:
             if self._returned and not self._ended:
                 self._loop.call_soon(self._unload)
 
-    def _on_chunk(self, part: Part, job: ChunkJob[Any]) -> None:
+    def _on_chunk(self, part: Part, size_of_call: float, job: ChunkJob[Any]) -> None:
         error = job.exception()
         if error is None:
             result = job.result()
             outcomes = result.load()
             self._pace.note(len(outcomes), result.microseconds)
+            # The first large result ends a chunk, so it has fewer results than calls.
+            self._pace.weigh(size_of_call + job.outcome_size / len(outcomes))
         elif job.found is not None:
             # The item that ran last has ended the chunk, so it gets the chunk's error.
             outcomes = [ItemError(error) if one is LOST else one for one in job.found]

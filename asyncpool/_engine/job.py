@@ -357,7 +357,8 @@ class PoolJob(Job[R]):
         began: Since when this attempt counts as running, on the loop's clock, if it has limits.
         exceeded: Which limit it has exceeded.
         credit: How many items the worker may send in all, if it is a stream.
-        size: How many bytes its call and its outcome have had, as far as they are large.
+        call_size: How many bytes its call has, if a thread has pickled it.
+        outcome_size: How many bytes its outcome has, if it is large.
         crashes: The crashes that have cost it an attempt.
         times_suspected: How often its worker died before the job had begun, and it was suspect.
         heartbeats: Its newest heartbeat, if anybody may ask for it.
@@ -379,7 +380,8 @@ class PoolJob(Job[R]):
     began: float | None = None
     exceeded: TimeLimit | None = None
     credit: int = 0
-    size: int = 0
+    call_size: int = 0
+    outcome_size: int = 0
     crashes: tuple[Crash, ...] = ()
     times_suspected: int = 0
     heartbeats: LastHeartbeat | None = None

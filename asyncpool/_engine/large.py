@@ -78,7 +78,7 @@ class Packer:
         if len(payload) > self._max_payload:
             self.refused(job, too_large(len(payload), self._max_payload))
         else:
-            job.payload, job.size = payload, len(payload)
+            job.payload, job.call_size = payload, len(payload)
             self.queue(job)
 
     def _on_done(

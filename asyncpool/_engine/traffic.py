@@ -333,7 +333,7 @@ class Traffic:
                         continue
                     frame, function = Frame(*bare), job.function
                     if (size := len(frame.payload)) > SURELY_QUICK:
-                        job.size += size
+                        job.outcome_size += size
                     if function.serializer.is_heavy(frame.payload):
                         seconds = frame.number / 1e6
                         function.figures.run.note(seconds)

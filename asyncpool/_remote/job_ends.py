@@ -70,7 +70,7 @@ class JobEnds:
     def _on_outcome(self, job: PoolJob[Any], frame: Frame) -> None:
         serializer = job.function.serializer
         if (size := len(frame.payload)) > SURELY_QUICK:
-            job.size += size
+            job.outcome_size += size
         if serializer.is_heavy(frame.payload):
             # The client distrusts no worker: its agent does.
             unpack(self._client.threads, job, frame, self._unpacked)

@@ -78,11 +78,11 @@ def test_what_is_given_counts() -> None:
     assert Pace(chunksize=5000, buffersize=100_000).size(2) == CHUNK_SIZE
     some = Pace(buffersize=30)
     some.note(1, 1.0)
-    some.weigh(1, 1 << 30)
+    some.weigh(1 << 30)
     assert (some.window(2), some.size(2)) == (30, 7)
     assert Pace(buffersize=1).size(8) == 1
     large = Pace()
-    large.weigh(1, 1 << 30)
+    large.weigh(1 << 30)
     assert (large.window(3), large.size(3)) == (6, 1)
 
 
