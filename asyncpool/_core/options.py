@@ -527,11 +527,6 @@ def costs_attempt(*, delivery: Delivery, times_suspected: int) -> bool:
     return delivery is Delivery.STARTED or times_suspected >= MAX_FREE_RETURNS
 
 
-def begun_attempts(*, attempts: int, times_suspected: int) -> int:
-    """Return how many of *attempts* had begun; see :func:`costs_attempt` for the others."""
-    return attempts - max(0, times_suspected - MAX_FREE_RETURNS)
-
-
 # What a caller can choose for a job.
 
 OnCancel = Literal["interrupt", "kill", "wait"]

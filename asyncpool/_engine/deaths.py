@@ -98,7 +98,7 @@ class Loss(NamedTuple):
     Attributes:
         job: The job.
         delivery: How far it had got on its way.
-        suspect: Whether it may be the cause, or its time was over.
+        suspect: Whether it may be the cause.
         costs: Whether it has lost an attempt.
         requeued: Whether it goes back to the queue.
         error: What its caller gets if its time was over before the death.
@@ -136,11 +136,9 @@ def judge(
         suspect = delivery is Delivery.STARTED
         if not suspect and suspect_next:
             suspect, suspect_next = slot.in_flight.runs(job.id), False
-        over = job.exceeded is not None
-        suspect = suspect or over  # its time is over, whether it had begun or not
         costs = suspect and costs_attempt(delivery=delivery, times_suspected=times)
         error: BaseException | None = None
-        if over:
+        if job.exceeded is not None:
             costs = costs or job.exceeded is TimeLimit.TIMEOUT
             error, may_retry, _ = timed_out(job, handle)
             again = may_retry and policy.after_exception(error, attempt=job.attempt)
@@ -216,7 +214,7 @@ class Deaths:
             if loss.begun:
                 registry.events.lost(job, slot, handle.since)
                 registry.end_attempt(job)
-            else:  # if it cost nothing, ever, a worker that dies so would get it again and again
+            else:
                 registry.unassign(job, suspect=loss.suspect, costs=loss.costs)
         begun = [loss.job for loss in losses if loss.begun]
         if slot.stacks_requested:
@@ -415,8 +413,8 @@ class Deaths:
                 continue
             if not loss.begun:
                 self._engine.timers.watch_requeued(job)
-            # One that is no suspect had not begun, and is only queued again.
-            if not loss.suspect or job.id in given_up:
+            # What had not begun, and is not suspected, is only queued again.
+            if not (loss.suspect or loss.error) or job.id in given_up:
                 continue
             _note(loss, crash)
             registry.figures.takeovers += 1

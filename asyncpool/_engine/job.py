@@ -360,6 +360,7 @@ class PoolJob(Job[R]):
         call_size: How many bytes its call has, if a thread has pickled it.
         outcome_size: How many bytes its outcome has, if it is large.
         crashes: The crashes that have cost it an attempt.
+        has_begun: Whether an attempt that is over had begun.
         times_suspected: How often its worker died before the job had begun, and it was suspect.
         heartbeats: Its newest heartbeat, if anybody may ask for it.
     """
@@ -383,6 +384,7 @@ class PoolJob(Job[R]):
     call_size: int = 0
     outcome_size: int = 0
     crashes: tuple[Crash, ...] = ()
+    has_begun: bool = False
     times_suspected: int = 0
     heartbeats: LastHeartbeat | None = None
 
@@ -431,8 +433,8 @@ class PoolJob(Job[R]):
         return self._left_worker()
 
     def end_attempt(self) -> bool:
-        """End an attempt; if there is another one, the job waits from now on.  Return as above."""
-        self.queued_at = monotonic()
+        """End an attempt that had begun; the next one waits from now on.  Return as above."""
+        self.queued_at, self.has_begun = monotonic(), True
         return self._left_worker()
 
     def _left_worker(self) -> bool:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from asyncpool._core.deadlines import Deadlines
 from asyncpool._core.figures import Durations, FunctionTotals
-from asyncpool._core.options import Keeper, begun_attempts
+from asyncpool._core.options import Keeper
 from asyncpool._core.slots import Slot
 from asyncpool._engine.hub import Attempt, PoolHub
 from asyncpool._engine.job import (
@@ -619,7 +619,7 @@ def delivery_of(job: PoolJob[object], handle: WorkerHandle) -> Delivery:
 
 def crash_error(job: PoolJob[object], delivery: Delivery) -> WorkerCrashedError:
     """Return the error of a job whose worker has crashed."""
-    if begun_attempts(attempts=job.attempt, times_suspected=job.times_suspected):
+    if job.has_begun:
         delivery = Delivery.STARTED  # in an earlier attempt, if not in this one
     cls = _ERRORS.get(job.crashes[-1].kind, WorkerCrashedError)
     return cls(crashes=job.crashes, delivery=delivery, **_whose(job))

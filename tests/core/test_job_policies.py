@@ -25,7 +25,6 @@ from asyncpool._core.options import (
     JobOptions,
     RestartPolicy,
     WorkerLimits,
-    begun_attempts,
     changed,
     costs_attempt,
 )
@@ -198,15 +197,6 @@ def test_a_job_that_comes_back_too_often_loses_an_attempt_each_time() -> None:
     ]
     assert free == [True] * MAX_FREE_RETURNS + [False] * 2
     assert costs_attempt(delivery=Delivery.STARTED, times_suspected=0)
-
-
-@pytest.mark.parametrize(
-    ("attempts", "returned", "begun"), [(0, 3, 0), (2, 3, 2), (2, 4, 1), (2, 5, 0)]
-)
-def test_attempts_that_had_begun_are_told_from_the_others(
-    attempts: int, returned: int, begun: int
-) -> None:
-    assert begun_attempts(attempts=attempts, times_suspected=returned) == begun
 
 
 # When a job has to end, and how.
