@@ -98,12 +98,23 @@ def test_a_late_job_fails_when_it_is_given_back_and_is_in_time_if_it_has_begun()
     assert not core.slots[0].job_endings, "it goes on like any other job"
 
 
+def test_what_comes_back_to_a_pool_that_no_longer_runs_it_fails() -> None:
+    core = busy(1, 2)
+    assert cmd.Revoke(0, (2,)) in core.retire(0, "retire", 1.0, unsent=1)
+    core.close(Finish.RUNNING, None, 1.0)
+    assert core.revoked(0, (2,), 1.1)[:2] == [
+        cmd.Unassign((2,)),
+        cmd.FailJobs((2,), "closed"),
+    ]
+
+
 def test_a_worker_dies_when_all_that_are_to_have_said_where_they_are() -> None:
     core = busy(1, 2, width=3)
-    core.hang(0, 1.0, 1)
-    assert core.expire(2, 1.0, index=0, mode=KILL) == [cmd.WriteStacks(0, 2)]
-    assert core.stacks_written(0, 1.01, 2) == []
-    assert core.stacks_written(0, 1.02, 1) == [cmd.Kill(0)]
+    core.hang(0, 1.0, 2)
+    assert core.slots[0].job_endings.silent == 2
+    assert core.expire(1, 1.0, index=0, mode=KILL) == [cmd.WriteStacks(0, 1)]
+    assert core.stacks_written(0, 1.01, 1) == []
+    assert core.stacks_written(0, 1.02, 2) == [cmd.Kill(0)]
 
 
 def test_a_silent_job_that_is_cancelled_is_no_crash() -> None:
