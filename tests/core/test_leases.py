@@ -129,6 +129,9 @@ class LeaseMachine(RuleBasedStateMachine):
         self.beaten, self.behind = 0, -math.inf
         self.pause_until = 0.0
         self.steps = 0
+        self.counts = dict.fromkeys(
+            ("renewed", "throttled", "lost", "failed", "missed", "lapsed"), 0
+        )
         for lease in pace.names[:leases]:
             self.take(lease)
 
@@ -184,6 +187,7 @@ class LeaseMachine(RuleBasedStateMachine):
         assert set(lapsed) == {name for name, end in ends.items() if end <= self.now}
         for lease, gap in lapsed.items():
             assert gap == self.now - self.kept.pop(lease).extended
+        self.counts["lapsed"] += len(lapsed)
 
     @precondition(lambda self: self.kept)
     @rule(stall=stalls)
@@ -293,6 +297,14 @@ class LeaseMachine(RuleBasedStateMachine):
         elif kept is not None:
             self.put(kept, "front")
         assert verdict == expected
+        self.counts["missed"] += isinstance(verdict, LeaseMissed)
+        match result:
+            case LeaseLostError():
+                self.counts["lost"] += 1
+            case ThrottledError():
+                self.counts["throttled"] += 1
+            case _:
+                self.counts["renewed" if result is None else "failed"] += 1
 
     def move(
         self, lease: int, kept: Kept, result: Result, begun: float
@@ -338,6 +350,21 @@ class LeaseMachine(RuleBasedStateMachine):
         if not hasattr(self, "ledger"):
             return
         ledger = self.ledger
+        stats = ledger.stats(7, over=False)
+        assert {name: getattr(stats, name) for name in self.counts} == self.counts
+        ends = sum(self.counts.values()) - stats.missed - stats.lapsed
+        assert (
+            stats.renewals,
+            stats.in_progress,
+            stats.leases,
+            stats.dropped_events,
+        ) == (
+            ends + len(self.flights),
+            len(self.flights),
+            len(self.kept),
+            7,
+        )
+        assert ledger.stats(7, over=True).in_progress == 0
         assert set(ledger._records) == set(self.kept)
         assert len(ledger) == len(self.kept)
         assert ledger.capacity <= self.pace.capacity
