@@ -126,7 +126,7 @@ def _as_documented(error: BaseException) -> BaseException:
     return error if isinstance(raised, StopIteration) else raised
 
 
-# How many calls the pool gets in one turn of the loop, which takes about half a millisecond.
+# How many calls the pool gets in one iteration of the loop, which takes about half a millisecond.
 _CALLS_A_TURN = 100
 
 _OPTIONS = JobOptions()

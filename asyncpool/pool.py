@@ -38,7 +38,7 @@ from asyncpool._core.options import (
 )
 from asyncpool._dataclass import dataclass, replace
 from asyncpool._engine.deaths import CrashCallback
-from asyncpool._engine.engine import Engine, EngineRunner
+from asyncpool._engine.engine import Engine, PoolLife
 from asyncpool._engine.hub import EventStream, PoolHub
 from asyncpool._engine.job import Job, PoolJob
 from asyncpool._engine.loop import other_loop_error, shielded
@@ -79,18 +79,16 @@ class EventSource:
 
     __slots__ = ()
 
-    _runner: (
-        EngineRunner  # a pool whose workers belong to agents has a _Life in its place
-    )
+    _life: PoolLife  # a pool whose workers belong to agents has a _Life in its place
 
     def _on_listener(self) -> None:
         """Hear that somebody listens from now on."""
 
     def _hub_for_listener(self) -> PoolHub:
         """Return the hub, for somebody who listens from now on."""
-        self._runner.check_loop()
+        self._life.check_loop()
         self._on_listener()
-        return self._runner.hub
+        return self._life.hub
 
     def events(self, *, buffer: int = 1000) -> EventStream[Event]:
         """Return an async iterator over the events from now on.
@@ -126,8 +124,8 @@ class EventSource:
         Raises:
             RuntimeError: If the pool or cluster was started in another event loop.
         """
-        self._runner.check_loop()
-        return self._runner.hub.remove_listener(listener)
+        self._life.check_loop()
+        return self._life.hub.remove_listener(listener)
 
 
 class JobEventSource(EventSource):
@@ -225,7 +223,7 @@ class Submitter:
     __slots__ = ()
 
     _options: JobOptions
-    _runner: EngineRunner
+    _life: PoolLife
 
     def __reduce__(self) -> NoReturn:
         raise not_picklable(self)
@@ -236,7 +234,7 @@ class Submitter:
         Raises:
             PoolClosedError: If there is no pool that was started.
         """
-        return self._runner.engine or self._runner.running()
+        return self._life.engine or self._life.running()
 
     def _submit(
         self,
@@ -304,7 +302,7 @@ class Submitter:
         """
         options = self._options
         if type(fn) is FunctionType and options.lease is None:  # as _submit() does
-            engine = self._runner.engine or self._runner.running()
+            engine = self._life.engine or self._life.running()
             return engine.traffic.submit(fn, args, kwargs, options)
         return self._submit(fn, args, kwargs, options)
 
@@ -436,7 +434,7 @@ class Submitter:
             order.  It is the order of the calls, unless large arguments take a while to pickle.
         """
         checks.called("broadcast", fn)
-        broadcasts = self._runner.open().broadcasts
+        broadcasts = self._life.open_engine().broadcasts
         return await broadcasts.broadcast((fn, args, kwargs), self._options)
 
     def worker(
@@ -701,7 +699,7 @@ class Supervised(EventSource):
             RuntimeError: If the pool or cluster was started in another event loop.
         """
         checks.at_least(0)("slot", slot)
-        self._runner.open().replacement.retire(slot)
+        self._life.open_engine().replacement.retire(slot)
 
     def kill(self, slot: int) -> None:
         """Kill the worker in *slot* by SIGKILL, with all processes that it has started.
@@ -724,7 +722,7 @@ class Supervised(EventSource):
             RuntimeError: If it was started in another event loop.
         """
         checks.at_least(0)("slot", slot)
-        self._runner.running_here().replacement.kill(slot)
+        self._life.running_here().replacement.kill(slot)
 
 
 # A pool with options for the jobs that are submitted through it.
@@ -742,8 +740,8 @@ class BoundPool(Submitter):
         return BoundPool(self._pool, changed(self._options, changes))
 
     @property
-    def _runner(self) -> EngineRunner:  # type: ignore[override]  # pyright: ignore[reportIncompatibleVariableOverride]
-        return self._pool._runner  # noqa: SLF001
+    def _life(self) -> PoolLife:  # type: ignore[override]  # pyright: ignore[reportIncompatibleVariableOverride]
+        return self._pool._life  # noqa: SLF001
 
 
 _FINISH = {"all": Finish.ALL, "running": Finish.RUNNING, "none": Finish.NOTHING}
@@ -935,7 +933,7 @@ class Pool(Submitter, Supervised, JobEventSource):
         self.name: str = self._config.name
         self._options = self._config.job_options
         self._control = self._config.control  # a command may give one
-        self._runner: EngineRunner = EngineRunner("pool", self.name)
+        self._life: PoolLife = PoolLife("pool", self.name)
 
     async def start(self) -> None:
         """Start the workers, and return when the first one or all are ready; see *ready*.
@@ -955,7 +953,7 @@ class Pool(Submitter, Supervised, JobEventSource):
         Concurrency:
             Further calls wait for the first one.
         """
-        await self._runner.start(self._begin)
+        await self._life.start(self._begin)
 
     async def _begin(self) -> EngineConfig:
         """Return what the engine is told, and begin what watches it before it starts."""
@@ -963,7 +961,7 @@ class Pool(Submitter, Supervised, JobEventSource):
         if self._control is not None or self._config.trace is not None:
             from asyncpool._observe.control.pool_control import open_beside  # noqa: PLC0415
 
-            await open_beside(self._runner, self._config, self._control)
+            await open_beside(self._life, self._config, self._control)
         return self._config
 
     def options(self, **changes: Unpack[Options]) -> BoundPool:
@@ -1044,10 +1042,10 @@ class Pool(Submitter, Supervised, JobEventSource):
         It takes some 30 us for each worker, whose CPU time and memory are read.  Any thread
         may call it.
         """
-        engine = self._runner.engine
+        engine = self._life.engine
         if engine is not None:
             return engine.stats()
-        state = RunState.CLOSED if self._runner.closed_unused else RunState.NEW
+        state = RunState.CLOSED if self._life.closed_unused else RunState.NEW
         return PoolStats(state=state, workers=self._config.workers[0])
 
     async def stacks(self, *, slot: int | None = None) -> dict[int, str]:
@@ -1072,7 +1070,7 @@ class Pool(Submitter, Supervised, JobEventSource):
             Safe: it has no effect on the jobs.
         """
         checks.optional(checks.at_least(0))("slot", slot)
-        return await self._runner.running_here().stacks.of_workers(slot)
+        return await self._life.running_here().stacks.of_workers(slot)
 
     async def profile(
         self,
@@ -1125,7 +1123,7 @@ class Pool(Submitter, Supervised, JobEventSource):
         if name == "":
             raise ValueError("function must not be empty")
         request = profile.ProfileRequest(float(seconds), float(rate), name or "")
-        return await self._runner.open().profiles.take(request, slot)
+        return await self._life.open_engine().profiles.take(request, slot)
 
     async def resize(self, workers: int | tuple[int, int]) -> None:
         """Change the number of workers: to *workers*, or to between the two if it is a pair.
@@ -1151,7 +1149,7 @@ class Pool(Submitter, Supervised, JobEventSource):
             is an error of the calls that were made before it began.
         """
         least, most = least_and_most(workers)
-        engine = self._runner.open()
+        engine = self._life.open_engine()
         await engine.replacement.resize(least, most)
 
     async def roll(self) -> RollResult:
@@ -1171,7 +1169,7 @@ class Pool(Submitter, Supervised, JobEventSource):
         Cancellation:
             Safe: the roll goes on.
         """
-        return await shielded(self._runner.open(retrying=True).replacement.roll())
+        return await shielded(self._life.open_engine(retrying=True).replacement.roll())
 
     async def close(
         self,
@@ -1213,7 +1211,7 @@ class Pool(Submitter, Supervised, JobEventSource):
         """
         checks.one_of(tuple(_FINISH))("finish", finish)
         checks.TIMEOUT("timeout", timeout)
-        return await self._runner.close(_FINISH[finish], timeout)
+        return await self._life.close(_FINISH[finish], timeout)
 
     async def __aenter__(self) -> Self:
         """Start the pool, see :meth:`start`."""
@@ -1235,12 +1233,12 @@ class Pool(Submitter, Supervised, JobEventSource):
         Cancellation:
             Kills the workers that are left, and returns when they have ended.
         """
-        await self._runner.exit_context(
+        await self._life.exit_context(
             error, partial(self.close, timeout=self._config.close_timeout)
         )
 
     def __del__(self) -> None:
-        life: EngineRunner | None = getattr(self, "_runner", None)
+        life: PoolLife | None = getattr(self, "_life", None)
         if life is not None:  # or an argument was refused
             life.dropped(self)
 
@@ -1253,4 +1251,4 @@ class Pool(Submitter, Supervised, JobEventSource):
 
     @property
     def _is_started(self) -> bool:
-        return self._runner.engine is not None
+        return self._life.engine is not None

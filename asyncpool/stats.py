@@ -223,7 +223,8 @@ class PoolStats:
             :class:`asyncpool.events.Exited` without what it says of a job or a call
             (``"max_jobs"``, ``"roll"``, ``"timeout"``, ``"retire_worker"`` and so on).
         restarts: Processes started to replace another one.
-        takeovers: Jobs that went back to the queue because their worker died.
+        takeovers: Jobs that another worker takes over because theirs died, or was killed at a time
+            limit, while they ran or were next.
         spawned: Processes started.
         started: How long workers took from their start until they were ready.
         exited_cpu: Seconds of CPU time that the workers have used which are gone.

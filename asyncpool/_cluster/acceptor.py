@@ -51,7 +51,7 @@ class Acceptor:
 
     Args:
         sockets: The listening sockets, which do not block.
-        ready: Called if a connection may wait; the next turn of the loop calls it again.
+        ready: Called if a connection may wait; the next iteration of the loop calls it again.
         want: Is told of a lack of descriptors.
 
     Attributes:

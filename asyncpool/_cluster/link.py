@@ -212,7 +212,7 @@ class Link:
     # To the other end.
 
     def put(self, kind: FrameKind, job: int = 0, payload: bytes = b"") -> None:
-        """Send a frame, in this turn of the loop if the socket takes it, and the counts with it."""
+        """Send a frame, in this iteration of the loop if the socket takes it, and the counts with it."""
         if not self.is_shut:
             self.channel.put(header(kind, len(payload), job), payload)
             self.send_totals()

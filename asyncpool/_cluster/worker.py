@@ -776,7 +776,7 @@ def serve(runner: JobRunner) -> int:
             max_payload=config.max_payload,
             time=DrainTime(*drain_timeouts),
         )
-        runner.tell = link.task_stacks
+        runner.server_stacks = link.task_stacks
         for payload in broadcasts:
             link.mail.messages.put((None, payload))
         return await link.run(Worker(slot, generation, link), served)

@@ -1,4 +1,4 @@
-"""Everything that a supervisor decides, and nothing that it does.
+"""Everything that a pool decides, and nothing that it does.
 
 The engine (``_engine``) does the I/O.  It tells the core what has happened, by one call
 for each event.  A call returns what its caller needs to know.  What is to be done it
@@ -41,7 +41,7 @@ Effects are tuples: a name, and arguments.  A slot is given by its index.
                                     and *filled* how many slots that had no worker have one
 ``broken, reason``                  refuse jobs, since no worker can be started
 ``recovered, slot``                 tell that starts succeed again
-``finished``                        every slot is retired, no job is open
+``finished``                        every slot is removed, no job is open
 =================================== ==============================================================
 """
 
@@ -146,7 +146,7 @@ class CoreOptions:
 # first belong to the first worker that is ready, and then move.
 
 
-class SessionSlots:
+class Affinity:
     """The pinned jobs of a pool, its sessions, and its buckets.
 
     Args:
@@ -227,7 +227,7 @@ class SessionSlots:
         """Give the worker of *slot*, which needs no job just now, to a caller that waits.
 
         Returns:
-            Whether it gets no job, since it is a caller's, or is held back for one.
+            Whether it is a caller's now, or is held back for one, and so gets no job.
         """
         if not self._is_grantable(slot):
             self._held.discard(slot.index)
@@ -350,7 +350,7 @@ class SessionSlots:
             self.assign_bucket(slot)
             if slot.state is SlotState.IDLE and not slot.hung:
                 slot.idle_since = now
-                core.feed(slot, now)
+                core.give_next(slot, now)
         core.after_change(now)
 
     # Buckets.
@@ -404,7 +404,7 @@ class Core:
         self.slots: list[Slot] = []
         self.dispatcher = Dispatcher()
         self.lifecycle = Lifecycle(self)
-        self.sessions = SessionSlots(self)
+        self.affinity = Affinity(self)
         self.endings = Endings(self)
         self.closing = Closing(self)
 
@@ -450,7 +450,7 @@ class Core:
     def place(self, job: int, traits: JobTraits, priority: int) -> int | None:
         """Do the same as :meth:`submit` for a job that may have a key, or be a session's."""
         if isinstance(traits, SessionTraits):
-            self.sessions.call(job, traits)
+            self.affinity.call(job, traits)
             return None
         if traits.key is None:
             return self.submit(job, traits, priority)
@@ -489,7 +489,7 @@ class Core:
         ):
             if not in_flight.jobs:
                 slot.state, slot.idle_since = SlotState.IDLE, now
-            self.feed(slot, now)
+            self.give_next(slot, now)
             exhausted = in_flight.sent >= in_flight.max_sent
             if exhausted and not in_flight.jobs and slot.session is None:
                 # It may run no more jobs, so it goes even before its replacement is
@@ -500,12 +500,12 @@ class Core:
         if self.closing.finish is not None:
             self.closing.advance(now)
 
-    def feed(self, slot: Slot, now: float) -> None:
+    def give_next(self, slot: Slot, now: float) -> None:
         """Give the worker of *slot* what it should run next."""
         if slot.session is not None or slot.pinned:
-            self.sessions.go_on(slot)
-        elif not (self.dispatcher.session_waiters and self.sessions.reserve(slot, now)):
-            jobs = self.dispatcher.refill(slot.index, slot.in_flight)
+            self.affinity.go_on(slot)
+        elif not (self.dispatcher.session_waiters and self.affinity.reserve(slot, now)):
+            jobs = self.dispatcher.jobs_for(slot.index, slot.in_flight)
             if jobs:
                 slot.mark_busy()
                 self.todo.append(("assign", slot.index, jobs))
@@ -539,7 +539,7 @@ class Core:
     def drop(self, job: int, now: float) -> None:
         """Give up *job*, which may be in the queue, or is about to be queued."""
         if not self.dispatcher.remove(job):
-            slot = self.sessions.discard(job)
+            slot = self.affinity.discard(job)
             if slot is not None:
                 self.refill(slot.index, now)  # the worker may have a free lane now
         self.closing.advance(now)
@@ -569,7 +569,7 @@ class Core:
         others: dict[int, JobTraits] = {}
         for job, traits in jobs.items():
             if isinstance(traits, SessionTraits):
-                self.sessions.call(job, traits, again=True)
+                self.affinity.call(job, traits, again=True)
             elif traits is not PINNED:
                 others[job] = traits
         self.assign(self.dispatcher.requeue(others))
@@ -588,7 +588,7 @@ class Core:
             for slot in self.lifecycle.slots_in(SlotState.VACANT):
                 self.lifecycle.spawn(slot, now, new=True)
                 slot.bucket = slot.index
-            self.sessions.update_buckets()
+            self.affinity.update_buckets()
 
     def ready(self, index: int, now: float) -> None:
         """Record that the worker in slot *index* has said hello."""
@@ -605,10 +605,10 @@ class Core:
                 if 0 < len(other.in_flight.jobs) < self.concurrency:
                     # It has free lanes, and may get jobs again.
                     self.refill(other.index, now)
-        self.sessions.assign_bucket(slot)
-        self.lifecycle.take_over(slot, now)
+        self.affinity.assign_bucket(slot)
+        self.lifecycle.finish_replacement(slot, now)
         if not slot.draining:
-            self.feed(slot, now)
+            self.give_next(slot, now)
         self.after_change(now)
 
     def ended(
@@ -639,15 +639,15 @@ class Core:
         given_up = self._lost_with_worker = set()
         self.dispatcher.exclude(index)
         in_flight, old = self.lifecycle.gone(slot)
-        self.sessions.drop_pinned(slot)
+        self.affinity.drop_pinned(slot)
         self.put_back({job: in_flight.traits_of(job) for job in requeue})
         by_jobs = slot.faulty and in_flight.ended > 0 and not self.serving
         blamed = had_begun or by_jobs
         aftermath = self.lifecycle.follow_end(
             slot, old, now, blamed=blamed, jitter=jitter, final=final
         )
-        self.sessions.gone(slot)
-        self.sessions.grant_waiting()
+        self.affinity.gone(slot)
+        self.affinity.grant_waiting()
         self.after_change(now)
         self._lost_with_worker = None
         return aftermath, given_up

@@ -348,7 +348,7 @@ class InFlight:
 
     @property
     def ahead(self) -> int:
-        """How many jobs wait there behind others."""
+        """How many jobs wait in the worker, behind those that run."""
         return max(0, len(self.jobs) - self.concurrency)
 
     @property
@@ -361,7 +361,7 @@ class InFlight:
     def wants_more(self) -> bool:
         """Whether the worker should get more jobs.
 
-        Not while one may come back from it, which is older than those that wait.
+        Not while a revoked job may come back from it: that is older than those in the queue.
         """
         if self._requeued and not self._requeued.isdisjoint(
             sequence for sequence, _, _ in self.jobs.values()
@@ -822,7 +822,7 @@ class Dispatcher:
             placed.append((slot, job))
         return placed
 
-    def refill(self, slot: int, in_flight: InFlight) -> list[int]:
+    def jobs_for(self, slot: int, in_flight: InFlight) -> list[int]:
         """Return the jobs that *slot* gets now, and record whether it has room."""
         queue = self.queue
         jobs: list[int] = []
@@ -889,7 +889,7 @@ class Dispatcher:
             own_queue = self._affinity_queues.queue_of(slot)
             if in_flight is not None and own_queue is not None:
                 self.idle.pop(slot, None)
-                served += [(slot, job) for job in self.refill(slot, in_flight)]
+                served += [(slot, job) for job in self.jobs_for(slot, in_flight)]
         return served
 
     def _room_of(self, slot: int) -> InFlight | None:

@@ -105,7 +105,7 @@ class Closing:
             core.lifecycle.retry_at = None  # a start may be due now, too
         if self.finish is not Finish.ALL:
             core.lifecycle.stop_exits()
-            dropped = core.sessions.take_all()
+            dropped = core.affinity.take_all()
             first = before is not self.finish is Finish.NOTHING
             begun = self._give_up_begun() if first else []
             core.fail([*begun, *core.dispatcher.take_all(), *dropped], "closed")
@@ -116,7 +116,7 @@ class Closing:
                     core.lifecycle.stop(slot, StopStage.KILLED, now, planned=True)
                 elif self.finish is Finish.NOTHING and slot.state is SlotState.BUSY:
                     core.lifecycle.stop(slot, StopStage.TERMINATED, now, planned=True)
-            core.sessions.refuse(now)
+            core.affinity.refuse(now)
             for index in {slot.index: None for slot in dropped.values()}:
                 core.refill(index, now)  # the worker may have free lanes
         self.advance(now)
@@ -388,9 +388,9 @@ class Endings:
                 self._kill_for(slot, over, now)
 
     def _revoke_one(self, slot: Slot, job: int) -> None:
-        """Revoke *job*, which nobody wants, unless its worker was asked for it already."""
+        """Revoke *job*, unless its worker was asked for it already."""
         slot.job_endings.apply(job, EndingEvent.REVOKE)
-        # If it was, that answer will tell whether the worker has begun the job.
+        # If an earlier revoke is open, its answer tells whether the worker has begun the job.
         self._core.revoke(slot, [job], requeue=False)
 
     def _revoke_waiting(self, slot: Slot) -> bool:

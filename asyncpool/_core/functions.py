@@ -41,8 +41,8 @@ BUDGET = 16000.0
 # A worker gets more jobs when it has this much left, so that it gets several at a time.
 REFILL_BELOW = BUDGET / 2
 
-# The most jobs that a worker has in flight.  More jobs gain nothing: 128 jobs without
-# any work are half a millisecond.
+# The most jobs that a worker with one lane has in flight.  More jobs gain nothing: 128
+# jobs without any work are half a millisecond.
 DEEPEST = 128
 # The least cost that a call counts with.
 LEAST_COST = BUDGET / DEEPEST
@@ -85,7 +85,7 @@ class JobTraits:
             self.cost = duration
         else:
             cost += (duration - cost) * _WEIGHT
-            # Which it would only come near, and be noted for ever.
+            # The average would approach the least cost and never reach it: so it snaps to it.
             self.cost = LEAST_COST if cost < LEAST_COST + 1 else cost
 
 

@@ -83,7 +83,7 @@ class Aftermath(NamedTuple):
 # The reason for recycling that a roll gives.
 ROLL = "roll"
 
-# The trial start of a parked slot has succeeded, or nobody needs it any more.  (A worker that was told
+# The probing start of a parked slot has succeeded, or nobody needs it any more.  (A worker that was told
 # to end before it was ready has not succeeded: its end is the result of its start.)
 _SETTLED = UP | NOT_NEEDED
 
@@ -129,16 +129,18 @@ class Lifecycle:
         self._probe: Slot | None = None
         # What follows a death that is still to come: see fail_after_drain().
         self._restart_delays: dict[int, float | None] = {}
-        self._failed = 0  # replacements in a row
-        self._replace_at: float | None = None  # because of them
-        self._more = 0  # by how many the size has grown that are not started yet
+        self._failed_replacements = 0  # replacements in a row
+        self._replace_at: float | None = None  # when to try again after them
+        self._growth_unstarted = (
+            0  # by how many the size has grown that are not started yet
+        )
         self._told_size = least
         # The parked slots that the roll fills, and how many workers it has replaced and slots it has filled.
         self._unfilled: list[Slot] = []
         self._replaced = self._filled = 0
         # Whether the last start that failed began after the roll did, and the longest streak of failed
         # starts that began before it.
-        self._failed_since, self._most_failures = False, 0
+        self._roll_start_failed, self._most_failures = False, 0
 
     def ensure_slots(self, count: int, state: SlotState = SlotState.UNUSED) -> None:
         """Have at least *count* slots; new ones begin in *state*."""
@@ -291,8 +293,8 @@ class Lifecycle:
         for other in self.slots_in(SlotState.PARKED):
             self.spawn(other, now)
 
-    def take_over(self, slot: Slot, now: float) -> None:
-        """Let the worker of *slot*, which is ready, replace another one, if it was started for that.
+    def finish_replacement(self, slot: Slot, now: float) -> None:
+        """Let the worker of *slot*, which is ready, take the place of the one that it was started to replace.
 
         It may leave at once, if a roll began while it was being started.  So the caller calls this
         before it gets anything to do.
@@ -300,10 +302,10 @@ class Lifecycle:
         if slot.replaces is not None:
             old, slot.replaces = self._slots[slot.replaces], None
             self._inherit_roll(slot, old)
-            self._failed = 0
+            self._failed_replacements = 0
             self.drain(old, old.replace_reason or "", now)
         self._replace_some(now)
-        self._core.sessions.update_buckets()
+        self._core.affinity.update_buckets()
 
     def try_sooner(self, now: float) -> None:
         """Record that the pool refused a caller; a broken pool then tries the next start soon."""
@@ -336,8 +338,8 @@ class Lifecycle:
     ) -> None:
         """Give a worker no more jobs, and make its process end.
 
-        The pool takes the next step after *grace* seconds, or after *stop_grace* by
-        default.
+        The pool takes the next step after *grace* seconds; by default after those that this
+        step has.
         """
         if slot.stop_stage >= how:
             return
@@ -366,7 +368,7 @@ class Lifecycle:
             self._probe = None
         if slot.ready_at is None and not slot.exit_planned:
             # One that began before the roll did may have failed because of old code.
-            self._failed_since = slot.rolled is None
+            self._roll_start_failed = slot.rolled is None
         slot.draining = False
         slot.due = slot.drain_deadline = slot.replace_reason = slot.replaces = None
         self._promote(slot)
@@ -448,7 +450,7 @@ class Lifecycle:
         slot.apply(SlotEvent.RELEASE)
         if slot.rolled is False:
             return Aftermath(NextStep.KEEP_WORKER, 0.0)
-        self._failed += 1
+        self._failed_replacements += 1
         if old.rolled is not None:
             self._end_roll("a replacement did not start")
         if old.replace_reason == ROLL:  # its roll is over, since another start failed
@@ -456,7 +458,9 @@ class Lifecycle:
         self._age(now)
         if old.replace_reason is None:
             return Aftermath(NextStep.KEEP_WORKER)
-        delay = self._options.restart_policy.delay(self._failed, jitter=jitter)
+        delay = self._options.restart_policy.delay(
+            self._failed_replacements, jitter=jitter
+        )
         self._replace_at = now + delay
         return Aftermath(NextStep.KEEP_WORKER, delay)
 
@@ -484,8 +488,8 @@ class Lifecycle:
             elif slot.state in {SlotState.IDLE, SlotState.STARTING}:
                 self.stop(slot, StopStage.ASKED, now, planned=True)
         self._suspend("the pool broke")
-        core.fail(core.sessions.take_all(), "broken")
-        core.sessions.break_off(now)
+        core.fail(core.affinity.take_all(), "broken")
+        core.affinity.break_off(now)
 
     @property
     def _is_trying(self) -> bool:
@@ -510,7 +514,7 @@ class Lifecycle:
             if self.slots_in(SlotState.PARKED):
                 self.retry_at = now
         self._core.do("draining", slot.index, why)
-        self._core.sessions.drop_pinned(slot)
+        self._core.affinity.drop_pinned(slot)
         if slot.state is SlotState.BUSY:
             timeout = self._options.worker_limits.drain_timeout
             if timeout is not None:
@@ -585,7 +589,7 @@ class Lifecycle:
             slot.rolled = slot.replaces is None if goes else None
         self._unfilled = self.slots_in(SlotState.PARKED)
         self._replaced = self._filled = 0
-        self._failed_since = False
+        self._roll_start_failed = False
         self.reconcile(now)
 
     def _inherit_roll(self, successor: Slot, old: Slot) -> None:
@@ -598,10 +602,10 @@ class Lifecycle:
                 old.rolled = False
 
     def _fill_parked(self, now: float) -> None:
-        """Try one start in each slot that the roll is to fill, without waiting."""
+        """Have one start show whether the slots that the roll is to fill can be filled, without waiting."""
         failures = self.ledger.failures
         # Not counted one by one: the ledger counts starts that fail together once.
-        if not self._failed_since or failures < self._most_failures:
+        if not self._roll_start_failed or failures < self._most_failures:
             self._most_failures = failures  # none of them is the roll's own, so far
         parked = any(
             slot.rolled is not None for slot in self.slots_in(SlotState.PARKED)
@@ -695,7 +699,7 @@ class Lifecycle:
     def _tell_size(self) -> None:
         size = self.sizing.size
         grown, self._told_size = size - self._told_size, size
-        self._more = max(0, self._more + grown)
+        self._growth_unstarted = max(0, self._growth_unstarted + grown)
         if grown:
             self._core.do("resized", size)
 
@@ -751,7 +755,7 @@ class Lifecycle:
         if not self._grants_nothing:
             self._keep_size(now)
             self._replace_some(now)
-        self._core.sessions.update_buckets()
+        self._core.affinity.update_buckets()
 
     def _keep_size(self, now: float) -> None:
         """Start workers that are missing; let workers go that are too many or idle for too long."""
@@ -759,10 +763,10 @@ class Lifecycle:
         self.sizing.grow(now, waiting=unserved, coming=self.coming)
         self._tell_size()
         missing = self.missing
-        self._more = min(self._more, max(0, missing))
+        self._growth_unstarted = min(self._growth_unstarted, max(0, missing))
         for _ in range(min(missing, self._growth_left)):
-            self.spawn(self._unused(), now, new=self._more > 0)
-            self._more = max(0, self._more - 1)
+            self.spawn(self._unused(), now, new=self._growth_unstarted > 0)
+            self._growth_unstarted = max(0, self._growth_unstarted - 1)
         self._shrink(now)
         if self._may_let_idle_go:
             self._let_idle_go(now)

@@ -224,8 +224,7 @@ class JobEnding:
         stage: How far the pool has got; see :class:`EndingEvent`.
         due: When the pool takes the next step at the latest, if the stage has a
             deadline.
-        mode: How the pool ends the job, if its caller has cancelled it and nobody
-            wants it.
+        mode: How the pool ends the job, if its caller has cancelled it.
         too_late: It has not begun within its ``queue_timeout``.  It fails if its worker gives it back, and
             goes on if the worker has begun it.
         silent: The pool kills the worker because this job is silent.
@@ -373,8 +372,9 @@ class Slot:
         recycle_limits: When its worker is due for recycling.
         replace_reason: Why the worker is to be replaced, if it is.
         replaces: The slot whose worker this one replaces as soon as it is ready.
-        rolled: Whether the roll that is under way counts its worker as replaced when that has gone;
-            ``None`` if the roll does not replace it.
+        rolled: Whether its worker is part of the roll under way: true if it must go and counts as
+            replaced then; false if it must go and does not count, since it replaces one that
+            does; ``None`` if it stays.
         bucket: The number by which jobs with keys find its workers; see
             ``_core/core.py``.
         draining: The worker gets no more jobs, and ends when it has finished what
@@ -392,9 +392,9 @@ class Slot:
             that.
         began_at: When the worker was started.
         ready_at: When the worker said hello; ``None`` before that.
-        due: When the supervisor must act on the slot at the latest: to start a
+        due: When the pool must act on the slot at the latest: to start a
             worker, to probe, or to take the next step in ending a process.
-        exit_planned: The supervisor itself ends the worker, so its end is no crash.
+        exit_planned: The pool itself ends the worker, so its end is no crash.
         faulty: The worker must not get another job, since something in it is
             broken.
         stop_stage: How far the pool has got in ending the process.

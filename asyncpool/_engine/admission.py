@@ -51,7 +51,7 @@ class Admission:
         """
         engine, core = self._engine, self._core
         if core.closing.finish is not None and not (
-            core.closing.draining and hold in engine.draining.holds
+            core.closing.draining and hold in engine.holds.holds
         ):
             raise PoolClosedError
         if core.broken is not None:
@@ -188,7 +188,7 @@ def list_functions(names: Counter[str]) -> str:
 _LOOKED_AT = 1000
 
 
-class Draining:
+class Holds:
     """Lets maps and sessions hold a pool open, and logs what a closing pool waits for.
 
     Args:

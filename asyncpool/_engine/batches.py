@@ -297,7 +297,7 @@ class MapRun:
         """
         source, hold, until = self._source, self._hold, time.monotonic() + TURN
         try:
-            self._engine.draining.hold(hold)
+            self._engine.holds.hold(hold)
             while True:
                 if time.monotonic() > until:
                     await asyncio.sleep(0)
@@ -322,7 +322,7 @@ class MapRun:
             self._held.clear()
             for job in list(self._jobs):
                 job.cancel()
-            self._engine.draining.release(hold)
+            self._engine.holds.release(hold)
             await source.aclose()
 
     def _draw(self, until: float) -> bool:
@@ -352,7 +352,7 @@ class MapRun:
     def _release_if_done(self) -> None:
         """Let the pool close if it is not needed, though the caller may not have all results."""
         if self._source.exhausted and not self._incomplete:
-            self._engine.draining.release(self._hold)
+            self._engine.holds.release(self._hold)
 
     # The way of items to jobs.
 
@@ -440,7 +440,7 @@ class MapRun:
             self._send_held()
 
     def _unload(self) -> None:
-        """Take the outcomes of chunks, as many as there is time for in one turn of the loop."""
+        """Take the outcomes of chunks, as many as there is time for in one iteration of the loop."""
         until = time.monotonic() + TURN
         try:
             while self._returned and not self._ended:

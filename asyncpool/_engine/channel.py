@@ -1,7 +1,7 @@
 """Frames over a socket, also with descriptors, without ever blocking the event loop.
 
 Each worker has two channels of this kind: the job channel and the control channel.  In
-one turn of the loop the channel reads a bounded amount, and passes on a bounded number of
+one iteration of the loop the channel reads a bounded amount, and passes on a bounded number of
 frames, so that a worker that sends without end takes no more than its share.  The channel
 writes at once; only if the peer does not read does it keep the rest for later.
 
@@ -111,11 +111,11 @@ class _WithDescriptor(bytes):
     owned: bool
 
 
-# One turn reads as much as a socket of this kind holds by default.
+# One read takes as much as a socket of this kind holds by default.
 READ_SIZE = 262_144
 
-# How many frames one turn passes on.  A worker has no more than that many jobs in flight, so
-# only a flood has more in one read: 10 922 frames without payload fit, and took up to 194 ms.
+# How many frames one iteration of the loop passes on.  A worker with one lane has no more jobs in
+# flight, so only a flood has more in one read: 10 922 frames without payload fit, and took up to 194 ms.
 MOST_FRAMES = 128
 
 
@@ -221,7 +221,7 @@ class Channel:
         self.put_bytes += size
 
     def flush_soon(self) -> None:
-        """Flush in the next turn of the loop, together with what is put until then."""
+        """Flush in the next iteration of the loop, together with what is put until then."""
         if not self._flush_is_due:
             self._flush_is_due = True
             self._loop.call_soon(self.flush)
@@ -314,7 +314,7 @@ class Channel:
     # From the peer.
 
     def read(self) -> int:
-        """Read what has arrived, but no more than one turn of the loop may take.
+        """Read what has arrived, but no more than one iteration of the loop may take.
 
         Returns:
             How many bytes came; 0 if the peer is gone or has erred.

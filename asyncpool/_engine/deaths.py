@@ -24,7 +24,7 @@ from asyncpool._engine.machine import OomKills
 from asyncpool._engine.registry import (
     crash_error,
     delivery_of,
-    stacks_of,
+    take_stack,
     timed_out,
 )
 from asyncpool._engine.worker import WorkerHandle
@@ -321,7 +321,7 @@ class Deaths:
         *,
         planned: bool,
     ) -> Crash:
-        """Return the crash report of a worker.
+        """Return the report of a death, planned or not.
 
         *jobs* have lost an attempt by it.  If the pool killed the worker to end a job, that is
         the job *killed_for*.  If the end was *planned*, the worker was to end anyhow.
@@ -331,7 +331,9 @@ class Deaths:
         stack = handle.traceback or handle.late_stacks
         if kind is CrashKind.HUNG:
             detail = handle.silence
-            stack = handle.page.take_stacks() if job is None else stacks_of(job, handle)
+            stack = (
+                handle.page.take_stacks() if job is None else take_stack(job, handle)
+            )
         else:
             if not detail and kind is CrashKind.FAILED_START and not planned:
                 seconds = self._engine.config.start_timeout

@@ -1,10 +1,10 @@
-"""The supervisor of a pool: it makes the parts, runs until all is over, and closes them.
+"""The engine, the part of a pool in the service's process: it makes the others, runs, and closes them.
 
 It carries out what the core decides, hears what workers send, and passes each thing to the part
 that it is for; ``deaths.py`` does what the end of a worker requires.  All of this runs in the
 loop's thread and does not wait in between, so there are no locks.
 
-Code that asks for the start and the end of a pool or a cluster has a :class:`EngineRunner`.
+Whoever starts and ends a pool or a cluster does it by a :class:`PoolLife`.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from asyncpool._core.deadlines import earliest
 from asyncpool._core.endings import Finish
 from asyncpool._core.figures import Durations
 from asyncpool._core.slots import UP
-from asyncpool._engine.admission import Admission, Draining
+from asyncpool._engine.admission import Admission, Holds
 from asyncpool._engine.channel import READ_SIZE
 from asyncpool._engine.deaths import Deaths
 from asyncpool._engine.hub import PoolHub
@@ -73,7 +73,7 @@ from asyncpool.errors import PoolBrokenError, PoolClosedError, ProtocolError
 from asyncpool.events import CloseSummary, Crash
 from asyncpool.stats import PoolStats
 
-# How many jobs fail in one turn of the loop.  Each takes some microseconds, and a queue may have a
+# How many jobs fail in one iteration of the loop.  Each takes some microseconds, and a queue may have a
 # million of them.
 _FAILED_A_TURN = 500
 
@@ -226,7 +226,7 @@ class Engine:
             ``_cluster/service.py``, of which the pool knows no more.
         status: Whether the pool is ready, broken or over.
         admission: Checks whether the pool takes a job.
-        draining: Keeps the pool open while it drains.
+        holds: What keeps the pool open while it drains.
         traffic: Brings jobs to workers and back.
         leases: The holders of leases; submits jobs that have one.
         figures: What it counts.
@@ -241,7 +241,7 @@ class Engine:
         pings: Looks after workers that hang.
         profiles: Has workers sample their stacks.
         tasks: The tasks that the pool waits for before it ends: one for each worker, and
-            others that take more than a turn of the loop.
+            others that take more than a iteration of the loop.
         segments: The shared memory.
         launcher: Starts the processes.
         worker_logs: Passes on the records of workers.
@@ -273,7 +273,7 @@ class Engine:
         self.serving = None if config.serving is None else config.serving(self, worker)
         self.status = PoolStatus(self)
         self.admission = Admission(self)
-        self.draining = Draining(self)
+        self.holds = Holds(self)
         self.large = LargeObjects(self)
         self.heartbeats = Heartbeats(self)
         self.timers = JobTimers(self)
@@ -295,7 +295,7 @@ class Engine:
         self._deaths = Deaths(self)
         self._alarm = self.alarm(self._on_alarm)
         self._finished = asyncio.Event()
-        # What does each effect that is not one worker's alone.
+        # The handlers of the effects that are no methods of WorkerHandle.
         self._effects: dict[str, Callable[..., object]] = {
             "spawn": self._start_worker,
             "unassign": self._unassign,
@@ -307,9 +307,9 @@ class Engine:
             "fail_jobs": self._fail_jobs,
             "restarting": lambda *told: hub.publish(events.Restarting(*told)),
             "parked": self._parked,
-            "draining": self.replacement.draining,
-            "resized": self.replacement.resized,
-            "roll_ended": self.replacement.rolled,
+            "draining": self.replacement.on_draining,
+            "resized": self.replacement.on_resized,
+            "roll_ended": self.replacement.on_rolled,
             "left_empty": lambda *_: self.replacement.check_size(),
             "broken": self.status.note_broken,
             "recovered": self.status.note_recovered,
@@ -354,7 +354,7 @@ class Engine:
                 try:
                     await self._finished.wait()
                 except asyncio.CancelledError:
-                    # At once.  Another task that is cancelled in this turn of the loop may end its
+                    # At once.  Another task that is cancelled in this iteration of the loop may end its
                     # session; the worker would be replaced, and this group accepts no new tasks.
                     self.core.closing.abandon()
                     self.traffic.refresh_fast_path()
@@ -406,7 +406,7 @@ class Engine:
         self.traffic.refresh_fast_path()
         self.sessions.refuse()
         self.registry.fail_all(reason)
-        self.draining.stop()
+        self.holds.stop()
         # Also what workers had whose end was not handled.
         self.worker_logs.close()
         self.segments.close()
@@ -475,7 +475,7 @@ class Engine:
         """
         todo, set_timer = self.core.todo, turn_ends
         if todo:
-            # What is decided meanwhile is carried out by whoever has asked for it.
+            # An effect may lead to another decision, whose own act() carries it out.
             effects = todo.copy()
             todo.clear()
             for effect in effects:
@@ -506,7 +506,7 @@ class Engine:
     def _fail_jobs(
         self, numbers: tuple[int, ...], why: Literal["closed", "broken", "expired"]
     ) -> None:
-        """Fail jobs: some at once, and if there are more, some in each turn of the loop."""
+        """Fail jobs: some at once, and if there are more, some in each iteration of the loop."""
         jobs = deque(self.registry.jobs[number] for number in numbers)
         errors: dict[str, Callable[[PoolJob[Any]], Exception]] = {
             "closed": lambda job: closed_error(job, self.handles),
@@ -564,7 +564,7 @@ class Engine:
         return self.core.dispatcher.unserved
 
     def are_stored(self, items: list[Any], *, star: bool) -> bool:
-        """Return false: only Ray has a store for arguments."""
+        """Return false, as no client does but that of Ray, which has a store for arguments."""
         del items, star
         return False
 
@@ -597,7 +597,7 @@ class Engine:
             if self.serving is not None:
                 self.serving.stop()
             else:
-                self.draining.begin()
+                self.holds.begin()
                 if self.status.was_ready and not self.closing:
                     limit = "" if timeout is None else f", and have {timeout:g} s"
                     extra = {
@@ -652,7 +652,7 @@ class Engine:
         return self.core.dispatcher.waiting
 
     def limit_ahead(self) -> None:
-        """Do nothing: its workers never have more jobs than they can begin soon."""
+        """Do nothing: unlike an agent's, its workers never have more jobs than they can begin soon."""
 
     def stats(self) -> PoolStats:
         """Return the pool as it stands."""
@@ -668,8 +668,8 @@ class Engine:
 # Its start and its end, for the code that asks for them.
 
 
-class EngineRunner:
-    """One supervisor, before, during and after its time.
+class PoolLife:
+    """Starts and ends one engine, and says whether there is one.
 
     Args:
         what: What errors call it: ``"pool"``.
@@ -692,7 +692,7 @@ class EngineRunner:
         self._making = asyncio.Lock()
 
     async def start(self, config: Callable[[], Awaitable[EngineConfig]]) -> Engine:
-        """Start the supervisor, unless there is one; return when a worker is ready.
+        """Start the engine, unless it runs; return when a worker is ready.
 
         Args:
             config: What makes the configuration.  If it is cancelled, it leaves nothing open.
@@ -726,7 +726,7 @@ class EngineRunner:
         return engine
 
     async def _make(self, config: Callable[[], Awaitable[EngineConfig]]) -> Engine:
-        """Make the supervisor, and have it begin.
+        """Make the engine, and have it begin.
 
         Raises:
             PoolClosedError: If it is closed, or is meanwhile.
@@ -810,7 +810,7 @@ class EngineRunner:
     def dropped(
         self, face: object, *, at_the_end: Callable[[], bool] = sys.is_finalizing
     ) -> None:
-        """Note that nobody has a reference to the *face* any more: the supervisor drains, and ends.
+        """Note that nobody has a reference to the *face* any more: the engine drains the pool, and ends it.
 
         The garbage collector calls this, in any thread and at any moment.  It may do so at the
         end of the interpreter, when module globals are gone and nothing can be done.
@@ -843,7 +843,7 @@ class EngineRunner:
             check_loop(self._task.get_loop(), f"{self._what} {self._name}")
 
     def running(self) -> Engine:
-        """Return the supervisor, which may have ended.
+        """Return the engine, which may have ended.
 
         Raises:
             PoolClosedError: If there never was one.
@@ -856,7 +856,7 @@ class EngineRunner:
         return self.engine
 
     def running_here(self) -> Engine:
-        """Return the supervisor, which may have ended, to code that runs in its loop.
+        """Return the engine, which may have ended, to code that runs in its loop.
 
         Raises:
             PoolClosedError: If there never was one.
@@ -866,8 +866,8 @@ class EngineRunner:
         self.check_loop()
         return engine
 
-    def open(self, *, retrying: bool = False) -> Engine:
-        """Return a supervisor that works, or with *retrying* one that tries to start workers.
+    def open_engine(self, *, retrying: bool = False) -> Engine:
+        """Return the engine if it works, or with *retrying* if it tries to start workers.
 
         Raises:
             PoolClosedError: If it does not, since it was closed, or not started.

@@ -347,7 +347,7 @@ class PoolJob(Job[R]):
     Attributes:
         function: What it calls.
         options: What its caller has chosen for it.
-        payload: The call, pickled; of a remote pool it may be what the engine knows it by.
+        payload: The call, pickled; or a reference to it in the store of a remote pool.
         context: What the job is told of itself, packed.
         owner: Its pool's :class:`Traffic`, or the client of its remote pool.
         slot: Where its worker is, if it is with one.
@@ -499,7 +499,7 @@ def attribute_by_number(error: JobError, number: int, attempt: int, name: str) -
 
 
 class Chunk:
-    """What a job is besides that has several items of a map; see ``_wire/page.py``.
+    """A mix-in of jobs that carry several items of a map; see ``_wire/page.py``.
 
     A chunk that fails has no result.  Then the pool finds out which of its items are done.
 
@@ -518,7 +518,7 @@ class Chunk:
         raise NotImplementedError
 
     def find_in_result(self, result: Any) -> None:
-        """Find it in a result that came after the time was over."""
+        """Find the outcomes of its items in a result that came after its time was over."""
         raise NotImplementedError
 
     def assume_lost(self) -> None:

@@ -121,7 +121,7 @@ class LargeObjects(Packer):
         self.add(job, call)
 
     def put_off(self, job: PoolJob[Any], payload: bytes | OutOfBandPickle) -> None:
-        """Queue a job in the next turn of the loop; it counts as queued from now on."""
+        """Queue a job in the next iteration of the loop; it counts as queued from now on."""
         self._engine.core.dispatcher.preparing[job.id] = None
         self._engine.loop.call_soon(self.packed, job, payload)
 

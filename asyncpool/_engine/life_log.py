@@ -1,6 +1,6 @@
 """The life of a pool or of a cluster in its log: each step is one record, with its data.
 
-A record of a worker is made in the next turn of the loop: handlers take as long as they like, and
+A record of a worker is made in the next iteration of the loop: handlers take as long as they like, and
 a decision is being carried out here.  If the level of a record is off, nothing is made.
 """
 
@@ -89,7 +89,7 @@ class LifeLog(NamedLog):
         self._loop, self._serves = engine.loop, engine.config.serving is not None
 
     def soon(self, message: LogMessage, extra: Extra = _NOTHING, **words: Any) -> None:
-        """Log a step in the next turn of the loop."""
+        """Log a step in the next iteration of the loop."""
         if LOGGER.isEnabledFor(message.level):
             self._loop.call_soon(partial(self.now, message, extra, **words))
 
@@ -100,7 +100,7 @@ class LifeLog(NamedLog):
         extra: Extra = _NOTHING,
         **words: Any,
     ) -> None:
-        """Log a step of a worker in the next turn of the loop."""
+        """Log a step of a worker in the next iteration of the loop."""
         whose = {"slot": handle.slot, "generation": handle.generation}
         self.soon(message, {**whose, "pid": handle.pid, **extra}, **words)
 

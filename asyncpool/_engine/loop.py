@@ -192,7 +192,7 @@ async def shielded(future: asyncio.Future[R]) -> R:
 def anyio_shield() -> contextlib.AbstractContextManager[object]:
     """Return what keeps the cancelled scopes of anyio, if there are any, from ending a wait.
 
-    Such a scope cancels the task in every turn of the loop.  The first one loads anyio's backend,
+    Such a scope cancels the task in every iteration of the loop.  The first one loads anyio's backend,
     25 modules and 30 ms: as long as that is not loaded, this task can be in none.
     """
     if "anyio._backends._asyncio" not in sys.modules:

@@ -1,7 +1,7 @@
 """What workers print and what their loggers record, passed on to loggers of the service.
 
 Lines go to the logger ``asyncpool.worker``, with a tail for crash reports; records go to the
-loggers of the same names here.  In one turn of the loop the pool spends at most 0.25 ms on
+loggers of the same names here.  In one iteration of the loop the pool spends at most 0.25 ms on
 records.  If a worker has sent too many, the pool stops reading its control channel until they are
 passed on.  So that worker waits.
 """
@@ -97,7 +97,7 @@ class StderrTail:
         return tuple(found)
 
 
-# A longer line is cut into several.  A turn of the loop reads no more than this either, so a
+# A longer line is cut into several.  A iteration of the loop reads no more than this either, so a
 # worker that floods its stderr slows down nobody but itself.
 _CHUNK = 8192
 _LINES_A_TURN = 64

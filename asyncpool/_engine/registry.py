@@ -55,7 +55,7 @@ _VALUE = FrameKind.VALUE
 
 def timed_out(job: PoolJob[Any], handle: WorkerHandle) -> Failed:
     """Return the error of a job that has exceeded a time limit, whatever has ended it since."""
-    error = timeout_error(job, stacks_of(job, handle))
+    error = timeout_error(job, take_stack(job, handle))
     return Failed(error, may_retry=job.exceeded is not TimeLimit.DEADLINE)
 
 
@@ -98,7 +98,7 @@ def job_ended(
 class JobEvents:
     """Publishes the events of jobs, and tells tracers.
 
-    A caller on the way of every job calls a method only while ``hub.telling_steps`` is true,
+    A caller on the way of every job calls a method only while ``hub.records_attempts`` is true,
     since a call costs as much as a tenth of a short job.  The methods for failures look
     themselves.  Listeners and tracers hear of what goes well with a job only if somebody
     listens, or if the job is traced.
@@ -113,7 +113,7 @@ class JobEvents:
     def __init__(self, hub: PoolHub) -> None:
         self.hub = hub
         self._attempts: dict[int, Attempt] = {}
-        # Of jobs that end while nobody listens, nobody would forget them.
+        # The attempts of jobs that end while nobody listens would stay for ever.
         hub.on_queued, hub.on_unwatched = self._queued, self._attempts.clear
 
     def attempt_failed(self, job: PoolJob[Any], error: BaseException) -> None:
@@ -121,7 +121,7 @@ class JobEvents:
         attempt = self._attempts.pop(job.id, None)
         for tracer in self.hub.tracers:
             tracer.attempt_failed(job, error, attempt)
-        if self.hub.steps_heard:
+        if self.hub.has_step_listeners:
             self._queued(job)
 
     def sending(self, job: PoolJob[Any], slot: int) -> None:
@@ -139,7 +139,7 @@ class JobEvents:
         """Take note of an attempt that has begun, or ended."""
         is_news = job.id not in self._attempts
         self._attempts[job.id] = attempt
-        if is_news and self.hub.steps_heard:
+        if is_news and self.hub.has_step_listeners:
             self.hub.publish_job(job_started(job, attempt.slot, attempt.began))
 
     def ran(self, job: PoolJob[Any], slot: int, frame: Frame, at: float) -> None:
@@ -171,7 +171,7 @@ class JobEvents:
         if job.id in self.hub.traced:
             for tracer in self.hub.tracers:
                 tracer.unassigned(job)
-        if self._attempts.pop(job.id, None) is not None and self.hub.steps_heard:
+        if self._attempts.pop(job.id, None) is not None and self.hub.has_step_listeners:
             self._queued(job)
 
     def ended(
@@ -183,7 +183,7 @@ class JobEvents:
             for tracer in hub.tracers:
                 tracer.ended(job, outcome, error, attempt)
             hub.forget(job.id)
-        if hub.ends_heard:
+        if hub.has_job_listeners:
             hub.publish_end(job_ended(job, outcome, attempt))
 
     def _queued(self, job: PoolJob[Any]) -> None:
@@ -372,7 +372,7 @@ class JobRegistry:
             self.timed += 1
         if (lease := job.options.lease) is not None:
             self.leases.enter(job, lease)
-        if self._hub.news_heard:
+        if self._hub.announces_jobs:
             self._hub.queued(job)
 
     def refuse(self, job: PoolJob[Any], error: BaseException) -> PoolJob[Any]:
@@ -434,32 +434,34 @@ class JobRegistry:
         """
         jobs = self.jobs
         again: list[PoolJob[Any]] = []
-        careful = large or self.timed or self.leases.holders or self._hub.telling_steps
+        careful = (
+            large or self.timed or self.leases.holders or self._hub.records_attempts
+        )
         # Most of them are of one function, whose parts are looked up once.
         function: Any = None
         run_times = wait_times = function
-        plain, returned = False, 0
+        fast, returned = False, 0
         for job, frame in zip(taken, frames, strict=False):
             if job is None:
                 continue
-            kind, number, _, run, payload = frame
+            kind, job_id, _, run_us, payload = frame
             job.slot = None
             if job.function is not function:
                 if returned:
                     function.figures.ok += returned
                 function, returned = job.function, 0
                 run_times, wait_times = function.figures.run, function.figures.wait
-                plain = function.serializer is PICKLE and not careful
+                fast = function.serializer is PICKLE and not careful
             # Durations.note(), inlined twice: its calls would double the cost.
-            run_times.counts[run.bit_length()] += 1
-            run_times.total += run
-            wait = int((at - job.queued_at) * 1e6) - run
+            run_times.counts[run_us.bit_length()] += 1
+            run_times.total += run_us
+            wait = int((at - job.queued_at) * 1e6) - run_us
             if wait > 0:
                 wait_times.counts[wait.bit_length()] += 1
                 wait_times.total += wait
             else:
                 wait_times.counts[0] += 1
-            if not plain or kind is not _VALUE:
+            if not fast or kind is not _VALUE:
                 if self.settle(job, self.outcome_of(job, handle, Frame(*frame))):
                     again.append(job)
                 continue
@@ -472,7 +474,7 @@ class JobRegistry:
                 self.remove_done(job)
                 continue
             # The rest of settle(), inlined.
-            del jobs[number]
+            del jobs[job_id]
             job.payload = b""
             returned += 1
             job.set_result(value)
@@ -487,13 +489,13 @@ class JobRegistry:
             job: The job.
             loaded: What :func:`load_outcome` made of the outcome.
         """
-        if job.done():  # cancelled or settled in this very turn
+        if job.done():  # cancelled or settled while the frames of this read were
             self.remove_done(job)
             return False
         if type(loaded) is not Failed:
             self._remove(job)
             job.function.figures.ok += 1
-            if self._hub.telling_steps:
+            if self._hub.records_attempts:
                 self.events.ended(job, JobOutcome.OK)
             job.set_result(loaded)
             return False
@@ -602,7 +604,7 @@ def _whose(job: PoolJob[object]) -> dict[str, Any]:
     return {"job_id": job.id, "function": job.function.name}
 
 
-def stacks_of(job: PoolJob[object], handle: WorkerHandle) -> str:
+def take_stack(job: PoolJob[object], handle: WorkerHandle) -> str:
     """Return the stack of a job that its worker has written, and erase it."""
     parts = (handle.page.stack(job.id, job.attempt), handle.page.take_stacks())
     return "\n".join(part for part in parts if part)

@@ -139,18 +139,18 @@ class WorkerReplacement:
 
     # Results.
 
-    def draining(self, slot: int, reason: str) -> None:
+    def on_draining(self, slot: int, reason: str) -> None:
         """Tell that a worker gets no more jobs."""
         handle = self._engine.handles[slot]
         self._engine.hub.publish(events.Retiring(slot, handle.generation, reason))
         self._engine.log.worker_retiring(handle, reason)
 
-    def resized(self, workers: int) -> None:
+    def on_resized(self, workers: int) -> None:
         """Tell that the size has changed."""
         self._engine.hub.publish(events.Resized(workers))
         self._engine.log.soon(say.SIZE_CHANGED, {"workers": workers})
 
-    def rolled(self, replaced: int, reason: str, filled: int) -> None:
+    def on_rolled(self, replaced: int, reason: str, filled: int) -> None:
         """Tell the caller of a roll that it is over."""
         crashes = self._engine.crashes
         failed = reason and not self._lifecycle.stopped
@@ -167,7 +167,7 @@ class WorkerReplacement:
 
     def stop(self) -> None:
         """End all waits: the pool closes."""
-        self.rolled(0, "the pool was closed", 0)
+        self.on_rolled(0, "the pool was closed", 0)
         for wait in self._waits:
             fail_quietly(wait, PoolClosedError())
 

@@ -372,7 +372,7 @@ class SessionWorker:
                 job.cancel()
             self.gone = self.left = True
             engine.sessions.give_back(self.session, fresh=fresh)
-            engine.draining.release(self)
+            engine.holds.release(self)
 
     def _done(self, job: PoolJob[Any]) -> None:
         del self.jobs[job]
@@ -410,7 +410,7 @@ class Sessions:
         """Wait for a *worker*; see :meth:`asyncpool.Pool.worker`."""
         engine, limit = self._engine, asyncio.timeout(timeout)
         engine.admission.check_session()
-        engine.draining.hold(worker)
+        engine.holds.hold(worker)
         self._waiting += 1
         try:
             self._request()
@@ -419,14 +419,14 @@ class Sessions:
                 while (
                     isinstance(offer, tuple) and offer[0] not in self._session_workers
                 ):
-                    # The worker has died in this turn of the loop.
+                    # The worker has died in this iteration of the loop.
                     refusal = self._refusal()
                     if refusal is None:
                         self._request()
                     offer = refusal or await self._offers.get()
         except BaseException as error:
             self._cancel_request()
-            engine.draining.release(worker)
+            engine.holds.release(worker)
             if isinstance(error, TimeoutError) and limit.expired():
                 name = engine.config.title
                 text = f"no worker of {name} was free within {timeout:g} s"
@@ -434,7 +434,7 @@ class Sessions:
             raise
         self._waiting -= 1
         if isinstance(offer, AsyncPoolError):
-            engine.draining.release(worker)
+            engine.holds.release(worker)
             raise offer
         worker.session, worker.slot, worker.pid = offer
         self._session_workers[worker.session] = worker
@@ -450,7 +450,7 @@ class Sessions:
     def _request(self) -> None:
         core = self._engine.core
         with self._engine.turn:
-            core.sessions.request()
+            core.affinity.request()
         if core.dispatcher.session_waiters and core.lifecycle.sizing.may_grow:
             self._engine.admission.note_queued()
 
@@ -459,7 +459,7 @@ class Sessions:
         self._waiting -= 1
         if self._offers.qsize() <= self._waiting:
             with self._engine.turn as now:
-                self._engine.core.sessions.cancel_request(now)
+                self._engine.core.affinity.cancel_request(now)
             return
         offer = self._offers.get_nowait()  # there is one for each of the others
         if isinstance(offer, tuple):
@@ -525,4 +525,4 @@ class Sessions:
         core = self._engine.core
         if not core.closing.over:
             with self._engine.turn as now:
-                core.sessions.end(session, now, fresh=fresh)
+                core.affinity.end(session, now, fresh=fresh)

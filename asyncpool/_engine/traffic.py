@@ -52,8 +52,8 @@ class Traffic:
     Attributes:
         functions: What the pool knows of the functions.
         plain: Whether the pool takes every call, and does nothing special for any.
-        feed: Called before a worker gets its next jobs, with how much work these may be.  Who has
-            jobs that are not submitted yet submits them then.
+        before_refill: Called before a worker gets its next jobs, with how much work these may be:
+            an executor then submits calls that it has kept.
     """
 
     def __init__(self, engine: Engine) -> None:
@@ -84,7 +84,7 @@ class Traffic:
         """Note what the pool does for each call: it closes, is broken, or has new listeners."""
         core, hub = self._engine.core, self._engine.hub
         takes_all = core.closing.finish is None and core.broken is None
-        self.plain = takes_all and not hub.news_heard and not self._special
+        self.plain = takes_all and not hub.announces_jobs and not self._special
 
     # The way of a job to its worker.
 
@@ -114,7 +114,7 @@ class Traffic:
                 known = None  # which find() refuses
         if known is None or kwargs or not is_flat(args):
             return self._submit_specially(function, args, kwargs, options, known)
-        # A turn, inlined: it would take 1 us more, and a queued job changes no deadline.
+        # engine.turn, inlined: it would take 1 us more, and a queued job changes no deadline.
         engine.turn_depth = 1
         try:
             registry = engine.registry
@@ -217,7 +217,7 @@ class Traffic:
         job.payload = call.payload
         with engine.turn:
             if self._enter(job):
-                engine.core.sessions.pin(slot, job.id)
+                engine.core.affinity.pin(slot, job.id)
         return job
 
     def _enter(self, job: PoolJob[Any]) -> bool:
@@ -249,8 +249,8 @@ class Traffic:
             if not self._lag_alarm.is_set:
                 engine.measure_lag()
         else:
-            outbox.flush_soon()  # more jobs may come in this turn
-        if hub.ends_heard:
+            outbox.flush_soon()  # more may be submitted in this iteration of the loop
+        if hub.has_job_listeners:  # the end of a job is told with the time of its begin
             self._tell_begun(slot, now)
         long = in_flight > self._concurrency or isinstance(jobs[-1], Chunk)
         if long and not self._stalls.alarm.is_set:
@@ -275,7 +275,7 @@ class Traffic:
         """Tell a worker until when it may run a job that it has, or will get."""
         handle = self._engine.handles[slot]
         in_flight = self._engine.core.slots[slot].in_flight
-        # A job that is still loading may never be sent.  Then another job gets its number.
+        # A job that is still loading may never be sent.  Then the next one has its sequence number.
         if job.id in in_flight.jobs and not (
             handle.outbox.loading and in_flight.last == job.id
         ):
@@ -296,36 +296,38 @@ class Traffic:
         try:
             # Take the jobs off their worker, up to the first frame that breaks the protocol.  A job
             # is missing if its caller has given it up.
-            jobs, numbers, large = registry.jobs, list[int](), False
+            jobs, job_ids, large = registry.jobs, list[int](), False
             taken: list[PoolJob[Any] | None] = []
-            for _, number, attempt, run, payload in frames:  # *number*: the job's id
-                job = jobs.get(number)
+            for _, job_id, attempt, run_us, payload in frames:
+                job = jobs.get(job_id)
                 if job is not None:
                     if job.attempt != attempt:
                         handle.distrust(f"it sent attempt {attempt} of {job!r}")
                         break
                     traits = job.function.traits
-                    # At the least cost, as nearly always, a quick run changes nothing.
-                    if run > LEAST_COST or traits.cost != LEAST_COST:
-                        traits.note(run)
+                    # A quick run cannot lower the least cost, so the call is skipped, nearly always.
+                    if run_us > LEAST_COST or traits.cost != LEAST_COST:
+                        traits.note(run_us)
                     if type(payload) is not bytes or len(payload) > SURELY_QUICK:
                         large = True
-                numbers.append(number)
+                job_ids.append(job_id)
                 taken.append(job)
             in_flight = core.slots[slot].in_flight
             before = in_flight.ended
             try:
-                core.outcome(slot, *numbers)
+                core.outcome(slot, *job_ids)
             except ProtocolError as error:
                 handle.distrust(str(error))
                 del taken[in_flight.ended - before :]
             if None in taken:
-                for number, job in zip(numbers, taken, strict=False):
+                for job_id, job in zip(job_ids, taken, strict=False):
                     if job is None:
-                        registry.leases.left_worker(number)
-            if hub.telling_steps:
+                        registry.leases.left_worker(job_id)
+            if hub.records_attempts:
                 for job, frame in zip(taken, frames, strict=False):
-                    if job is not None and (hub.ends_heard or job.id in hub.traced):
+                    if job is not None and (
+                        hub.has_job_listeners or job.id in hub.traced
+                    ):
                         registry.events.ran(job, slot, Frame(*frame), at)
             if large:  # threads unpickle the outcomes that take long
                 for index, (job, bare) in enumerate(zip(taken, frames, strict=False)):
@@ -351,7 +353,7 @@ class Traffic:
                 self._stalls.look_soon()
             if registry.timed:
                 engine.timers.begin_first(slot)
-            if hub.ends_heard:
+            if hub.has_job_listeners:
                 self._tell_begun(slot, at)
             for job in registry.settle_all(taken, frames, handle, at, large=large):
                 core.requeue({job.id: job.traits}, now)
@@ -420,7 +422,9 @@ class Traffic:
         engine = self._engine
         if slot is None:
             now = engine.loop.time()
-            engine.turn_depth += 1  # no turn: what leaves the queue changes no deadline
+            engine.turn_depth += (
+                1  # what leaves the queue changes no deadline, so the timer stays
+            )
             try:
                 engine.core.drop(job.id, now)
                 engine.core.outcome_unpacked(job.id, now)

@@ -106,7 +106,7 @@ class Outbox(SegmentOwner):
     Attributes:
         areas: Large buffers that have come, and whose outcome is still to come.
         flush: Sends what was put.
-        flush_soon: Sends, at the end of this turn of the loop, what was put until then.
+        flush_soon: Sends, at the end of this iteration of the loop, what was put until then.
     """
 
     # Set when the channels are open; nobody sends before that.
@@ -356,8 +356,8 @@ class WorkerHandle:
         since: When its present state began: it starts, is idle, or runs its first job.
         cancelled: The last of its jobs that were cancelled, for the log.
         stack_answers: The requests for stacks that it has not answered yet, by job; 0 for all of them.
-        next_weighing: When its memory is measured next: when the upper bound reaches the first value,
-            or at the second, a time.
+        next_weighing: When its memory is measured next: a bound and a time.  It is measured when it
+            may have reached the bound, or at that time.
         first_signal_at: When the pool first sent it a signal to end it; ``None`` before that.
     """
 
@@ -775,7 +775,7 @@ class WorkerHandle:
 
     def _is_late(self, kind: FrameKind) -> bool:
         """Return whether an answer counts no more, since the worker is to end."""
-        # The pool may ask a worker that drains for its stacks too, so that answer counts.
+        # A worker that serves may be asked for its stacks while it drains, so that answer counts.
         return self.ignored and (kind is not FrameKind.STACKS or self.link is None)
 
     def _on_failure(self, frame: Frame) -> None:

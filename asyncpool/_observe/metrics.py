@@ -323,7 +323,7 @@ class Exported:
     ) -> None:
         self.name: str = it.name
         self.it: weakref.ref[Any] = weakref.ref(it)
-        self._runner = weakref.ref(it if life is None else life)
+        self._life = weakref.ref(it if life is None else life)
         self._limit = limit
         self._cpu = 0.0  # the most seconds of CPU time that were read
         self._final: Reading | None = None
@@ -339,7 +339,7 @@ class Exported:
         """Whether there is nothing more to tell."""
         if self.it() is not None:
             return False
-        return self._told if self.ended else self._runner() is None
+        return self._told if self.ended else self._life() is None
 
     def end(self, it: Any) -> None:
         """Keep the last figures, which *it* has, until they were read once.

@@ -125,7 +125,7 @@ class Agent:
             self._idle.clear()
             await self._idle.wait()
         for client in self._clients.values():
-            client.flush()  # what has ended in this turn of the loop
+            client.flush()  # what has ended in this iteration of the loop
 
     def close(self) -> None:
         """End all sessions, whose jobs are cancelled."""
@@ -207,7 +207,7 @@ class Agent:
         self.turns.look(self.engine.unserved, self._lanes)
 
     def turn_soon(self) -> None:
-        """Have a turn with what else happens in this turn of the loop."""
+        """Have a turn with what else happens in this iteration of the loop."""
         if not self._turn_is_due:
             self._turn_is_due = True
             self._loop.call_soon(self.turn)

@@ -253,7 +253,7 @@ class Client(Packer):
         self._functions = FunctionTables(totals, data, RemoteFunctionTable)
         self._last_question = itertools.count(1)
         self.stored: StoredArguments | None = None
-        self.draining = ClientHolds(self.registry)
+        self.holds = ClientHolds(self.registry)
         self.waits = JobWaits(self)
         self.nodes = Nodes(self)
         self.sessions = ClientSessions(self)
@@ -368,7 +368,7 @@ class Client(Packer):
             PoolClosedError: If it is closed, or has no agent.
             PoolFullError: If too many jobs wait.
         """
-        closed = self.draining.closed and options.hold not in self.draining.holds
+        closed = self.holds.closed and options.hold not in self.holds.holds
         if closed or not self.nodes.any:
             raise self.no_agent()
         if self._is_full and options.session is None:
@@ -439,7 +439,7 @@ class Client(Packer):
         """Take a job out of the queue, or off its agent."""
         if self.registry.remove_done(job):
             self.drop(job)
-            self.draining.look()
+            self.holds.look()
 
     async def stack_of(self, job: PoolJob[Any]) -> str:
         """Ask where a job is; the text is empty if it runs nowhere."""
@@ -457,7 +457,7 @@ class Client(Packer):
     def fail(self, job: PoolJob[Any], error: BaseException) -> None:
         """End a job without an outcome."""
         self.registry.fail(job, error)
-        self.draining.look()
+        self.holds.look()
 
     def drop(self, job: PoolJob[Any]) -> None:
         """Take a job out of the queue, or off its agent."""
@@ -481,7 +481,7 @@ class Client(Packer):
             PoolClosedError: If there is none, or the client is closed.
         """
         nodes = [*self.nodes]
-        if not nodes or self.draining.closed:
+        if not nodes or self.holds.closed:
             raise self.no_agent()
         return nodes
 
@@ -490,7 +490,7 @@ class Client(Packer):
         return next(self._last_question)
 
     def flush_soon(self) -> None:
-        """Send what was put for agents, at the end of this turn of the loop."""
+        """Send what was put for agents, at the end of this iteration of the loop."""
         self.nodes.flush_soon()
 
     def listen(self) -> None:
@@ -512,7 +512,7 @@ class Client(Packer):
         self.nodes.router.rest(node.number)
         if self.reconnects:
             return  # the others wait for the next one
-        self.agent_closes = self.draining.closed = True
+        self.agent_closes = self.holds.closed = True
         for job in [*self.registry.jobs.values()]:
             if self.nodes.of(job.id) is None:
                 self.drop(job)
@@ -532,7 +532,7 @@ class Client(Packer):
                     self.drop(job)
                     self.registry.fail(job, PoolClosedError())
             self.broadcasts.give_up()
-        await self.draining.drain()
+        await self.holds.drain()
 
     def close(
         self, finish: Finish = Finish.NOTHING, timeout: float | None = 0.0
@@ -542,7 +542,7 @@ class Client(Packer):
         if self.left:
             return
         self.left = True
-        self.draining.close()
+        self.holds.close()
         self.registry.fail_all(
             PoolClosedError(f"{self.title} was left before the job was done")
         )
@@ -551,4 +551,4 @@ class Client(Packer):
         self.figures.close()
         self.nodes.close()
         self.leases.worker_gone()
-        self.draining.look()
+        self.holds.look()

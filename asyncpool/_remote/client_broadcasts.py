@@ -50,7 +50,7 @@ class ClientBroadcasts(Broadcasts):
 
     async def _results(self, broadcast: Broadcast) -> dict[int, Any]:
         answers, succeeded = broadcast.calls, False
-        self._client.draining.hold(broadcast)
+        self._client.holds.hold(broadcast)
         try:
             # Also for agents that join meanwhile.
             while waiting := [one for one in answers.values() if not one.done()]:
@@ -64,7 +64,7 @@ class ClientBroadcasts(Broadcasts):
             return results
         finally:
             self._end(broadcast, remember=succeeded)
-            self._client.draining.release(broadcast)
+            self._client.holds.release(broadcast)
             if not succeeded:
                 for answer in answers.values():
                     answer.cancel()

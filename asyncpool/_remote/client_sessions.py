@@ -47,12 +47,12 @@ class ClientSessions:
     ) -> None:
         """Wait for a *worker*; see :meth:`asyncpool.Pool.worker`."""
         node, number = self._node_to_ask(), self._client.next_question()
-        self._client.draining.hold(worker)
+        self._client.holds.hold(worker)
         self._asked.append(node)
         try:
             slot, pid = await node.ask("session", number=number, timeout=timeout)
         except BaseException:
-            self._client.draining.release(worker)
+            self._client.holds.release(worker)
             raise
         finally:
             self._asked.remove(node)

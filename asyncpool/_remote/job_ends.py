@@ -81,7 +81,7 @@ class JobEnds:
         """Settle a job whose outcome a thread has unpickled."""
         if self._registry.settle(job, outcome):
             self._client.again(job)
-        self._client.draining.look()
+        self._client.holds.look()
 
     def _on_failed(self, job: PoolJob[Any], error: object) -> None:
         """Decide about a job that the agent's pool has failed."""

@@ -22,7 +22,7 @@ from asyncpool.errors import PoolClosedError
 if TYPE_CHECKING:
     from asyncpool._remote.client import Client
 
-# So many jobs go out in the middle of a turn of the loop: whoever submits thousands in one turn
+# So many jobs go out in the middle of a iteration of the loop: whoever submits thousands in one turn
 # has the agent begin meanwhile.
 _AT_ONCE = 64
 
@@ -130,7 +130,7 @@ class Nodes:
         for job in [*self._registry.jobs.values()]:
             self._client.drop(job)
             self._registry.fail(job, PoolClosedError(why))
-        self._client.draining.look()
+        self._client.holds.look()
         self._turned.set()
 
     def close(self) -> None:
@@ -178,7 +178,7 @@ class Nodes:
             client.drop(job)
             client.ends.fail_lost(node, job, Delivery.NEVER_SENT, why)
         self._registry.leases.worker_gone(node.number)
-        client.draining.look()
+        client.holds.look()
         self._turned.set()
         if losses or not client.agent_closes:
             self.lost += 1
@@ -273,7 +273,7 @@ class Nodes:
             self._nodes[number].fence(job, until)
 
     def flush_soon(self) -> None:
-        """Send what was put, at the end of this turn of the loop."""
+        """Send what was put, at the end of this iteration of the loop."""
         if not self._flush_is_due:
             self._flush_is_due = True
             self._loop.call_soon(self._flush)
@@ -289,4 +289,4 @@ class Nodes:
             self.refill(node)
             node.flush()
         self._turned.set()
-        self._client.draining.look()
+        self._client.holds.look()

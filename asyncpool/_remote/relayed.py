@@ -67,7 +67,7 @@ PACKED = PackedSerializer()
 class RelayedJob(PoolJob[Any]):
     """Tells of its end in the step that ends it.
 
-    A callback of the future would come in the next turn of the loop.  That is 20 us more for a
+    A callback of the future would come in the next iteration of the loop.  That is 20 us more for a
     call that is awaited, and 2 us of CPU time for each of many.
 
     Attributes:

@@ -148,7 +148,7 @@ class Router:
         """Return the jobs that *agent* gets now."""
         if agent in self._resting:
             return []
-        return self._dispatcher.refill(agent, self._windows[agent])
+        return self._dispatcher.jobs_for(agent, self._windows[agent])
 
     def join(
         self, agent: int, window: Window, *, is_ready: bool

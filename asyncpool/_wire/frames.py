@@ -193,7 +193,7 @@ class FrameDecoder:
         bare: bool = False,
     ) -> None:
         self.max_payload, self._allocate = max_payload, allocate
-        self._turn, self._bare = range(most), bare
+        self._frame_range, self._bare = range(most), bare
         self.rest, self.is_empty, self.more = bytearray(), True, False
         # How many bytes are needed before there is anything to parse.
         self._need = HEADER_SIZE
@@ -230,7 +230,7 @@ class FrameDecoder:
         frames: list[Any] = []
         unpack, limit, size = _unpack_header, self.max_payload, len(data)
         start, body = 0, HEADER_SIZE
-        for _ in self._turn:
+        for _ in self._frame_range:
             if body > size:
                 break
             code, attempt, number, job, length = unpack(data, start)
@@ -243,7 +243,7 @@ class FrameDecoder:
             frames.append((kind, job, attempt, number, data[body:end]))
             start, body = end, end + HEADER_SIZE
         if start < size or not self.is_empty:
-            self._keep(data[start:], more=len(frames) == len(self._turn))
+            self._keep(data[start:], more=len(frames) == len(self._frame_range))
             if self.error is not None and not frames:
                 raise self.error
         return frames if self._bare else [*map(_frame, frames)]

@@ -195,8 +195,8 @@ def read_beats(memory: Readable, start: int = 0) -> list[Beat]:
 # The most items of a chunk: items without any work then take a millisecond.
 CHUNK_SIZE = 4096
 
-# The head of a log: how many items are done; whether no other item may begin; which job
-# and attempt it is.  The outcomes follow as entries, which takes 0.4 us each.
+# The head of a log: how many items are done; the job that must begin no other item
+# (0 for none); which job and attempt it is.  The outcomes follow as entries, which takes 0.4 us each.
 LOG_HEAD = struct.Struct("=QQQQ")
 _STOP = struct.Struct("=Q")
 

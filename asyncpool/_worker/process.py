@@ -343,7 +343,7 @@ class Preloading:
         """Return the threads of this process that a fork does not end, as a trial fork shows.
 
         Args:
-            whole: Leave out those that the copy can do without, or has again.
+            whole: Leave out the threads that the copy does not need, or starts again.
         """
         if not (before := self._look()):
             return []

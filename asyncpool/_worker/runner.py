@@ -75,7 +75,7 @@ _JOB, _STREAM = FrameKind.JOB, FrameKind.STREAM
 _TASK = "asyncpool job"
 
 # Nanoseconds after which the loop has a turn between two items of a chunk that do not wait.
-_TURN = 10_000_000
+_YIELD_AFTER_NS = 10_000_000
 
 # A worker remembers so many functions of maps.
 _recall = lru_cache(32)(pickle.loads)
@@ -84,8 +84,8 @@ _recall = lru_cache(32)(pickle.loads)
 class Lane:
     """A place for one running job after the other.
 
-    It passes for the coroutine of its job, and times its steps, because a long step blocks all
-    others.
+    It also wraps the coroutine of its job: the task drives the lane, and the lane drives the
+    coroutine and times its steps, because a long step blocks all others.
 
     Args:
         index: The number of this lane.
@@ -119,10 +119,10 @@ class Lane:
         self.ring: Callable[[], object] | None = None
         self.last_beat: tuple[tuple[int, int], bytes] | None = None
         self.log: ChunkLog | None = None
-        self.take(None)
+        self.wrap(None)
 
-    def take(self, coroutine: Any, context: Context | None = None) -> None:
-        """Pass for *coroutine* from now on, or for none.
+    def wrap(self, coroutine: Any, context: Context | None = None) -> None:
+        """Wrap *coroutine* from now on, or none.
 
         The last step of a coroutine that has a *context* settles the job.
         """
@@ -266,7 +266,7 @@ class JobRunner:
         hook: Enters the pool's hook, if there is one; see ``load_hook()``.
         state: What jobs keep in this worker.
         shown: The coroutine that runs, if it is no job's.
-        tell: Returns the stacks of the tasks of a server, in place of those of jobs.
+        server_stacks: Returns those of the tasks of a server, in place of those of jobs.
         control: As above.
         endings: Knows which jobs are to end before their time.
         heartbeat_lock: Whoever writes a heartbeat has this.  A job may call ``heartbeat()`` in several
@@ -282,7 +282,7 @@ class JobRunner:
         self._worker = os.getpid()
         self.hook: Callable[[], Leave] | None = None
         self.shown: Any = None
-        self.tell: Callable[[], str] | None = None
+        self.server_stacks: Callable[[], str] | None = None
         self.state = SimpleNamespace()
         self.serializer: pickling.WorkerSerializer = pickling.PICKLE_WORKER
         if config.codec:
@@ -418,7 +418,7 @@ class JobRunner:
             BaseException: Whatever it raises.
         """
         lane = Lane(0, self)
-        lane.take(coroutine)
+        lane.wrap(coroutine)
         task = self._loop.create_task(lane, name=_TASK)
         self.shown = coroutine
         try:
@@ -461,7 +461,7 @@ class JobRunner:
         try:
             outcome = context.run(self.outcome, lane, frame)
             if type(outcome) is CoroutineType:
-                lane.take(outcome, context)
+                lane.wrap(outcome, context)
                 task = self._loop.create_task(lane, name=_TASK, context=context)
                 if lane.context is context:  # or else an eager task has ended already
                     lane.task = task
@@ -701,7 +701,7 @@ class JobRunner:
                 body = start + NOTED.size
                 self.page[body : body + size] = payload
                 JOB_KEY.pack_into(self.page, start, job, attempt)
-                # So it goes together with others of this turn of the loop.
+                # So it goes together with others of this iteration of the loop.
                 self._outcomes.append(head + payload)
                 self._soon()
             else:
@@ -710,7 +710,7 @@ class JobRunner:
             self._fail(error)
         if lane.context is not None:
             # The task refers to the lane.  A cycle would keep the job's memory until a collection.
-            lane.take(None)
+            lane.wrap(None)
         self._free.append(lane)
         if self._looping:
             if self._several and self._pending:
@@ -862,8 +862,8 @@ async def call_items(
     """Call a function for each of *items*, until all are done or the chunk is told to stop.
 
     The items of a plain function run one after the other, in the first step of this coroutine.
-    At the first coroutine of an item it waits for the event loop; there it awaits one after the
-    other.
+    At the first item that is a coroutine, the chunk moves to the event loop, and awaits the items
+    one by one there.
 
     Args:
         runner: Runs the job that this is.
@@ -872,7 +872,7 @@ async def call_items(
         star: Whether each item is a tuple of several arguments.
         named: Whether the function travels by name, so that it may be remembered.
     """
-    began = turn = perf_counter_ns()
+    began = yielded = perf_counter_ns()
     job = current.get()
     assert job is not None
     lane = runner.by_job[job[:2]]
@@ -900,9 +900,12 @@ async def call_items(
                 outcome = value = context.run(next, calls)
                 if type(value) is CoroutineType:
                     coroutine = value
-                    if lane.context is None or perf_counter_ns() - turn > _TURN:
+                    if (
+                        lane.context is None
+                        or perf_counter_ns() - yielded > _YIELD_AFTER_NS
+                    ):
                         await asyncio.sleep(0)
-                        turn = perf_counter_ns()
+                        yielded = perf_counter_ns()
                     lane.shown = coroutine
                     outcome = value = await _InContext(coroutine, context)
                 if leave is not None:

@@ -50,7 +50,11 @@ def write_stacks(runner: JobRunner, job: int, attempt: int) -> None:
     faulthandler.dump_traceback(file)
     several = layout.width > 1
     lane = lanes.get((job, attempt)) if several else (*lanes.values(), None)[0]
-    text = _waiting(runner, lane) if runner.tell is None else runner.tell()
+    text = (
+        _waiting(runner, lane)
+        if runner.server_stacks is None
+        else runner.server_stacks()
+    )
     if several and lane is not None:
         # The dump shows a job that computes, too.  But if several jobs end at once, the pool
         # shows the dump with the first of them only.
@@ -82,8 +86,8 @@ def live_stacks(runner: JobRunner, wanted: int) -> bytes:
             _, _, text = _waiting(runner, lane).partition("\n")
             parts.append(f"Job {job}, attempt {attempt} {_ORDER}\n{text or main}")
     if not wanted:
-        if not lanes and runner.tell is not None:  # a server's tasks
-            parts.append(runner.tell().strip())
+        if not lanes and runner.server_stacks is not None:  # a server's tasks
+            parts.append(runner.server_stacks().strip())
         if not lanes and main:  # its initializer, say
             parts.append(_MAIN + main)
         # Of other threads, those that somebody else than the worker has begun.

@@ -21,7 +21,7 @@ from asyncpool._core import checks
 from asyncpool._core.endings import Finish
 from asyncpool._core.options import RestartPolicy, WorkerLimits
 from asyncpool._engine.deaths import CrashCallback
-from asyncpool._engine.engine import EngineRunner
+from asyncpool._engine.engine import PoolLife
 from asyncpool._engine.life_log import NamedLog
 from asyncpool._engine.loop import shielded
 from asyncpool._engine.machine import DEFAULT_LAUNCHER, check_platform
@@ -149,7 +149,7 @@ class Cluster(Supervised):
         self.name: str = options.name
         self._target = pack_target(options.target)
         self._log = NamedLog(self.name, f"cluster {self.name}")
-        self._runner = EngineRunner("cluster", self.name)
+        self._life = PoolLife("cluster", self.name)
         self._listeners: Listeners | None = None
         self._made: Service | None = None
         self._began: float | None = None
@@ -173,9 +173,9 @@ class Cluster(Supervised):
             Further calls wait for the first one.
         """
         try:
-            await self._runner.start(self._listen)
+            await self._life.start(self._listen)
         finally:
-            if self._runner.engine is None and self._listeners is not None:
+            if self._life.engine is None and self._listeners is not None:
                 self._listeners.close()
         began, self._began = self._began, None
         if began is not None:
@@ -215,7 +215,7 @@ class Cluster(Supervised):
         Cancellation:
             Safe.
         """
-        engine = self._runner.running_here()
+        engine = self._life.running_here()
         await shielded(engine.status.outcome)
 
     async def run(self, *, control: str | None = None) -> int:
@@ -271,7 +271,7 @@ class Cluster(Supervised):
         if timeout is None:
             timeout = self._config.end_grace
         checks.TIMEOUT("timeout", timeout)
-        summary = await self._runner.close(Finish.ALL, timeout)
+        summary = await self._life.close(Finish.ALL, timeout)
         if self._made is None:
             return summary
         finished, cut = self._made.close_counts
@@ -294,7 +294,7 @@ class Cluster(Supervised):
         Cancellation:
             Safe: the reload goes on.
         """
-        reload = self._runner.open(retrying=True).replacement.roll()
+        reload = self._life.open_engine(retrying=True).replacement.roll()
         return await shielded(reload)
 
     async def resize(self, workers: int) -> None:
@@ -315,7 +315,7 @@ class Cluster(Supervised):
             Safe: the cluster goes on towards that size, as it does after an error.
         """
         checks.at_least(1)("workers", workers)
-        replacement = self._runner.open().replacement
+        replacement = self._life.open_engine().replacement
         await replacement.resize(workers, workers)
 
     async def stacks(self) -> dict[int, str]:
@@ -330,17 +330,17 @@ class Cluster(Supervised):
         Cancellation:
             Safe.
         """
-        return await self._runner.running_here().stacks.of_workers()
+        return await self._life.running_here().stacks.of_workers()
 
     def stats(self) -> ClusterStats:
         """Return the figures of the cluster: how it stands, and what happened since its start."""
         engine, service, spread = (
-            self._runner.engine,
+            self._life.engine,
             self._made,
             self._config.spread,
         )
         if engine is None or service is None:
-            state = RunState.CLOSED if self._runner.closed_unused else RunState.NEW
+            state = RunState.CLOSED if self._life.closed_unused else RunState.NEW
             workers = self._config.workers[0]
             return ClusterStats(state=state, workers=workers, spread=spread)
         read = partial(cluster_stats, engine, service, spread, self.addresses)
@@ -520,7 +520,7 @@ class Cluster(Supervised):
         Cancellation:
             Kills the workers that are left, and returns when they have ended.
         """
-        await self._runner.exit_context(error, self.close)
+        await self._life.exit_context(error, self.close)
 
     def __repr__(self) -> str:
         s = self.stats()
@@ -537,8 +537,8 @@ class Cluster(Supervised):
             RuntimeError: If the cluster was started in another event loop.
         """
         if ended:
-            self._runner.running_here()
+            self._life.running_here()
         else:
-            self._runner.open()
+            self._life.open_engine()
         assert self._made is not None
         return self._made

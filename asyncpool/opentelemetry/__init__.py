@@ -99,7 +99,7 @@ def instrument(
         raise ValueError("instrument() needs spans, or metrics, or both")
     checks.at_least(1).or_none()("max_traced", max_traced)
     # Nothing here holds the pool, or nobody would notice that it is dropped.
-    life: Any = pool._runner  # noqa: SLF001
+    life: Any = pool._life  # noqa: SLF001
     is_remote = isinstance(pool, RemotePool)
     life.check_loop()
     with LOCK:
@@ -150,7 +150,7 @@ def uninstrument(pool: Pool | RemotePool) -> None:
         RuntimeError: If the pool was started in another event loop.
     """
     _check_pool("uninstrument", pool)
-    pool._runner.check_loop()  # noqa: SLF001
+    pool._life.check_loop()  # noqa: SLF001
     with LOCK:
         undo = _instrumented.pop(pool, None)
     if undo is None:

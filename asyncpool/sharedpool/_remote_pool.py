@@ -207,11 +207,11 @@ class Latest:
     """
 
     def __init__(self, life: _Life, name: str) -> None:
-        self._runner, self.name = life, name
+        self._life, self.name = life, name
 
     def stats(self) -> PoolStats:
         """Return the figures, in any thread."""
-        client = self._runner.client
+        client = self._life.client
         if client is None:
             return PoolStats(state=RunState.NEW, workers=0)
         return client.figures.latest()
@@ -245,8 +245,8 @@ class RemotePool(Orders, JobEventSource, Submitter):
         self._max_queued = max_queued
         self._options = JobOptions(codec=None if data is None else data.how)
         self._data = data
-        self._runner: _Life = _Life(title)  # type: ignore[assignment]  # pyright: ignore[reportIncompatibleVariableOverride]
-        self._latest = Latest(self._runner, name)
+        self._life: _Life = _Life(title)  # type: ignore[assignment]  # pyright: ignore[reportIncompatibleVariableOverride]
+        self._latest = Latest(self._life, name)
 
     def options(self, **changes: Unpack[Options]) -> BoundPool:
         """Return a view of the pool whose jobs have these options; see :meth:`Pool.options`."""
@@ -264,12 +264,12 @@ class RemotePool(Orders, JobEventSource, Submitter):
         """Do what is left to do when the client has left the agents."""
 
     async def _start(self) -> None:
-        if self._runner.engine is not None:
+        if self._life.engine is not None:
             raise RuntimeError(
                 f"{self._title} can be started only once: ask for another"
             )
-        self._runner.loop = asyncio.get_running_loop()
-        hub = self._runner.hub
+        self._life.loop = asyncio.get_running_loop()
+        hub = self._life.hub
         client = Client(
             self._title,
             self.name,
@@ -277,16 +277,16 @@ class RemotePool(Orders, JobEventSource, Submitter):
             self._max_queued,
             hub,
         )
-        self._runner.client = client
+        self._life.client = client
         try:
             await self._open_control(client)
-            if self._runner.listened:
+            if self._life.listened:
                 client.listen()
             await self._reach(client)
         except BaseException:
             await self._end(client)
             raise
-        self._runner.engine = client
+        self._life.engine = client
 
     async def _open_control(self, client: Client) -> None:
         if self._control is None:
@@ -294,7 +294,7 @@ class RemotePool(Orders, JobEventSource, Submitter):
         from asyncpool._observe.control.pool_control import open_pool_control  # noqa: PLC0415 - few have one
         from asyncpool._remote.orders import RemoteOrders  # noqa: PLC0415 - likewise
 
-        self._runner.listened = True
+        self._life.listened = True
         orders, name = RemoteOrders(self, client), self._control or None
         await open_pool_control(orders, client.hub, self.name, name, self._concurrency)
 
@@ -365,17 +365,17 @@ class RemotePool(Orders, JobEventSource, Submitter):
         await self.close(finish="all" if error is None else "none")
 
     def _open(self) -> Client:
-        return self._runner.running()
+        return self._life.running()
 
     @property
     def _is_started(self) -> bool:
-        return self._runner.client is not None
+        return self._life.client is not None
 
     def _on_listener(self) -> None:
-        if not self._runner.listened:
-            self._runner.listened = True
-            if self._runner.engine is not None:
-                self._runner.engine.listen()
+        if not self._life.listened:
+            self._life.listened = True
+            if self._life.engine is not None:
+                self._life.engine.listen()
 
 
 def data_only(

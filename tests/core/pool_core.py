@@ -117,7 +117,7 @@ class Core:
         # Jobs.
         self.submit = core.submit
         self.place = core.place
-        self.submit_pinned = self._told(core.sessions.pin)
+        self.submit_pinned = self._told(core.affinity.pin)
         self.prepare = core.dispatcher.preparing.setdefault
         self.submit_prepared = self._told(core.submit_prepared)
         self.arguments_loaded = self._told(core.arguments_loaded)
@@ -138,10 +138,10 @@ class Core:
         self.check_for_stalls = self._told(core.endings.check_for_stalls)
         self.unanswered = core.endings.unanswered
         # Sessions.
-        self.request_worker = self._told(core.sessions.request)
-        self.cancel_request = self._told(core.sessions.cancel_request)
-        self.call = self._told(core.sessions.call)
-        self.end_session = self._told(core.sessions.end)
+        self.request_worker = self._told(core.affinity.request)
+        self.cancel_request = self._told(core.affinity.cancel_request)
+        self.call = self._told(core.affinity.call)
+        self.end_session = self._told(core.affinity.end)
         # Planned exits.
         self.resize = self._told(core.lifecycle.resize)
         self.roll = self._told(core.lifecycle.roll)

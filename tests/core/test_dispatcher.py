@@ -39,7 +39,7 @@ def known(cost: float) -> JobTraits:
 def idle_pool(workers: int) -> tuple[Dispatcher, list[InFlight]]:
     dispatcher, flights = Dispatcher(), [InFlight() for _ in range(workers)]
     for slot, in_flight in enumerate(flights):
-        assert dispatcher.refill(slot, in_flight) == []
+        assert dispatcher.jobs_for(slot, in_flight) == []
     return dispatcher, flights
 
 
@@ -176,7 +176,7 @@ class DispatchMachine(RuleBasedStateMachine):
 
     def refill(self, slot: int) -> None:
         expected = self.expect(slot)
-        jobs = self.dispatcher.refill(slot, self.flights[slot])
+        jobs = self.dispatcher.jobs_for(slot, self.flights[slot])
         assert jobs == expected, "jobs leave the queue in their order"
 
     def expect_to_serve(self, slots: Iterable[int]) -> dict[int, list[int]]:
@@ -508,7 +508,7 @@ def test_neither_starves_while_more_urgent_ones_come_to_the_other_line(
     while begun[-1] != 1 and len(begun) < 2 * OLDEST_EVERY:
         submit(begun[-1] + 2, -1, keyed=not old_has_a_key)
         in_flight.complete(begun[-1])
-        begun += dispatcher.refill(0, in_flight)
+        begun += dispatcher.jobs_for(0, in_flight)
     assert len(begun) - 1 == OLDEST_EVERY
 
 
@@ -526,7 +526,7 @@ def test_a_job_with_a_key_is_passed_no_more_often_if_its_key_moves_at_each_turn(
         # As where each worker runs one job.
         assert dispatcher.submit(turn + 1, JobTraits()) is None
         dispatcher.assign_buckets({turn: turn})
-        begun += dispatcher.refill(turn, InFlight())
+        begun += dispatcher.jobs_for(turn, InFlight())
         dispatcher.exclude(turn)
         dispatcher.assign_buckets({})
     assert begun == [1, 2, 3, 0, 4, 5, 6, 7]

@@ -232,7 +232,8 @@ async def test_a_stopped_worker_is_silent_and_leaves_no_stack() -> None:
 
 @pytest.mark.parametrize("work", [beats.beat_deaf, beats.beat_in_thread])
 async def test_a_job_that_beats_is_never_silent(work: Callable[[str], Any]) -> None:
-    async with patience(), Gate() as gate, Pool(2) as pool:
+    pool = Pool(2, preload=[beats.__name__])  # an import is no heartbeat
+    async with patience(), Gate() as gate, pool:
         job = pool.options(heartbeat_timeout=0.4).submit(work, gate.path)
         visitor = await gate.visitor("deaf" if work is beats.beat_deaf else "")
         for _ in range(3):  # so much time passes

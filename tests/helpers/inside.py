@@ -132,13 +132,13 @@ def __getattr__(name: str) -> Any:
 
 def trace_no_more(pool: Pool | RemotePool) -> None:
     """Have an instrumented pool, or one with a trace, trace no more jobs, as if it had too many."""
-    for tracer in pool._runner.hub.tracers:
+    for tracer in pool._life.hub.tracers:
         tracer.limit.next_at = math.inf  # type: ignore[attr-defined]
 
 
 def supervisor_of(pool: Pool | Cluster) -> PoolEngine:
     """Return what runs *pool*, which has been started; it stays after the end."""
-    supervisor = pool._runner.engine
+    supervisor = pool._life.engine
     assert supervisor is not None
     return supervisor
 
@@ -181,7 +181,7 @@ def sessions_of(pool: Pool) -> list[object]:
 
 def listeners_of(pool: Pool) -> list[object]:
     """Return what is told of the events of *pool*, or of its jobs."""
-    hub = pool._runner.hub
+    hub = pool._life.hub
     told = [it for each in hub._hubs for it in (*each._streams, *each.listeners)]
     return [*(it for it in told if "EventHub.listen" not in repr(it)), *hub.tracers]
 
@@ -233,7 +233,7 @@ def break_core(pool: Pool | Cluster, error: Exception) -> None:
 
 def in_another_process(pool: Pool) -> None:
     """Have *pool* take itself for a copy that a fork has made."""
-    pool._runner._process += 1
+    pool._life._process += 1
 
 
 def config_of(pool: Pool | Cluster) -> EngineConfig:
@@ -248,7 +248,7 @@ def options_of(cluster: Cluster) -> ClusterOptions:
 
 def slots_held(core: Core) -> set[int]:
     """Return the slots that get no job because a session waits for one of them."""
-    return core.sessions._held
+    return core.affinity._held
 
 
 def affinity_queues_of(core: Core) -> AffinityQueues:

@@ -62,19 +62,19 @@ async def test_a_cancelled_wait_loses_no_event() -> None:
 
 async def test_jobs_are_watched_as_long_as_somebody_listens() -> None:
     hub = PoolHub()
-    watched = [hub.ends_heard]
+    watched = [hub.has_job_listeners]
     stream = hub.listen_to_jobs(10)
     hub.publish_job(OF_A_JOB)
-    watched.append(hub.ends_heard)
+    watched.append(hub.has_job_listeners)
     del stream
     gc.collect()
     hub.publish_job(OF_A_JOB)
-    watched.append(hub.ends_heard)
+    watched.append(hub.has_job_listeners)
     hub.add_job_listener(repr)
-    watched.append(hub.ends_heard)
+    watched.append(hub.has_job_listeners)
     assert hub.remove_listener(repr) == 1
     hub.publish(SOME)
-    watched.append(hub.ends_heard)
+    watched.append(hub.has_job_listeners)
     assert watched == [False, True, False, True, False]
 
 
@@ -105,11 +105,11 @@ async def test_who_listens_to_ends_hears_of_nothing_else() -> None:
     unwatched = list[None]()
     hub.on_unwatched = lambda: unwatched.append(None)
     hub.add_end_listener(ends.append)
-    assert (hub.ends_heard, hub.steps_heard) == (True, False)
+    assert (hub.has_job_listeners, hub.has_step_listeners) == (True, False)
     hub.publish(SOME)
     hub.publish_end(END)
     hub.add_job_listener(all_of_it.append)
-    assert hub.steps_heard
+    assert hub.has_step_listeners
     hub.publish_end(END)
     assert hub.remove_listener(ends.append) == 1
     assert unwatched == []
@@ -159,9 +159,9 @@ def end_job(hub: PoolHub, job: Any, microseconds: int, now: float) -> None:
 def run_jobs(hub: PoolHub, first: int, count: int) -> None:
     for number in range(first, first + count):
         job: Any = QuickJob(number)
-        if hub.news_heard:
+        if hub.announces_jobs:
             hub.queued(job)
-        if hub.ends_heard or hub.tracers:
+        if hub.has_job_listeners or hub.tracers:
             end_job(hub, job, 500_000, 2.5)
 
 
@@ -173,7 +173,7 @@ async def test_what_runs_for_long_is_shown_although_there_are_too_many_jobs(
     trace = trace_of(path, hub, lambda: replace(figures(), slots=tuple(slots)), 1)
     trace.limit.next_at = math.inf
     job: Any = QuickJob(815, title="shop.resize")
-    assert hub.news_heard
+    assert hub.announces_jobs
     hub.queued(job)
     trace._write_all()
     trace._write_all()

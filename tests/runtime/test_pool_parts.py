@@ -49,7 +49,7 @@ class Parts:
         engine.act = lambda **_: engine.core.todo.clear()
         self.engine, self.core = engine, engine.core
         self.registry = engine.registry
-        self.draining = engine.draining
+        self.draining = engine.holds
         self.deaths: deaths.Deaths = engine._deaths
 
     def queue(self, count: int) -> None:

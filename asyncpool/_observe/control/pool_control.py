@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from asyncpool._core import log_messages as say
-from asyncpool._engine.engine import EngineRunner
+from asyncpool._engine.engine import PoolLife
 from asyncpool._engine.hub import PoolHub
 from asyncpool._engine.life_log import NamedLog
 from asyncpool._engine.loop import shielded
@@ -39,12 +39,12 @@ class LocalOrders:
         life: The pool's life.
     """
 
-    def __init__(self, life: EngineRunner) -> None:
-        self._runner = life
+    def __init__(self, life: PoolLife) -> None:
+        self._life = life
 
     def latest(self) -> PoolStats:
         """Return the figures, at once."""
-        return self._runner.running().stats()
+        return self._life.running().stats()
 
     async def stats(self) -> PoolStats:
         """Return the figures as they are now."""
@@ -52,7 +52,7 @@ class LocalOrders:
 
     async def stacks(self, slot: int | None) -> Mapping[int, str]:
         """Return the stacks of one worker or of all."""
-        return await self._runner.running().stacks.of_workers(slot)
+        return await self._life.running().stacks.of_workers(slot)
 
     async def stack_of(self, number: int) -> tuple[int, str]:
         """Return the slot of a job and its stack, which is empty if it does not run.
@@ -60,7 +60,7 @@ class LocalOrders:
         Raises:
             ProtocolError: If there is no such job.
         """
-        job = self._runner.running().registry.jobs.get(number)
+        job = self._life.running().registry.jobs.get(number)
         if job is None:
             raise over(number)
         slot = job.slot
@@ -71,23 +71,23 @@ class LocalOrders:
     ) -> Profile:
         """Sample one worker or all."""
         wanted = ProfileRequest(seconds, RATE, function or "")
-        return await self._runner.open().profiles.take(wanted, slot)
+        return await self._life.open_engine().profiles.take(wanted, slot)
 
     async def kill(self, slot: int) -> None:
         """Kill a worker."""
-        self._runner.running().replacement.kill(slot)
+        self._life.running().replacement.kill(slot)
 
     async def retire(self, slot: int) -> None:
         """Replace a worker."""
-        self._runner.open().replacement.retire(slot)
+        self._life.open_engine().replacement.retire(slot)
 
     async def roll(self) -> RollResult:
         """Replace all workers."""
-        return await shielded(self._runner.open(retrying=True).replacement.roll())
+        return await shielded(self._life.open_engine(retrying=True).replacement.roll())
 
     async def resize(self, workers: int) -> None:
         """Change how many there are, on each node."""
-        await self._runner.open().replacement.resize(workers, workers)
+        await self._life.open_engine().replacement.resize(workers, workers)
 
 
 class PoolAnswers:
@@ -227,7 +227,7 @@ async def open_pool_control(
 
 
 async def open_beside(
-    life: EngineRunner, config: EngineConfig, control: str | None
+    life: PoolLife, config: EngineConfig, control: str | None
 ) -> None:
     """Open what a pool was asked to have beside it, before anything happens in it.
 

@@ -799,7 +799,7 @@ class Server:
                 lost += 1
             elif request.cycle is not None:
                 self._judge(request, now, timeout)
-        # Behind the count: what is given up here ends in the next turn of the loop, or is counted later.
+        # Behind the count: what is given up here ends in the next iteration of the loop, or is counted later.
         self._cut_who_read_nothing(timeout, now)
         stuck = threads.stuck(now, timeout) if threads else []
         if lost:
