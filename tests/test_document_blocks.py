@@ -83,6 +83,55 @@ FRAGMENTS = {
         """,
         "False 0 False\n",
     ),
+    'async with asyncpool.Pool(preload=["parsers"], max_queued=32) as pool:': Around(
+        """
+        import asyncio, pathlib, asyncpool
+
+        pathlib.Path("parsers.py").touch()
+        document = b"text"
+
+        def extract_text(document):
+            return document.decode()
+
+        async def main():
+            BLOCK
+            print(text)
+
+        if __name__ == "__main__":
+            asyncio.run(main())
+        """,
+        "text\n",
+    ),
+    "parser = asyncpool.Sandbox.parser()  # no files, no network, no other processes": Around(
+        """
+        import asyncio, pathlib, asyncpool
+
+        pathlib.Path("images.py").write_text(
+            "def decode(image: bytes) -> bytes:\\n    return image[:3]\\n"
+        )
+        import images
+
+        upload = b"image"
+
+        async def main():
+            BLOCK
+            print(thumbnail)
+
+        if __name__ == "__main__":
+            asyncio.run(main())
+        """,
+        "b'ima'\n",
+    ),
+    "with asyncpool.ProcessPoolExecutor(4) as executor:  # instead of concurrent.futures": Around(
+        """
+        import asyncpool
+
+        measure, paths = len, ["a", "bb"]
+        BLOCK
+        print(sizes)
+        """,
+        "[1, 2]\n",
+    ),
     "async for page in pool.stream(render_pages, path):": Around(
         """
         import asyncio, asyncpool

@@ -79,7 +79,11 @@ class Reader:
 
 
 def test_what_the_readme_shows_runs(tmp_path: Path) -> None:
-    Reader(tmp_path).read(blocks("README.md"))
+    Reader(tmp_path).read(programs("README.md"))
+
+
+def test_what_the_examples_show_runs(tmp_path: Path) -> None:
+    Reader(tmp_path).read(programs("examples/README.md"))
     lines = (tmp_path / "examples" / "nodes.jsonl").read_text().splitlines()
     found = {line["input"]: line["result"] for line in map(json.loads, lines)}
     files = {
