@@ -328,6 +328,48 @@ FRAGMENTS = {
         """,
         "[1, 2]\n",
     ),
+    "from asyncpool.prometheus import register": Around(
+        """
+        import asyncio, asyncpool, prometheus_client
+
+        def start_http_server(port):
+            [family] = [
+                it
+                for it in prometheus_client.REGISTRY.collect()
+                if it.name == "asyncpool_workers_wanted"
+            ]
+            print(port, family.samples[0].labels, family.samples[0].value)
+
+        prometheus_client.start_http_server = start_http_server
+
+        async def main():
+            BLOCK
+
+        asyncio.run(main())
+        """,
+        "9100 {'pool': 'images'} 4\n",
+    ),
+    "profile = await pool.profile(5)": Around(
+        """
+        import asyncio, asyncpool, os
+
+        def spin():
+            while True:
+                pass
+
+        async def main():
+            async with asyncpool.Pool(1, on_cancel="kill") as pool:
+                job = pool.submit(spin)
+                short = pool.profile
+                pool.profile = lambda seconds: short(0.1)
+                BLOCK
+                job.cancel()
+            print(os.path.exists("flame.html"))
+
+        asyncio.run(main())
+        """,
+        "True\n",
+    ),
     "from asyncpool.cluster import Cluster, protocol, streams": Around("BLOCK", ""),
     "from asyncpool.cluster import Cluster, asgi": Around("BLOCK", ""),
     "import msgspec": Around("BLOCK", ""),

@@ -15,8 +15,12 @@ __all__ = ["ROWS", "log_again", "provoked"]
 
 TABLE = Path(__file__).parents[2] / "docs" / "log-records.md"
 
-# | `id` | LEVEL | text | `key`, `key` | meaning, and what to do |
-_ROW = re.compile(r"^\| `([a-z-]+)` \| ([A-Z]+) \| .+? \| (.*?) \| ", re.MULTILINE)
+# | `id` | LEVEL | *group*, `key` | meaning, and what to do |
+_ROW = re.compile(r"^\| `([a-z-]+)` \| ([A-Z]+) \| ([^|]*)\| ", re.MULTILINE)
+_GROUPS = {
+    "*worker*": "`pool` `slot` `generation` `pid`",
+    "*job*": "`job_id` `attempt` `function`",
+}
 
 
 class Row(NamedTuple):
@@ -26,9 +30,15 @@ class Row(NamedTuple):
     keys: frozenset[str]
 
 
+def _keys(column: str) -> frozenset[str]:
+    for group, keys in _GROUPS.items():
+        column = column.replace(group, keys)
+    return frozenset(re.findall("`(.*?)`", column))
+
+
 ROWS = {
-    name: Row(level, frozenset(re.findall("`(.*?)`", keys)))
-    for name, level, keys in _ROW.findall(TABLE.read_text())
+    name: Row(level, _keys(column))
+    for name, level, column in _ROW.findall(TABLE.read_text())
 }
 
 _STANDARD = {
