@@ -69,6 +69,7 @@ class Asked:
         option: Another option of uvicorn.Config, such as ws_ping_interval=10 or server_header=false.
             Several may be given.
         access_log: Log every request.
+        access_log_format: Do so with such a line, as '%(method)s %(path)s %(status)d %(ms)d'.
         name: What other commands call it; by default the module's name, with the pid if that is
             taken.  One that is given must be free.
         control: Where the control socket is, if not among those of this user; '' for none.
@@ -87,6 +88,7 @@ class Asked:
     ssl_keyfile_password_file: str | None = None
     option: tuple[str, ...] = ()
     access_log: bool = False
+    access_log_format: str | None = None
     name: str | None = None
     control: str | None = None
     metrics: str | None = None
@@ -301,6 +303,7 @@ def _server_options(
     """Return the options of what serves the application, if it is one."""
     if asked.interface == "serve":
         flags = uvicorn | {"option": asked.option, "access_log": asked.access_log}
+        flags["access_log_format"] = asked.access_log_format
         for name, value in flags.items():
             if value:
                 raise CommandError(
@@ -318,7 +321,7 @@ def _server_options(
     server |= read_options(
         asked.option, uvicorn, password_file=asked.ssl_keyfile_password_file
     )
-    server["access_log"] = asked.access_log
+    server["access_log"] = asked.access_log_format or asked.access_log
     return server | (threads if asked.interface == "wsgi" else {})
 
 
@@ -478,7 +481,13 @@ class ServingPlan:
 
 
 class _Unread(Cluster):
-    """A cluster whose messages no code can read."""
+    """A cluster whose messages no code can read, and whose workers write their logs themselves."""
+
+    def __init__(
+        self, target: Any, *, worker_log: tuple[int, bytes] | None, **options: Any
+    ) -> None:
+        super().__init__(target, **options)
+        self._worker_log = worker_log
 
     async def start(self) -> Self:
         """Start, and let no worker wait for a reader."""
@@ -599,7 +608,11 @@ class Serving:
             adapter = asgi if plan.interface == "asgi" else wsgi
             target = adapter(plan.target, **plan.options)
         self._cluster = cluster = _Unread(
-            target, name=plan.name, on_crash=self._crashed, **plan.cluster
+            target,
+            worker_log=self._log.of_workers(),
+            name=plan.name,
+            on_crash=self._crashed,
+            **plan.cluster,
         )
         if self._page is not None:
             from asyncpool.prometheus import register  # noqa: PLC0415 - an extra

@@ -14,6 +14,7 @@ end trusts the other's count.
 from __future__ import annotations
 
 import asyncio
+import os
 import pickle
 from enum import IntEnum
 from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
@@ -47,6 +48,7 @@ class HandleTag(IntEnum):
 
     CONNECTION = 0
     USER = 1
+    LOG = 2  # what a worker writes its log to; not answered
 
 
 class Inbox(ItemStream[T]):
@@ -359,7 +361,8 @@ class Link:
             )
         self._received, fd = number, self.descriptor()
         if frame.number != HandleTag.USER:
-            self.on_connection(number, fd)
+            take = self.on_log if frame.number == HandleTag.LOG else self.on_connection
+            take(number, fd)
             return
         kept = fd is not None and self.mail.take_descriptor(
             self, fd, bytes(frame.payload)
@@ -391,6 +394,16 @@ class Link:
             ProtocolError: If the other end cannot have had it.
         """
         raise NotImplementedError
+
+    def on_log(self, number: int, fd: int | None) -> None:
+        """Take what the log of a worker is written to; there it is another method.
+
+        Raises:
+            ProtocolError: If this end is no worker.
+        """
+        if fd is not None:
+            os.close(fd)
+        raise ProtocolError(f"{self._peer} sent a log, as handle {number}")
 
     def on_frame(self, frame: Frame) -> None:
         """Take a frame that only this end gets.

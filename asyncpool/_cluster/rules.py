@@ -1,4 +1,4 @@
-"""What a master and its workers both know of a drain, and of a want of descriptors."""
+"""What a master and its workers both know of drains, a want of descriptors, and requests."""
 
 from __future__ import annotations
 
@@ -9,6 +9,10 @@ from asyncpool._wire.records import Record
 # Errors which say that this process, or this machine, has no descriptor or memory left.  They end
 # when some process closes a descriptor.
 EXHAUSTED = frozenset((errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM))
+
+
+# The most characters in which a worker tells of its open requests.
+MAX_REQUESTS = 50_000
 
 
 class DrainLimit(Record):

@@ -7,16 +7,24 @@ has what stands in for jobs: sockets to listen on, connections, and messages.
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import pickle
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterator
+from contextlib import suppress
 from time import monotonic
 from typing import Any, Literal, cast
 
 from asyncpool._cluster import log_messages as say
 from asyncpool._cluster.balancer import ConnectionBalancer
 from asyncpool._cluster.balancing import Share
-from asyncpool._cluster.link import MAX_MESSAGE, MOST_MESSAGES, Link, Mail
+from asyncpool._cluster.link import (
+    MAX_MESSAGE,
+    MOST_MESSAGES,
+    HandleTag,
+    Link,
+    Mail,
+)
 from asyncpool._cluster.listeners import Listeners
 from asyncpool._cluster.rules import DrainLimit, drain_limit
 from asyncpool._core.figures import MOST_NUMBERS, RequestFigures
@@ -38,6 +46,10 @@ _MOST_FIGURES = 8 * MOST_NUMBERS  # bytes
 
 # A limit, since a worker can make the master queue answers to handles, and nothing else.
 _MOST_UNSENT = 2 * MOST_MESSAGES * MAX_MESSAGE
+
+# The most open requests of a list, and the number of the order that asks for them.
+MOST_REQUESTS = 1000
+_REQUESTS = 1
 
 # The most sockets, and files, of workers that are kept until the user takes them.
 _MOST_SOCKETS = 64
@@ -178,6 +190,17 @@ class WorkerMail(Mail):
             self._log.now(say.MESSAGES_DROPPED, extra)
 
 
+def _read_requests(slot: int, text: str) -> Iterator[dict[str, Any]]:
+    """Yield what a worker has told of its open requests; nothing if it has not told, or nonsense."""
+    wrong = (ValueError, TypeError, LookupError, ArithmeticError, RecursionError)
+    with suppress(*wrong):
+        for told in json.loads(text):
+            row = {name: str(told[name]) for name in ("method", "path", "client")}
+            where = None if told["stack"] is None else str(told["stack"])
+            age = max(0.0, min(float(told["age"]), 1e9))  # JSON has no infinity
+            yield {"worker": slot, **row, "age": age, "stack": where}
+
+
 class Service:
     """What the workers of one cluster need from its master.
 
@@ -186,6 +209,7 @@ class Service:
         worker: Their configuration.
         target: The name of the function that serves, or the pickled function.
         listeners: The listening sockets, if there are any.
+        worker_log: Where workers write their logs by themselves, and an object that does so, pickled.
 
     Attributes:
         balancer: Hands connections to them.
@@ -201,8 +225,10 @@ class Service:
         worker: WorkerConfig,
         target: str | bytes,
         listeners: Listeners | None,
+        worker_log: tuple[int, bytes] | None,
     ) -> None:
         self._engine = engine
+        self._worker_log = worker_log
         self._options = cast("Any", engine.config)
         self._worker, self._target, self._listeners = worker, target, listeners
         self.links: dict[int, WorkerLink] = {}
@@ -237,6 +263,7 @@ class Service:
             handle.slot,
             handle.generation,
             tuple(self._remembered.values()),
+            self._worker_log and (self._worker_log[1], self._engine.config.name),
         )
         main = _MAIN, pickle.dumps(serving)
         return pickle.dumps(self._worker._replace(main=main))
@@ -250,6 +277,8 @@ class Service:
             OSError: If this process lacks the means.
         """
         link = WorkerLink(handle.slot, handle.generation, arriving, channel, self)
+        if self._worker_log is not None:
+            link.hand(os.dup(self._worker_log[0]), HandleTag.LOG)
         for sock in [] if self.stopped else self._shared:
             head = header(FrameKind.LISTEN, 0, number=len(self._shared))
             channel.put_descriptor(head, os.dup(sock.fileno()))
@@ -386,6 +415,19 @@ class Service:
         share.busy = bool(figures.busy)
         share.idle = max(0, share.connections - figures.open - figures.open_websockets)
         self.balancer.dispatch()
+
+    async def open_requests(self) -> list[dict[str, Any]]:
+        """Return the requests that workers are in, the oldest first, no more than :data:`MOST_REQUESTS`.
+
+        Cancellation:
+            Safe.
+        """
+        handles, ask = self._engine.handles, self._engine.stacks.ask
+        slots = [*self.links]
+        texts = await asyncio.gather(*(ask(handles[it], _REQUESTS) for it in slots))
+        told = map(_read_requests, slots, texts)
+        found = [row for rows in told for row in rows]
+        return sorted(found, key=lambda row: -row["age"])[:MOST_REQUESTS]
 
     def is_busy(self, link: WorkerLink) -> bool:
         """Tell whether a worker that may be sent something can take no request."""

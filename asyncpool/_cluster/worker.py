@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import errno
 import fcntl
+import json
 import os
 import pickle
 import socket
@@ -30,7 +31,7 @@ from asyncpool._cluster.link import (
     message_of,
     thing_of,
 )
-from asyncpool._cluster.rules import DrainLimit, drain_limit
+from asyncpool._cluster.rules import MAX_REQUESTS, DrainLimit, drain_limit
 from asyncpool._engine.channel import READ_SIZE, Channel, DescriptorSocket
 from asyncpool._wire import log_records as say
 from asyncpool._wire.frames import Frame, FrameKind
@@ -398,9 +399,12 @@ class MasterLink(Link):
         accepts: Whether the worker accepts for itself, on sockets that come first.
         max_payload: The most bytes that a message may have.
         time: How long it may drain.
+        log: Writes the worker's log by itself, if there is one; its descriptor comes first.
+        whose: What each record of that log has of the worker.
 
     Attributes:
         time: As above.
+        log: As above; ``None`` if the master writes the log.
         draining: Whether it drains.
         ended: Whether nothing more comes from the pool.
         error: How the pool has broken the protocol.
@@ -409,11 +413,18 @@ class MasterLink(Link):
         returning: Whether connections may be given back.
         listeners: The sockets on which it accepts.
         load: Its connections.
-        tell_requests: Returns what to call the tasks that are requests, the oldest first.
+        open_requests: Returns the open requests, the oldest first.
     """
 
     def __init__(
-        self, control: Control, *, accepts: bool, max_payload: int, time: DrainTime
+        self,
+        control: Control,
+        *,
+        accepts: bool,
+        max_payload: int,
+        time: DrainTime,
+        log: Any = None,
+        whose: dict[str, object] | None = None,
     ) -> None:
         sock = DescriptorSocket(control.job_socket)
         loop = asyncio.get_running_loop()
@@ -427,7 +438,7 @@ class MasterLink(Link):
         )
         super().__init__(sock, channel, Mail(float("inf")), "the pool")
         self._has_sent = channel.sent
-        self.time = time
+        self.time, self.log, self._whose = time, log, whose
         self._thread = get_ident()
         self._control = control
         self.draining, self.ended, self.idle = (asyncio.Event() for _ in range(3))
@@ -436,6 +447,7 @@ class MasterLink(Link):
         self.is_ready = self.returning = self._retired = self._refusing = False
         self._is_worn = self._is_busy = self._is_over = self._thread_died = False
         self.listeners: list[socket.socket] = []
+        self._logging = asyncio.Event()
         self._listening: asyncio.Future[None] = loop.create_future()
         if not accepts:
             self._listening.set_result(None)
@@ -446,7 +458,7 @@ class MasterLink(Link):
         # The numbers of connections that need an acknowledgement, and their descriptors.
         self._came: Inbox[tuple[int, int]] = Inbox()
         self.load = Load(loop, self._tell_load)
-        self.tell_requests: Callable[[], dict[asyncio.Task[Any], str]] = dict
+        self.open_requests: Callable[[], list[Any]] = list
 
     # What the user's code asks for.
 
@@ -515,9 +527,16 @@ class MasterLink(Link):
             self._has_sent.clear()
             await self._has_sent.wait()
 
-    def task_stacks(self) -> str:
-        """Return where the tasks wait, requests first, the oldest ahead; another thread calls this."""
-        lines, known = [COROUTINE], self.tell_requests()
+    def tell(self, wanted: int) -> str:
+        """Return where the tasks wait, requests first, the oldest ahead; another thread calls this.
+
+        Args:
+            wanted: 0; else only the requests are wanted, as JSON.
+        """
+        if wanted:
+            return self._tell_requests()
+        lines = [COROUTINE]
+        known = {it.task: f" for {it.title}" for it in self.open_requests()}
         tasks = [it for it in asyncio.all_tasks(self._loop) if it not in known]
         for task in islice((*known, *tasks), _MOST_TASKS):
             lines.append(f"  task {task.get_name()!r}{known.get(task, '')}:")
@@ -526,6 +545,15 @@ class MasterLink(Link):
         text = "\n".join(lines)
         return text[:_LONGEST]
 
+    def _tell_requests(self) -> str:
+        rows: list[str] = []
+        for request in self.open_requests():
+            rows.append(json.dumps(request.row()))
+            if sum(map(len, rows)) + len(rows) > MAX_REQUESTS:
+                rows.pop()
+                break
+        return f"[{','.join(rows)}]"
+
     # Its life.
 
     async def run(self, worker: Worker, target: Target) -> int:
@@ -533,6 +561,8 @@ class MasterLink(Link):
         self._control.on_thread_death = self._mourn
         self._control.on_end_of_all = self.time.cluster_ends
         try:
+            if self.log is not None:
+                await self._logging.wait()
             await self._listening
             if self.listeners:
                 self._acceptor = Acceptor(
@@ -551,6 +581,8 @@ class MasterLink(Link):
         finally:
             self._control.on_thread_death = self._control.on_end_of_all = None
             self.close()
+            if self.log is not None:
+                self.log.end()
         if self.error is not None:
             raise self.error
         return int(failure is not None or self._thread_died)
@@ -667,6 +699,13 @@ class MasterLink(Link):
         else:
             self._came.put((number, fd))
 
+    def on_log(self, number: int, fd: int | None) -> None:  # noqa: ARG002 - not answered
+        if fd is None or self.log is None:  # the master writes it, as it does anyway
+            self.log = None
+        else:
+            self.log.begin(fd, self._control, self._whose)
+        self._logging.set()
+
     def on_frame(self, frame: Frame) -> None:
         if frame.kind is FrameKind.LISTEN:
             self._listen_on(self.descriptor(), frame.number)
@@ -705,6 +744,9 @@ class MasterLink(Link):
             # What waits in the kernel's queue, since the whole cluster ends.
             for descriptor in acceptor.rest() if acceptor and acceptor.used else ():
                 self._came.put((0, descriptor))
+        if not self._logging.is_set():
+            self.log = None
+            self._logging.set()
         self._came.end()
         self.mail.end()
         self.ended.set()
@@ -751,7 +793,7 @@ def serve(runner: JobRunner) -> int:
 
     Args:
         runner: Has the event loop, and a configuration with the pickled ``(target, spread,
-            drain_timeouts, slot, generation, broadcasts)``.  Its job channel becomes the link.
+            drain_timeouts, slot, generation, broadcasts, log)``.  Its job channel becomes the link.
 
     Returns:
         The status to leave with: 1 if an exception was not caught.
@@ -763,7 +805,7 @@ def serve(runner: JobRunner) -> int:
     assert config.main is not None
     for name in _MASTERS:
         os.environ.pop(name, None)
-    target, spread, drain_timeouts, slot, generation, broadcasts = pickle.loads(
+    target, spread, drain_timeouts, slot, generation, broadcasts, log = pickle.loads(
         config.main[1]
     )
     link: MasterLink | None = None
@@ -775,14 +817,17 @@ def serve(runner: JobRunner) -> int:
             accepts=spread != "handoff",
             max_payload=config.max_payload,
             time=DrainTime(*drain_timeouts),
+            log=writer,
+            whose=log and {"pool": log[1], "slot": slot, "generation": generation},
         )
-        runner.server_stacks = link.task_stacks
+        runner.server_stacks = link.tell
         for payload in broadcasts:
             link.mail.messages.put((None, payload))
         return await link.run(Worker(slot, generation, link), served)
 
     try:
         served = _load(target)
+        writer = None if log is None else pickle.loads(log[0])  # imports something
         return runner.run(live())  # type: ignore[no-any-return]
     except BaseException as error:
         control.report_failure("serve", error)

@@ -186,15 +186,21 @@ class Lifecycle:
 
     @property
     def _growth_left(self) -> int:
-        """How many more workers there may be.  Failing workers take up nothing."""
+        """How many more workers there may be.
+
+        Those of a server that have failed, and as many others that drain as it has workers, take up
+        nothing: their clients may take as long as they like, and others are replaced meanwhile.
+        """
         filled = sum(slot.state not in NOT_NEEDED for slot in self._slots)
-        return self.sizing.size + self._options.max_surge - filled + self._failing
+        left = self.sizing.size + self._options.max_surge - filled
+        if self._core.serving:
+            leaving = sum(slot.draining for slot in self._slots) - self._failing
+            left += self._failing + min(leaving, self.sizing.size)
+        return left
 
     @property
     def _failing(self) -> int:
         """How many workers have failed, and have a successor before they have finished."""
-        if not self._core.serving:
-            return 0
         return sum(
             it.faulty and it.draining and not it.exit_planned for it in self._slots
         )

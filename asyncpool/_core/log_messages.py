@@ -141,6 +141,5 @@ AGENT_STOPPING = info(
 AGENT_ROLL_REFUSED = warning("no roll: %(reason)s")
 AGENT_GAVE_UP = error("given up: %(reason)s")
 LOG_UNREAD = warning("nobody read the log: %(records)d records are left out here")
-REPEATED = warning("%(count)d times more: %(message)s")
 
 give_ids(globals())

@@ -16,7 +16,7 @@ import re
 import select
 import sys
 from collections import Counter, deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import PurePath
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, TextIO
@@ -181,7 +181,7 @@ class Output:
             self._detach()
             return False
         *lines, rest = (self._rest + data).split(b"\n")
-        self._rest = _seen(rest)
+        self._rest = seen(rest)
         if len(self._rest) > _CHUNK:
             lines.append(self._rest)
             self._rest = b""
@@ -190,7 +190,7 @@ class Output:
         return True
 
     def _take(self, lines: list[bytes]) -> None:
-        lines = [_seen(line).rstrip(b"\r") for line in lines]
+        lines = [seen(line).rstrip(b"\r") for line in lines]
         if self._err:
             self._tail.extend(lines)
         self._lines.extend(lines)
@@ -280,7 +280,7 @@ class Output:
                 stream.flush()
 
 
-def _seen(line: bytes) -> bytes:
+def seen(line: bytes) -> bytes:
     """Return what a terminal shows of a line, as a progress bar writes each state over the last."""
     return line[line.rstrip(b"\r").rfind(b"\r") + 1 :]
 
@@ -379,25 +379,15 @@ class WorkerLogs:
 
     def _hand_over(self, author: WorkerHandle, payload: bytes) -> None:
         """Give a record to its logger, and survive whatever its handlers do."""
+        whose = {it: getattr(author, it) for it in ("slot", "generation", "pid")}
         try:
-            found, fields = log_records.read_record(payload)
+            record = worker_record(payload, {"pool": self._pool, **whose})
         except ProtocolError as error:
             author.distrust(str(error))
             return
-        if _OURS.match(found["name"]):
-            # What is under this name was said by the service.  A pool in a worker says it too,
-            # and so may a worker that lies.
-            found["name"] = text.JOB_LOGGER
-        found |= {
-            "pool": self._pool,
-            "slot": author.slot,
-            "generation": author.generation,
-            "pid": author.pid or found["process"],
-            "job_id": found["job_id"] if found["attempt"] else None,
-        }
         # A handler or filter of the user's may raise anything.
         with contextlib.suppress(Exception, asyncio.CancelledError):
-            _handle(found, fields)
+            _handle(record)
 
 
 def explicit_levels() -> tuple[tuple[tuple[str, int], ...], int]:
@@ -410,20 +400,20 @@ def explicit_levels() -> tuple[tuple[tuple[str, int], ...], int]:
     return tuple(levels), root.manager.disable
 
 
-def _handle(found: dict[str, Any], fields: dict[str, Any]) -> None:
+def _handle(record: logging.LogRecord) -> None:
     # If there is no such logger, take the next one above it, which would get the record too.
     # None is created, since loggers stay for ever, and a worker may invent any number of names.
     root: logging.Logger = logging.root
-    logger, name, manager = root, found["name"], logging.root.manager
+    logger, name, manager = root, record.name, logging.root.manager
     while name and logger is root:
         known = manager.loggerDict.get(name)
         logger = known if isinstance(known, logging.Logger) else logger
         name = name.rpartition(".")[0]
-    if found["levelno"] < max(logger.getEffectiveLevel(), manager.disable + 1):
+    if record.levelno < max(logger.getEffectiveLevel(), manager.disable + 1):
         return
     # Filters of another logger are not for this record.
-    is_its_own = logger.name == found["name"]
-    (logger.handle if is_its_own else logger.callHandlers)(_record_of(found, fields))
+    is_its_own = logger.name == record.name
+    (logger.handle if is_its_own else logger.callHandlers)(record)
 
 
 def _block(lines: str) -> str:
@@ -442,7 +432,24 @@ _SHOWN: dict[str, Callable[[str], str]] = {
 _IDS = {None, *log_records.IDS}
 
 
-def _record_of(found: dict[str, Any], fields: dict[str, Any]) -> logging.LogRecord:
+def worker_record(payload: bytes, whose: Mapping[str, object]) -> logging.LogRecord:
+    """Return a record of a worker, in which nothing looks like something else.
+
+    Args:
+        payload: What the worker has packed.
+        whose: Which pool, slot, generation and pid it has.
+
+    Raises:
+        ProtocolError: If the payload is no such record.
+    """
+    found, fields = log_records.read_record(payload)
+    if _OURS.match(found["name"]):
+        # What is under this name was said by the service.  A pool in a worker says it too,
+        # and so may a worker that lies.
+        found["name"] = text.JOB_LOGGER
+    found |= whose
+    found["pid"] = found["pid"] or found["process"]
+    found["job_id"] = found["job_id"] if found["attempt"] else None
     record = logging.makeLogRecord({})
     since = found["created"] - record.created
     found["relativeCreated"] = record.relativeCreated + since * 1000

@@ -147,6 +147,9 @@ MAX_NAME = 200
 # The logger of warnings about jobs, and that of ``current_job().logger``.
 JOB_LOGGER = "asyncpool.job"
 
+# That of a server's access log: not below asyncpool's own, whose records only the service makes.
+ACCESS_LOGGER = "access"
+
 # What workers call in place of a user's function, which is its first argument; see _worker/api.py.
 _STAND_IN = "asyncpool._worker.api.call_chunk"
 

@@ -266,7 +266,8 @@ class JobRunner:
         hook: Enters the pool's hook, if there is one; see ``load_hook()``.
         state: What jobs keep in this worker.
         shown: The coroutine that runs, if it is no job's.
-        server_stacks: Returns those of the tasks of a server, in place of those of jobs.
+        server_stacks: Returns those of the tasks of a server, in place of those of jobs; its open
+            requests, if it is given another number than 0.
         control: As above.
         endings: Knows which jobs are to end before their time.
         heartbeat_lock: Whoever writes a heartbeat has this.  A job may call ``heartbeat()`` in several
@@ -282,7 +283,7 @@ class JobRunner:
         self._worker = os.getpid()
         self.hook: Callable[[], Leave] | None = None
         self.shown: Any = None
-        self.server_stacks: Callable[[], str] | None = None
+        self.server_stacks: Callable[[int], str] | None = None
         self.state = SimpleNamespace()
         self.serializer: pickling.WorkerSerializer = pickling.PICKLE_WORKER
         if config.codec:

@@ -53,7 +53,7 @@ def write_stacks(runner: JobRunner, job: int, attempt: int) -> None:
     text = (
         _waiting(runner, lane)
         if runner.server_stacks is None
-        else runner.server_stacks()
+        else runner.server_stacks(0)
     )
     if several and lane is not None:
         # The dump shows a job that computes, too.  But if several jobs end at once, the pool
@@ -75,6 +75,10 @@ def live_stacks(runner: JobRunner, wanted: int) -> bytes:
         runner: Has the jobs.
         wanted: The only job that is wanted; 0 for all that is there.
     """
+    if (
+        wanted and runner.server_stacks is not None
+    ):  # what a server has in place of jobs
+        return runner.server_stacks(wanted).encode(errors="replace")[:_LONGEST]
     frames = sys._current_frames()  # noqa: SLF001 - public
     # The frame of this call would make a cycle, and keep what the jobs have.
     frames.pop(get_ident(), None)
@@ -87,7 +91,7 @@ def live_stacks(runner: JobRunner, wanted: int) -> bytes:
             parts.append(f"Job {job}, attempt {attempt} {_ORDER}\n{text or main}")
     if not wanted:
         if not lanes and runner.server_stacks is not None:  # a server's tasks
-            parts.append(runner.server_stacks().strip())
+            parts.append(runner.server_stacks(0).strip())
         if not lanes and main:  # its initializer, say
             parts.append(_MAIN + main)
         # Of other threads, those that somebody else than the worker has begun.

@@ -6,29 +6,56 @@ import dataclasses
 import os
 import socket
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Hashable, Iterable
+from collections.abc import (
+    AsyncIterator,
+    Callable,
+    Coroutine,
+    Hashable,
+    Iterable,
+    Mapping,
+)
 from functools import partial
 from io import IOBase
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal, Self, get_args
 
 from asyncpool._cluster import log_messages as say
 from asyncpool._cluster.addresses import ignored, parse_all
-from asyncpool._cluster.link import Inbox, Received, check_message, message_of, thing_of
+from asyncpool._cluster.link import (
+    MAX_MESSAGE,
+    Inbox,
+    Received,
+    check_message,
+    message_of,
+    thing_of,
+)
 from asyncpool._cluster.listeners import Listeners, addresses_locked, open_listeners
 from asyncpool._cluster.service import Service, Spread, WorkerLink
 from asyncpool._core import checks
+from asyncpool._core.checks import option
 from asyncpool._core.endings import Finish
 from asyncpool._core.options import RestartPolicy, WorkerLimits
+from asyncpool._dataclass import dataclass
 from asyncpool._engine.deaths import CrashCallback
 from asyncpool._engine.engine import PoolLife
 from asyncpool._engine.life_log import NamedLog
 from asyncpool._engine.loop import shielded
-from asyncpool._engine.machine import DEFAULT_LAUNCHER, check_platform
-from asyncpool._engine.options import EngineConfig, OutputMode
+from asyncpool._engine.machine import (
+    DEFAULT_LAUNCHER,
+    check_limits,
+    check_platform,
+    usable_cpus,
+)
+from asyncpool._engine.options import (
+    EngineConfig,
+    OutputMode,
+    anything,
+    name_or_number,
+    worker_config,
+)
 from asyncpool._engine.stats import read_beside_loop
 from asyncpool._wire.log_records import LogMessage
-from asyncpool._wire.messages import WorkerConfig
+from asyncpool._wire.messages import MAX_INITIALIZER, WorkerConfig
 from asyncpool._wire.pickling import dumps_call
 from asyncpool._wire.posix import (
     ReceivedFile,
@@ -37,10 +64,9 @@ from asyncpool._wire.posix import (
     file_descriptor,
     socket_descriptor,
 )
-from asyncpool.cluster._options import cluster_options, pack_target
 from asyncpool.cluster._stats import ClusterStats, cluster_stats
 from asyncpool.enums import RunState
-from asyncpool.errors import NoWorkerError
+from asyncpool.errors import JobNotPicklableError, NoWorkerError
 from asyncpool.events import CloseSummary, RollResult
 from asyncpool.pool import Supervised
 
@@ -49,7 +75,110 @@ if TYPE_CHECKING:
     from asyncpool._engine.engine import Engine
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+# Seconds that a worker which is drained has beyond its own time.
+_GRACE = 1.0
+
+_ADDRESSES = "an address, or several, such as '127.0.0.1:8000'"
+
+
+def _workers(name: str, value: int | None) -> tuple[int, int]:
+    workers = usable_cpus() if value is None else value
+    checks.at_least(1)(name, workers)
+    return workers, workers
+
+
+def _bind(name: str, value: object) -> tuple[str, ...]:
+    addresses = (value,) if isinstance(value, str) else value
+    return checks.several(_ADDRESSES, each=str)(name, addresses)
+
+
+def _limits(name: str, value: object) -> WorkerLimits:
+    limits = check_limits(name, value)
+    if limits.drain_timeout != WorkerLimits().drain_timeout:
+        raise ValueError(
+            "worker_limits of a cluster take no drain_timeout: give it to the cluster itself"
+        )
+    return limits
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClusterOptions(EngineConfig):
+    """What a cluster is told, checked and in shape; see :class:`asyncpool.Cluster`.
+
+    It is what its engine is told, too, before the cluster listens.
+
+    Attributes:
+        spread: How connections get to workers; without an address there are none, and
+            nothing but ``"handoff"`` makes sense.
+    """
+
+    target: str | Callable[..., object] = option(anything)  # pack_target() checks it
+    bind: tuple[str, ...] = option(_bind)
+    spread: Spread = option(checks.one_of(get_args(Spread)))
+    backlog: int = option(checks.at_least(1))
+    drain_timeout: float = option(checks.PERIOD)
+    reload_drain_timeout: float = option(checks.PERIOD_OR_NONE)
+
+
+CLUSTER_CHECKS: dict[str, checks.Check] = {
+    **checks.table_of(ClusterOptions),
+    "workers": _workers,
+    "worker_limits": _limits,
+    "max_surge": checks.at_least(1),  # a worker serves until there is another
+    "name": name_or_number("cluster"),  # last: one that is refused takes no number
+}
+
+
+def cluster_options(given: Mapping[str, Any]) -> ClusterOptions:
+    """Return the options of a cluster, which its constructor was given.
+
+    Raises:
+        TypeError: If one is of the wrong type.
+        ValueError: If one is out of range, or an address makes no sense.
+    """
+    values = checks.apply(CLUSTER_CHECKS, given)
+    if values["reload_drain_timeout"] is None:
+        values["reload_drain_timeout"] = values["drain_timeout"]
+    if values["bind"]:
+        parse_all(values["bind"])
+    else:
+        values["spread"] = "handoff"
+    return ClusterOptions(
+        **values,
+        worker=worker_config(values, MAX_MESSAGE),
+        stop_grace=values["reload_drain_timeout"] + _GRACE,  # while others serve on
+        end_grace=values["drain_timeout"] + _GRACE,
+    )
+
+
+def pack_target(target: str | Callable[..., object]) -> str | bytes:
+    """Bring what workers are to run into the form in which they are told.
+
+    Raises:
+        ValueError: If it is a name of nothing.
+        TypeError: If it is neither a name nor callable.
+        JobNotPicklableError: If it cannot be pickled, or is too large.
+    """
+    checks.function("target", target)
+    if isinstance(target, str):
+        return target
+    try:
+        payload = dumps_call(target)
+    except Exception as error:
+        raise JobNotPicklableError(
+            f"target cannot be pickled: {error}", direction="arguments", name="target"
+        ) from error
+    if len(payload) > MAX_INITIALIZER:
+        raise JobNotPicklableError(
+            f"target has {len(payload)} bytes when pickled, and {MAX_INITIALIZER} is "
+            "the most",
+            direction="arguments",
+            name="target",
+        )
+    return payload
+
+
+@dataclass(frozen=True, slots=True)
 class Message:
     """A message of a worker: *worker* is its slot, *generation* its number in that slot."""
 
@@ -96,7 +225,8 @@ class Cluster(Supervised):
         worker_limits: When workers are replaced by fresh ones, and what the kernel allows them.
             ``max_jobs`` counts connections that have ended.  Leave out ``drain_timeout``: the
             cluster has its own.
-        max_surge: How many workers there may be beyond their number while some are replaced.
+        max_surge: How many workers there may be beyond their number while some are replaced, not
+            counting those that finish their connections.
         ping_timeout: Seconds that a worker may go without answering the master's pings,
             and that its event loop may be blocked; ``None`` for no pings.
         on_crash: Called with a :class:`asyncpool.Crash` for each unplanned death.
@@ -104,7 +234,7 @@ class Cluster(Supervised):
     Args: Connections at the end
         drain_timeout: Seconds that workers have for their connections when the cluster ends.
         reload_drain_timeout: Seconds that a worker has for its connections when it is
-            replaced, or no longer needed, while others serve.  ``None`` means *drain_timeout*.
+            replaced, or no longer needed, while others serve; as *drain_timeout* if it is ``None``.
             If the cluster ends meanwhile, *drain_timeout* counts from then on.
 
     Args: Logs
@@ -140,7 +270,7 @@ class Cluster(Supervised):
         ping_timeout: float | None = 30.0,
         on_crash: CrashCallback | None = None,
         drain_timeout: float = 5.0,
-        reload_drain_timeout: float | None = None,
+        reload_drain_timeout: float | None = 30.0,
         name: str | None = None,
         worker_output: OutputMode = "log",
     ) -> None:
@@ -152,6 +282,7 @@ class Cluster(Supervised):
         self._life = PoolLife("cluster", self.name)
         self._listeners: Listeners | None = None
         self._made: Service | None = None
+        self._worker_log: tuple[int, bytes] | None = None  # of asyncpool serve
         self._began: float | None = None
         self.addresses: tuple[str, ...] = ()
 
@@ -189,20 +320,27 @@ class Cluster(Supervised):
 
     async def _listen(self) -> EngineConfig:
         self._began = time.monotonic()  # by the one call that listens
-        options = self._config
-        if options.bind:
-            async with addresses_locked(options.bind):
-                self._listeners = open_listeners(options.bind, backlog=options.backlog)
-            self.addresses = self._listeners.addresses
-            sockets = ignored(parse_all(options.bind), os.environ, os.getpid())
-            if sockets:
-                self._log.now(say.SOCKETS_IGNORED, {"sockets": sockets})
+        await self._open_listeners()
 
         def serve(engine: Engine, worker: WorkerConfig) -> Service:
-            self._made = Service(engine, worker, self._target, self._listeners)
+            self._made = Service(
+                engine, worker, self._target, self._listeners, self._worker_log
+            )
             return self._made
 
-        return dataclasses.replace(options, serving=serve)
+        return dataclasses.replace(self._config, serving=serve)
+
+    async def _open_listeners(self) -> None:
+        """Listen, if it does not yet; :meth:`close` ends that, even without a start."""
+        options = self._config
+        if not options.bind or self._listeners is not None:
+            return
+        async with addresses_locked(options.bind):
+            self._listeners = open_listeners(options.bind, backlog=options.backlog)
+        self.addresses = self._listeners.addresses
+        sockets = ignored(parse_all(options.bind), os.environ, os.getpid())
+        if sockets:
+            self._log.now(say.SOCKETS_IGNORED, {"sockets": sockets})
 
     async def wait(self) -> None:
         """Return when the cluster is closed.
@@ -273,6 +411,8 @@ class Cluster(Supervised):
         checks.TIMEOUT("timeout", timeout)
         summary = await self._life.close(Finish.ALL, timeout)
         if self._made is None:
+            if self._listeners is not None:
+                self._listeners.close()
             return summary
         finished, cut = self._made.close_counts
         return dataclasses.replace(summary, finished=finished, failed=cut)
@@ -281,7 +421,8 @@ class Cluster(Supervised):
         """Replace every worker by a fresh one, which loads its code anew.
 
         Each worker serves until its replacement is ready, then finishes its connections, and
-        ends; one worker after the other.  If a replacement does not become ready the
+        ends.  Meanwhile the next one is replaced: *max_surge* at a time, but for those that finish,
+        of which there are as many as workers at most.  If a replacement does not become ready the
         reload ends there: the other workers stay, and the result says so.  If a slot has no
         worker since starts have failed, the cluster tries a start there at once.
 

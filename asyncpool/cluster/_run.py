@@ -6,13 +6,14 @@ import asyncio
 import contextlib
 import os
 import signal
-from collections.abc import Callable, Coroutine
+import socket
+import threading
+import time
+from collections.abc import Callable, Coroutine, Generator, Iterable, Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Any, ParamSpec
+from typing import TYPE_CHECKING, Any
 
 from asyncpool._cluster import log_messages as say
-from asyncpool._cluster.notify import Notifier, watchdog_interval
-from asyncpool._cluster.signals import name_of, obeyed
 from asyncpool._core import log_messages
 from asyncpool._engine.life_log import (
     NamedLog,
@@ -43,8 +44,6 @@ STOPPED = 0
 GAVE_UP = 3
 
 _STATUS_EVERY = 5.0  # s
-
-P = ParamSpec("P")
 
 
 def status_line(stats: ClusterStats) -> str:
@@ -129,6 +128,8 @@ class Operation:
                 is_over=lambda: self._is_over,
                 is_last=self._is_last,
             ):
+                # First: a retry for the address should not tell of a name that is taken, too.
+                await self._cluster._open_listeners()  # noqa: SLF001 - the cluster's own operation
                 control = await self._open_control()
                 await self._serve()
         except BaseException:
@@ -158,7 +159,7 @@ class Operation:
         how, first = "it ends at once", len(self._stops) == 1
         if first:
             how = f"workers finish their connections; when asked again, {how}"
-            self._notifier.stopping()
+            self._notifier.tell("draining", "STOPPING=1")
         if why:
             self._log.now(say.STOP_ASKED, {"by": why}, how=how)
         self._closing.add(self._soon(self._close, None if first else 0.0))
@@ -169,7 +170,7 @@ class Operation:
             return
         if not self._stops:
             self._stops.append(0)  # the second cuts the drain short
-            self._notifier.stopping()
+            self._notifier.tell("draining", "STOPPING=1")
         self.stop(why=why)
 
     def _refuse(self, number: int) -> None:
@@ -190,7 +191,7 @@ class Operation:
         try:
             await self._cluster.start()
             if not self._stops:
-                self._notifier.ready(status_line(self._cluster.stats()))
+                self._notifier.tell(status_line(self._cluster.stats()), "READY=1")
                 self._on_ready()
                 if self._notifier.listens:
                     self._soon(self._beat)
@@ -200,7 +201,7 @@ class Operation:
                 raise
         except PoolBrokenError as error:
             self.broken = error
-            self._notifier.stopping()
+            self._notifier.tell("draining", "STOPPING=1")
             await self._cluster.close()
         if self._closing:
             await asyncio.wait(self._closing)
@@ -227,7 +228,7 @@ class Operation:
         finally:
             self._reloading = False
             if not self._stops:
-                self._notifier.ready(status_line(self._cluster.stats()))
+                self._notifier.tell(status_line(self._cluster.stats()), "READY=1")
         return result
 
     def _resize_by(self, change: int, by: str) -> None:
@@ -252,9 +253,9 @@ class Operation:
         while True:
             await asyncio.sleep(min(_STATUS_EVERY, watchdog or _STATUS_EVERY))
             if watchdog is not None and self._is_healthy():
-                self._notifier.alive()
+                self._notifier.tell("", "WATCHDOG=1")
             if not self._stops and not self._reloading:
-                self._notifier.status(status_line(self._cluster.stats()))
+                self._notifier.tell(status_line(self._cluster.stats()))
 
     def _is_healthy(self) -> bool:
         """Tell whether anybody serves; while it drains, that it does is enough.
@@ -269,15 +270,12 @@ class Operation:
         )
 
     def _soon(
-        self,
-        action: Callable[P, Coroutine[Any, Any, None]],
-        *args: P.args,
-        **kwargs: P.kwargs,
+        self, action: Callable[..., Coroutine[Any, Any, None]], *args: Any
     ) -> asyncio.Task[None]:
         """Do something beside serving; what goes wrong is logged."""
         # Not a coroutine: a task that is cancelled before it begins would never await it.
         task = asyncio.create_task(
-            self._logged(partial(action, *args, **kwargs)),
+            self._logged(partial(action, *args)),
             name=f"asyncpool serve: {getattr(action, '__name__', 'task').strip('_')}",
         )
         self._tasks.add(task)
@@ -332,6 +330,9 @@ class Operation:
                         if slot in {None, it}
                     }
                 }
+            case "requests":
+                service = self._cluster._service()  # noqa: SLF001 - the cluster's own operation
+                return {"requests": await service.open_requests()}
             case "kill" if slot is not None:
                 self._cluster.kill(slot)
                 text = f"the worker in slot {slot} was killed"
@@ -384,3 +385,168 @@ class Operation:
             "pid": os.getpid(),
             **plain(self._cluster.stats()),
         }
+
+
+# The signals that a cluster obeys.
+
+# Signals that a cluster leaves alone: nobody can handle them, they report a fault in this process,
+# they stop or continue it, or they are ignored by default.  Not every system has all of them.
+_LEFT_ALONE = (
+    *("SIGKILL", "SIGSTOP"),
+    *("SIGSEGV", "SIGBUS", "SIGFPE", "SIGILL", "SIGABRT"),
+    *("SIGTSTP", "SIGCONT"),
+    *("SIGCHLD", "SIGWINCH", "SIGURG", "SIGINFO"),
+)
+
+
+def name_of(number: int) -> str:
+    """Return the name of a signal; only two of the real-time ones have names."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        if _is_real_time(number):
+            return f"SIGRTMIN+{number - signal.SIGRTMIN}"
+        return f"signal {number}"
+
+
+def _is_real_time(number: int) -> bool:
+    first = getattr(signal, "SIGRTMIN", None)
+    return first is not None and first <= number <= signal.SIGRTMAX
+
+
+@contextlib.contextmanager
+def obeyed(
+    orders: Mapping[int, Callable[[], object]],
+    *,
+    refuse: Callable[[int], object],
+    is_over: Callable[[], bool] = lambda: False,
+    is_last: Callable[[], bool] = lambda: False,
+) -> Generator[None]:
+    """Obey signals while the context lasts.
+
+    A signal stays ignored if it was ignored when this process was started.  A shell does
+    that with ``SIGINT`` for what runs in the background, and nohup with ``SIGHUP``.
+
+    All orders are given in the loop.
+
+    Args:
+        orders: What is called at each signal.
+        refuse: Called with the number of a signal that means nothing here, and that would end the
+            process without a word by default.
+        is_over: Returns whether an order comes too late, and is not given.
+        is_last: Called at the end, unless an exception ends the context; returns whether
+            this process ends now as well.  Then signals are ignored, so that none of them
+            changes how it ends.
+
+    Raises:
+        RuntimeError: If this is not the main thread: only that thread gets signals.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        raise RuntimeError("signals reach the main thread only: run the cluster there")
+    loop = asyncio.get_running_loop()
+    every_order = dict(orders)
+    # A signal with a handler means something to the program that the cluster is a part of.
+    every: set[int] = {*signal.valid_signals()}
+    left_alone = {getattr(signal, name, None) for name in _LEFT_ALONE}
+    for number in every - left_alone - every_order.keys():
+        # One without a name that is not real-time is for the system's libraries.
+        is_known = isinstance(number, signal.Signals) or _is_real_time(number)
+        if is_known and signal.getsignal(number) is signal.SIG_DFL:
+            every_order[number] = partial(refuse, number)
+
+    def give(order: Callable[[], object]) -> None:
+        if not is_over():
+            order()
+
+    before: list[tuple[int, Any]] = []
+    ignore = False
+    try:
+        for number, order in every_order.items():
+            handler = signal.getsignal(number)
+            if handler is not signal.SIG_IGN:
+                loop.add_signal_handler(number, give, order)
+                before.append((number, handler))
+        yield
+        ignore = is_last()
+    finally:
+        with _held_back([number for number, _ in before]):
+            for number, handler in before:
+                loop.remove_signal_handler(number)
+                if ignore:
+                    signal.signal(number, signal.SIG_IGN)
+                # None is a handler in C code, which was not replaced.  Of others the loop has set
+                # the default action, and there may have been another one.
+                elif handler is not None:
+                    signal.signal(number, handler)
+
+
+@contextlib.contextmanager
+def _held_back(numbers: Iterable[int]) -> Generator[None]:
+    """Hold signals back while their default action is set for a moment."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, numbers)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+# The service manager: systemd, or another one that has set ``NOTIFY_SOCKET`` (sd_notify).
+
+
+class Notifier:
+    """Sends states to the service manager; if there is none, it does nothing.
+
+    It never waits, and drops what the manager does not take: that must not make a service fail.
+
+    Args:
+        environment: Where ``NOTIFY_SOCKET`` is looked up.
+    """
+
+    def __init__(self, environment: Mapping[str, str] = os.environ) -> None:
+        address = environment.get("NOTIFY_SOCKET", "")
+        # "@" stands for the NUL of an abstract socket.  Other kinds ("vsock:") are not supported.
+        self._address = f"\0{address[1:]}" if address.startswith("@") else address
+        self._sock: socket.socket | None = None
+        if address.startswith(("/", "@")):
+            self._sock = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+            self._sock.setblocking(False)
+
+    @property
+    def listens(self) -> bool:
+        """Whether there is a manager to tell."""
+        return self._sock is not None
+
+    def tell(self, status: str, *states: str) -> None:
+        """Say what ``systemctl status`` shows, if it is not empty, and states such as ``READY=1``."""
+        lines = [f"STATUS={' '.join(status.split())}"] * bool(status)
+        if self._sock is not None:
+            with contextlib.suppress(OSError):
+                text = "\n".join((*states, *lines))
+                self._sock.sendto(text.encode(), self._address)
+
+    def reloading(self) -> None:
+        """Say that the service loads its code anew; ``READY=1`` ends that."""
+        # systemd compares the time stamp with its own, to tell this reload from an earlier one.
+        now = time.clock_gettime_ns(time.CLOCK_MONOTONIC) // 1000
+        self.tell("reloading", "RELOADING=1", f"MONOTONIC_USEC={now}")
+
+    def close(self) -> None:
+        """Close the socket."""
+        if self._sock is not None:
+            self._sock.close()
+            self._sock = None
+
+
+def watchdog_interval(environment: Mapping[str, str] = os.environ) -> float | None:
+    """Return the seconds between two signs of life for the watchdog; ``None`` without one.
+
+    They are half of what the watchdog waits for (``WATCHDOG_USEC``), as systemd advises.
+    """
+    owner = environment.get("WATCHDOG_PID", "")
+    if owner and owner != str(os.getpid()):
+        return None
+    try:
+        microseconds = int(environment.get("WATCHDOG_USEC", ""))
+    except ValueError:
+        return None
+    return microseconds / 2e6 if microseconds > 0 else None

@@ -143,19 +143,10 @@ class ClusterStats:
 
 # What a cluster has in common with a pool, and a worker of it with one of a pool.
 _OF_POOLS = (
-    *(
-        "state",
-        "workers",
-        "crashes",
-        "crash_kinds",
-        "exits",
-        "restarts",
-        "spawned",
-        "started",
-    ),
-    *("exited_cpu", "loop_lag", "dropped_events"),
+    "state workers crashes crash_kinds exits restarts spawned started exited_cpu loop_lag "
+    "dropped_events"
 )
-_OF_SLOTS = "slot", "generation", "pid", "seconds", "uptime", "cpu", "memory"
+_OF_SLOTS = "slot generation pid seconds uptime cpu memory"
 
 
 def cluster_stats(
@@ -172,7 +163,7 @@ def cluster_stats(
     stats, requests = engine.stats(), service.requests()
     balancer = service.balancer
     return ClusterStats(
-        **{name: getattr(stats, name) for name in _OF_POOLS},
+        **{name: getattr(stats, name) for name in _OF_POOLS.split()},
         spread=spread,
         addresses=addresses,
         handed=balancer.core.served,
@@ -199,7 +190,7 @@ def _worker_stats(slot: SlotStats, service: Service) -> WorkerStats:
         connections, handed = share.connections, share.total
         requests = _request_stats(link.figures)
     return WorkerStats(
-        **{name: getattr(slot, name) for name in _OF_SLOTS},
+        **{name: getattr(slot, name) for name in _OF_SLOTS.split()},
         state=state,
         ready=state == "ready",
         connections=connections,

@@ -6,6 +6,7 @@ import asyncio
 import http.client
 import json
 import os
+import re
 import shutil
 import signal
 import socket
@@ -331,3 +332,117 @@ def test_an_agent_works_without_stderr() -> None:
                 assert agent.wait(PATIENCE) == 0
             finally:
                 agent.kill()
+
+
+# What workers log and print.
+
+LOGGING = """
+    import logging, os
+
+    async def app(scope, receive, send):
+        assert scope["type"] == "http"
+        if scope["path"] == "/print":
+            for number in range(5000):
+                print(number, "x" * 1000)
+            os._exit(1)
+        if scope["path"] == "/log":
+            logging.getLogger("shop").warning("sold\\nout", extra={"order": 5})
+        headers = [(b"x-request-id", b"7")] * (scope["path"] == "/named")
+        await send({"type": "http.response.start", "status": 404, "headers": headers})
+        await send({"type": "http.response.body", "body": b"no", "more_body": True})
+        await send({"type": "http.response.body", "body": b"ne"})
+"""
+
+
+def test_nothing_is_lost_of_what_a_worker_prints(folder: Path) -> None:
+    write_app(folder, LOGGING)
+    with Server(folder, "app:app", *ONE) as server:
+        assert exchange(server, b"GET /print HTTP/1.1\r\nhost: x\r\n\r\n") == b""
+        server.says("is ready", 2)  # the next one
+        found = [line.split(": ")[-1] for line in server.log.splitlines()]
+        printed = [line for line in found if line.endswith("xxx")]
+        assert printed == [f"{number} {'x' * 1000}" for number in range(5000)]
+        assert server.end(signal.SIGTERM) == 0
+
+
+ASK = b'GET /%b?x="1" HTTP/1.1\r\nhost: x\r\nconnection: close\r\nuser-agent: "me\r\n'
+
+
+def test_the_access_log_has_fields(folder: Path) -> None:
+    write_app(folder, LOGGING)
+    options = (*ONE, "--access-log", "--log-format", "json")
+    with Server(folder, "app:app", *options) as server:
+        exchange(server, ASK % b"named" + b"x-request-id: 6\r\n\r\n")
+        exchange(server, ASK % b"log" + b"x-request-id: 6\r\n\r\n")
+        server.says('"access"', 2).says('"order"')
+        entries = [json.loads(line) for line in server.log.splitlines()]
+        assert server.end(signal.SIGTERM) == 0
+    first, second = (entry for entry in entries if entry["logger"] == "access")
+    assert first.pop("ms") >= 0
+    assert (first["pool"], first["slot"], first["generation"]) == ("app", 0, 1)
+    wanted: dict[str, object] = {"method": "GET", "path": '/named?x="1"'}
+    wanted |= {"protocol": "HTTP/1.1", "client": "127.0.0.1", "request_id": "7"}
+    wanted |= {"status": 404, "bytes": 4}
+    wanted |= {"agent": '"me', "referer": "-", "level": "INFO", "pid": second["pid"]}
+    assert {name: first[name] for name in wanted} == wanted
+    assert (second["request_id"], second["path"]) == ("6", '/log?x="1"')
+    [record] = [entry for entry in entries if entry["logger"] == "shop"]
+    assert (record["message"], record["order"]) == ("sold\n    out", 5)
+    assert (record["pid"], record["slot"]) == (second["pid"], 0)
+
+
+def test_the_access_log_has_a_format(folder: Path) -> None:
+    write_app(folder, LOGGING)
+    form = "%(method)s %(status)d %(bytes)d %(agent)s"
+    with Server(folder, "app:app", *ONE, "--access-log-format", form) as server:
+        exchange(server, ASK % b"" + b"\r\n")
+        server.says('GET 404 4 \\"me\n')
+        assert re.search(r"\d INFO access \[\d+\]: GET 404", server.log)
+        assert server.end(signal.SIGTERM) == 0
+    with Server(folder, "app:app", *ONE, "--access-log-format", "%(size)d") as server:
+        assert server.end() == 2
+        assert "access_log: '%(size)d' is no format: KeyError('size')" in server.log
+
+
+def test_open_requests_are_told_the_oldest_first(folder: Path) -> None:
+    write_app(folder)
+    with short_folder() as runtime:
+        path = f"{runtime}/control"
+        with Server(folder, "app:app", *ONE, "--control", path) as server:
+            begun = [server.begin("/slow?1"), server.begin("/slow?2")]
+
+            def ask() -> Any:
+                with socket.socket(socket.AF_UNIX) as control:
+                    control.connect(path)
+                    control.sendall(b'{"action": "requests"}\n')
+                    with control.makefile() as lines:
+                        rows = json.loads(lines.readline())["requests"]
+                return [row for row in rows if row["stack"]]
+
+            rows = until(lambda: len(it := ask()) == 2 and it, "both have begun")
+            ages = [row["age"] for row in rows]
+            assert ages == sorted(ages, reverse=True)
+            assert rows[0].items() >= {"worker": 0, "method": "GET"}.items()
+            assert rows[0]["path"] == "/slow"
+            assert rows[0]["client"].startswith("127.0.0.1:")
+            assert "in app" in rows[0]["stack"]
+            (folder / "go").touch()
+            for connection in begun:
+                connection.getresponse().read()
+                connection.close()
+            until(lambda: not ask(), "none is open")
+            assert server.end(signal.SIGTERM) == 0
+
+
+def test_a_port_that_is_taken_is_all_that_is_told(folder: Path) -> None:
+    (again := folder / "again").mkdir()
+    write_app(again)
+    with short_folder() as runtime:
+        env = {"XDG_RUNTIME_DIR": str(runtime)}
+        with Server(folder, "teller:app", "--name", "one", *ONE, env=env) as first:
+            bind = ("--bind", f"127.0.0.1:{first.port}", "--name", "one")
+            with Server(again, "app:app", *bind, env=env) as second:
+                assert second.end() == 1
+                [line] = second.log.splitlines()
+                assert "cannot listen on" in line
+            assert first.end(signal.SIGTERM) == 0

@@ -13,6 +13,7 @@ import os
 import re
 import ssl
 from collections.abc import AsyncIterator, Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple, TextIO
@@ -22,11 +23,10 @@ import pytest_asyncio
 import uvicorn
 
 from asyncpool import Cluster, WorkerLimits
-from asyncpool._cli import serve as serving
+from asyncpool._cli import logs, serve as serving
 from asyncpool._cli.logs import (
     CommandLog,
     LogStream,
-    Repeats,
     TextFormat,
     cannot_be_loaded,
 )
@@ -42,7 +42,7 @@ from tests.helpers.gate import short_folder
 from tests.helpers.inside import config_of
 from tests.helpers.locked_folder import assert_waits, locked
 from tests.helpers.log_table import ROWS, log_again
-from tests.helpers.patience import patience
+from tests.helpers.patience import PATIENCE, patience
 
 PLAN = ServingPlan(
     target="app:app",
@@ -395,40 +395,12 @@ def crash(**file_changes: Any) -> Crash:
     return crash
 
 
-@pytest.mark.logs("repeated", "log-unread")
+@pytest.mark.logs("log-unread")
 def test_what_is_left_out_is_told_as_json() -> None:
     log = CommandLog(json=True)
-    log.setStream(stream := io.StringIO())
-    with log.on(logging.INFO):
-        for _ in range(7):
-            logging.getLogger("asyncio").warning("socket.send() raised exception.")
-    stream.write(log._gap(12))
-    log_again(stream.getvalue())
-    repeated, unread = (json.loads(line) for line in stream.getvalue().splitlines()[5:])
-    assert (repeated["logger"], repeated["count"]) == ("asyncio", 2)
-    assert repeated["repeated"] is None
+    log_again(text := logs._gap(log, 12))
+    unread = json.loads(text)
     assert (unread["logger"], unread["records"]) == ("asyncpool", 12)
-
-
-def test_a_warning_that_comes_again_and_again_is_counted() -> None:
-    def tell(_: CommandLog) -> None:
-        for _n in range(1000):
-            logging.getLogger("asyncio").warning("socket.send() raised exception.")
-        for n in range(7):
-            logging.getLogger("access").info("GET /")
-            logging.getLogger("shop").warning("number %d", n)
-
-    lines = printed(tell).splitlines()
-    again = "WARNING asyncio: socket.send() raised exception."
-    assert lines[:5] == [again] * 5
-    assert lines[5:-1] == [
-        line
-        for n in range(7)
-        for line in ("INFO access: GET /", f"WARNING shop: number {n}")
-    ]
-    assert (
-        lines[-1] == "WARNING asyncio: 995 times more: socket.send() raised exception."
-    )
 
 
 def in_json(tell: Callable[[CommandLog], object]) -> list[dict[str, Any]]:
@@ -552,25 +524,6 @@ def test_uvicorn_is_not_to_tell_of_each_worker() -> None:
     assert logging.getLogger().level == logging.WARNING
 
 
-def test_a_few_of_a_kind_are_shown_and_then_their_number() -> None:
-    repeats = Repeats()
-    shown = [repeats.admits("a", 1.0) for _ in range(8)]
-    assert shown == [True] * 5 + [False] * 3
-    assert repeats.admits("b", 2.0)
-    assert repeats.over(10.9) == []
-    assert repeats.over(11.0) == [("a", 3)]
-    assert repeats.admits("a", 11.0), "it begins anew"
-    assert repeats.over(100.0) == [], "all were shown"
-
-
-def test_more_kinds_than_can_be_remembered_are_all_shown() -> None:
-    repeats = Repeats()
-    for kind in range(1000):
-        assert repeats.admits(kind, 1.0)
-    assert [repeats.admits("late", 1.0) for _ in range(9)] == [True] * 9
-    assert [repeats.admits(0, 1.0) for _ in range(5)] == [True] * 4 + [False]
-
-
 # A log whose reader stops, and goes on.
 
 
@@ -615,46 +568,87 @@ def gap(count: int) -> str:
 
 
 def test_nobody_waits_for_a_reader_that_has_stopped(full: Pipe) -> None:
-    log = LogStream(full.stream, gap, most=1000)
-    with log.in_a_thread():
-        for _ in range(100):
-            log.write(LINE)
-        full.read(full.size)
-        assert full.read(1000) == LINE * 10
-        # The last one counts until it is written, which this thread cannot see.
-        while not log.idle:
-            pass
-        log.write("after\n")
-        assert full.read(len("(90)\nafter\n")) == "(90)\nafter\n"
+    log = LogStream(full.stream.fileno(), gap, most=1000)
+    for _ in range(100):
+        log.write(LINE)
+    full.read(full.size)
+    assert full.read(1000) == LINE * 10
+    # The last one counts until it is written, which this thread cannot see.
+    while not log.idle:
+        pass
+    log.write("after\n")
+    assert full.read(len("(90)\nafter\n")) == "(90)\nafter\n"
+    log.close()
 
 
 def test_what_is_left_out_last_is_told_at_the_end(full: Pipe) -> None:
-    log = LogStream(full.stream, gap, most=100)
-    with log.in_a_thread():
-        log.write(LINE)
-        log.write(LINE)
-        full.read(full.size)
+    log = LogStream(full.stream.fileno(), gap, most=100)
+    log.write(LINE)
+    log.write(LINE)
+    full.read(full.size)
+    log.close()
     assert full.read(104) == f"{LINE}(1)\n"
 
 
 def test_the_end_does_not_wait_for_a_reader_that_has_stopped(full: Pipe) -> None:
-    log = LogStream(full.stream, gap)
-    with log.in_a_thread(last_writes=0.0):
-        log.write("before\n")
-    log.write("behind\n")  # nor does who comes then
+    log = LogStream(full.stream.fileno(), gap)
+    log.write("before\n")
+    log.close(0.0)
     full.read(full.size)
-    assert full.read(14) == "before\nbehind\n"
+    assert full.read(7) == "before\n"
 
 
 def test_a_reader_that_is_gone_costs_lines_and_no_more() -> None:
-    reader, writer = os.pipe()
-    os.close(reader)
-    with os.fdopen(writer, "w") as stream:
-        log = LogStream(stream, gap)
-        with log.in_a_thread():
-            log.write(LINE)
-            log.write(LINE)
+    for waits in (False, True):
+        reader, writer = os.pipe()
+        os.close(reader)
+        log = LogStream(writer, gap, waits=waits)
+        log.write(LINE)
+        log.write(LINE)
+        log.close()
         assert log.idle
+        os.close(writer)
+
+
+def test_a_worker_waits_for_a_reader_that_reads_on(full: Pipe) -> None:
+    log = LogStream(full.stream.fileno(), gap, waits=True, most=1000)
+    with ThreadPoolExecutor(1) as threads:
+        reading = threads.submit(full.read, full.size + 1000 * len(LINE))
+        for _ in range(1000):
+            log.write(LINE)
+        log.close()
+        assert reading.result()[full.size :] == LINE * 1000
+
+
+def test_nor_does_a_worker_wait_for_one_that_does_not(
+    full: Pipe, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(logs, "_PATIENCE", 0.05)
+    log = LogStream(full.stream.fileno(), gap, waits=True, most=100)
+    for _ in range(1000):
+        log.write(LINE)
+    full.read(full.size)
+    log.close()
+    assert full.read(len(LINE) + 6) == f"{LINE}(999)\n"
+
+
+def test_lines_of_several_processes_stay_whole() -> None:
+    reader, writer = os.pipe()
+    children = []
+    for letter in "abc":
+        if not (pid := os.fork()):
+            log = LogStream(writer, gap, waits=letter != "c")
+            for size in range(200):
+                log.write(f"{letter * 100 * size}{size}\n")
+            log.close(PATIENCE)
+            os._exit(0)
+        children.append(pid)
+    os.close(writer)
+    with os.fdopen(reader) as stream:
+        found = sorted(stream.read().splitlines())
+    wanted = [f"{it * 100 * size}{size}" for it in "abc" for size in range(200)]
+    assert found == sorted(wanted)
+    assert [os.waitpid(pid, 0)[1] for pid in children] == [0, 0, 0]
 
 
 # Options of uvicorn: their types, and what is refused before anything starts.

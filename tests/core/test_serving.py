@@ -327,7 +327,7 @@ class ServingMachine(RuleBasedStateMachine):
     @invariant()
     def there_are_never_too_many(self) -> None:
         # Who is to go since there was a resize may still be there.
-        assert len(self.workers) <= 2 * (5 + 1)
+        assert len(self.workers) <= 3 * (5 + 1)
         coming = [w for w in self.workers.values() if w.told is StopStage.NO]
         assert len(coming) <= max(self.size + 1, len(self.workers))
         up = [w for w in coming if w.ready_at is not None]

@@ -9,6 +9,7 @@ import os
 import re
 import signal
 import textwrap
+from collections import Counter
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from functools import partial
@@ -38,6 +39,7 @@ from tests.helpers.clusters import (
     cluster_of,
     come_true,
     connected,
+    until,
     who,
     whole_cluster,
 )
@@ -221,6 +223,23 @@ async def test_no_connection_fails_during_reloads(spread: str) -> None:
         await asyncio.gather(*guests)
         assert served > 0
         assert cluster.stats().handed >= served
+
+
+def _states(stats: ClusterStats) -> Counter[str]:
+    return Counter(it.state for it in stats.slots if it.pid is not None)
+
+
+async def test_workers_finish_their_connections_side_by_side() -> None:
+    async with whole_cluster(workers=3, drain_timeout=PATIENCE) as cluster:
+        async with clients(cluster, 3) as some:
+            before = {await client.who() for client in some}
+            assert len(before) == 3
+            reload = asyncio.create_task(cluster.reload())
+            await until(cluster, lambda stats: _states(stats)["stopping"] == 3)
+            assert _states(cluster.stats())["ready"] == 3
+            assert not reload.done()
+            assert {await client.who() for client in some} == before
+        assert (await reload).replaced == 3
 
 
 @pytest.mark.parametrize(
@@ -525,8 +544,13 @@ async def test_a_resize_during_a_reload() -> None:
             await cluster.reload()
         resize = asyncio.create_task(cluster.resize(3))
         # One replaces, and one comes for the larger size, in whatever order.
-        for word in ("2.1", "3.1", "0.2"):
+        for word in ("2.1", "3.1"):
             (await gate.visitor(word)).release()
+        # Another replaces, in the slot of the first one if that has ended.
+        words = ("0.2", "4.1")
+        await come_true(lambda: any(map(gate.visits, words)))
+        [word] = filter(gate.visits, words)
+        (await gate.visitor(word)).release()
         assert (await reload).ok
         await resize
         assert len(generations(await all_ready(cluster))) == 3
@@ -644,11 +668,10 @@ async def test_so_many_are_replaced_at_a_time_as_surge_says(tmp_path: Path) -> N
             await all_ready(cluster)
             flag.touch()
             reload = asyncio.create_task(cluster.reload())
-            for words in (("4.1", "5.1"), ("0.2", "1.2")):
+            for words in (("4.1", "5.1"), ("6.1", "7.1")):
                 two = [await gate.visitor(word) for word in words]
-                stats = cluster.stats()
-                assert sum(it.pid is not None for it in stats.slots) == 6
-                assert sum(it.ready for it in stats.slots) == 4
+                states = _states(cluster.stats())
+                assert (states["starting"], states["ready"]) == (2, 4)
                 for visitor in two:
                     visitor.release()
             assert await reload == RollResult(replaced=4, reason="", crash=None)

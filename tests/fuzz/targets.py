@@ -6,9 +6,11 @@ The first byte of an input says which decoder it is for, so that one process fuz
 from __future__ import annotations
 
 import itertools
+import json
 from collections.abc import Callable
 from contextlib import suppress
 
+from asyncpool._cluster.service import _read_requests
 from asyncpool._core.figures import RequestFigures
 from asyncpool._observe.control.protocol import MAX_REPLY, Request, unpack_reply
 from asyncpool._wire import messages, page
@@ -128,6 +130,11 @@ def control_requests(data: bytes) -> None:
         unpack_reply(data[:MAX_REPLY])
 
 
+def open_requests(data: bytes) -> None:
+    for row in _read_requests(1, data.decode(errors="replace")):
+        json.dumps(row, allow_nan=False)
+
+
 def data_values(data: bytes) -> None:
     """A message of a data-only pool: a value or an error, with buffers beside it."""
     head, rest = data[:2].ljust(2, b"\0"), data[2:]
@@ -157,6 +164,7 @@ _TARGETS: list[Callable[[bytes], None]] = [
     control_requests,
     data_values,
     data_errors,
+    open_requests,
 ]
 NAMES = [target.__name__ for target in _TARGETS]
 

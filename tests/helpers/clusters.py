@@ -22,6 +22,7 @@ def cluster_of(target: Any = serves.talk, **options: Any) -> Cluster:
     options.setdefault("worker_loop", "uvloop" if "uvloop" in module else "asyncio")
     options.setdefault("bind", "tcp://127.0.0.1:0")
     options.setdefault("workers", 2)
+    options.setdefault("reload_drain_timeout", None)
     return Cluster(target, **options)
 
 

@@ -66,7 +66,7 @@ if TYPE_CHECKING:
     from asyncpool._wire.posix import private_memory
     from asyncpool._worker.channels import LargeBuffers
     from asyncpool.cluster import Cluster
-    from asyncpool.cluster._options import ClusterOptions
+    from asyncpool.cluster._master import ClusterOptions
     from asyncpool.executor import Call, _Engine
     from asyncpool.sharedpool import SharedPool
     from asyncpool.sharedpool._remote_pool import RemotePool
@@ -618,9 +618,9 @@ def read_notes_by(
 
 def end_cluster_workers_within(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
     """Have the workers of clusters end so soon when their time to drain is over."""
-    from asyncpool.cluster import _options
+    from asyncpool.cluster import _master
 
-    monkeypatch.setattr(_options, "_GRACE", seconds)
+    monkeypatch.setattr(_master, "_GRACE", seconds)
 
 
 def terminate_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,13 +17,17 @@ from typing import Any, cast
 
 import pytest
 
-from asyncpool._cluster.notify import Notifier, watchdog_interval
-from asyncpool._cluster.signals import name_of, obeyed
 from asyncpool._engine.hub import EventStream
 from asyncpool._observe.control.client import ControlClient
 from asyncpool._observe.control.paths import live_names, path_of
 from asyncpool._observe.control.protocol import Request
-from asyncpool.cluster._run import Operation
+from asyncpool.cluster._run import (
+    Notifier,
+    Operation,
+    name_of,
+    obeyed,
+    watchdog_interval,
+)
 from asyncpool.cluster._stats import ClusterStats, WorkerStats
 from asyncpool.enums import RunState
 from asyncpool.errors import PoolClosedError, ProtocolError, ResizeError
@@ -55,6 +59,8 @@ class FakeCluster:
         self.workers = 2
         self.listeners: list[Callable[[Event], object]] = []
         self._over: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+
+    async def _open_listeners(self) -> None: ...
 
     async def start(self) -> FakeCluster:
         await self._note("start")
@@ -434,7 +440,7 @@ async def test_a_reload_has_its_time_and_a_text_is_one_line(manager: Manager) ->
         name, _, microseconds = stamp.partition("=")
         assert name == "MONOTONIC_USEC"
         assert before <= int(microseconds) <= after
-        notifier.ready("2 of 2\nworkers")
+        notifier.tell("2 of 2\nworkers", "READY=1")
         assert await manager.heard() == ["READY=1", "STATUS=2 of 2 workers"]
 
 
@@ -443,14 +449,14 @@ async def test_nobody_waits_for_a_manager_that_does_not_read_or_is_not_there(
 ) -> None:
     with closing(Notifier(manager.environment)) as notifier:
         for _ in range(10_000):
-            notifier.alive()
-    notifier.alive()  # nor after the end
+            notifier.tell("", "WATCHDOG=1")
+    notifier.tell("", "WATCHDOG=1")  # nor after the end
     assert await manager.heard() == ["WATCHDOG=1"]
     for address in (None, "", "vsock:2:1234", "/no/such/socket"):
         environment = {} if address is None else {"NOTIFY_SOCKET": address}
         with closing(Notifier(environment)) as notifier:
             assert notifier.listens is (address == "/no/such/socket")
-            notifier.ready("fine")  # must not raise
+            notifier.tell("fine", "READY=1")  # must not raise
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,7 @@ from asyncpool._engine.options import POOL_CHECKS, EngineConfig
 from asyncpool._engine.propagation import Propagation
 from asyncpool._wire.messages import MAX_VARIABLES, JobContext
 from asyncpool.cluster import Worker
-from asyncpool.cluster._options import CLUSTER_CHECKS
+from asyncpool.cluster._master import CLUSTER_CHECKS
 from asyncpool.errors import JobNotPicklableError
 from tests.helpers import tracing
 from tests.helpers.inside import config_of, options_of
@@ -105,8 +105,9 @@ def test_what_depends_on_another_option() -> None:
         Pool(1, max_surge=0)
     assert config_of(Pool(1, max_surge=0, max_unavailable=1)).max_unavailable == 1
     # A cluster has as long for a reload as for its end.
-    options = options_of(Cluster(serve, drain_timeout=7.0))
-    assert options.reload_drain_timeout == 7.0
+    assert options_of(Cluster(serve)).reload_drain_timeout == 30.0
+    cluster = Cluster(serve, drain_timeout=7.0, reload_drain_timeout=None)
+    assert options_of(cluster).reload_drain_timeout == 7.0
     cluster = Cluster(serve, reload_drain_timeout=9.0)
     assert options_of(cluster).reload_drain_timeout == 9.0
     # Without an address there is nothing to spread.

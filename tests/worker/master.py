@@ -49,7 +49,7 @@ class Master:
     ) -> None:
         packed = target if isinstance(target, str) else pickle.dumps(target)
         last, replaced = drain_timeout, reload_drain_timeout or drain_timeout
-        serving = pickle.dumps((packed, spread, (last, replaced), 3, 7, ()))
+        serving = pickle.dumps((packed, spread, (last, replaced), 3, 7, (), None))
         self.worker = Worker(
             main=("asyncpool._cluster.worker", serving), loop=loop, **options
         )

@@ -26,7 +26,7 @@ from asyncpool.cluster._servers.asgi import (
     asgi_version,
     load_environment,
 )
-from asyncpool.cluster._servers.uvicorn_parts import _KNOWN, bounded, counted
+from asyncpool.cluster._servers.uvicorn_parts import bounded, counted
 
 
 async def asgi3(scope: Any, receive: Any, send: Any) -> None: ...
@@ -287,7 +287,6 @@ def loaded(http: Any) -> uvicorn.Config:
 async def test_protocols_have_the_parts_that_are_used(http: Any) -> None:
     config = loaded(http)
     kind: Any = config.http_protocol_class
-    assert f"{kind.__module__}.{kind.__name__}" in _KNOWN
     make = bounded(kind, most=1, within=1.0, figures=RequestFigures(), threaded=True)
     protocol = make(
         config=config,

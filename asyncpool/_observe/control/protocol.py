@@ -17,7 +17,7 @@ from asyncpool._wire.text import MAX_PROGRAM_NAME
 from asyncpool.errors import ProtocolError
 
 # What changes nothing, and is given up if the client leaves before the answer.
-QUESTIONS = frozenset(("status", "stacks", "profile"))
+QUESTIONS = frozenset(("status", "requests", "stacks", "profile"))
 
 # The most bytes of a line, with its end.
 MAX_REQUEST = 4096
@@ -34,6 +34,7 @@ _MAX_FUNCTION = 1000
 # What a client may want, and what each action is told besides.
 ACTIONS: dict[str, tuple[str, ...]] = {
     "status": (),
+    "requests": (),
     "watch": ("every", "jobs"),
     "stacks": ("slot", "job"),
     "profile": ("seconds", "slot", "function"),

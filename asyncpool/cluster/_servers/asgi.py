@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import logging
 
+from asyncpool._dataclass import dataclass, replace
 from asyncpool._wire import log_records as say
 from asyncpool._wire.records import Later
 
@@ -20,25 +21,21 @@ if TYPE_CHECKING:
 else:  # the master checks targets, and workers have them without
     checks = Later("asyncpool._core.checks")
 
-# What the cluster decides, and what makes sense for one process only.
-_NOT_OURS = {
-    "app",
-    "backlog",
-    "fd",
-    "host",
-    "loop",
-    "port",
-    "reload",
-    "reload_delay",
-    "reload_dirs",
-    "reload_excludes",
-    "reload_includes",
-    "timeout_graceful_shutdown",
-    "timeout_worker_healthcheck",
-    "uds",
-    "workers",
+# A line of the access log, if no other format is asked for.
+ACCESS_FORMAT = '%(client)s "%(method)s %(path)s" %(status)d %(bytes)d %(ms).1f ms "%(agent)s" %(request_id)s'
+
+# What a format may have.
+_ACCESS_FIELDS: dict[str, object] = {
+    **dict.fromkeys(("client", "method", "path", "protocol"), ""),
+    **dict.fromkeys(("agent", "referer", "request_id"), ""),
+    **dict.fromkeys(("status", "bytes", "ms"), 0),
 }
 
+# What the cluster decides, and what makes sense for one process only.
+_NOT_OURS = (
+    "app backlog fd host loop port reload reload_delay reload_dirs reload_excludes "
+    "reload_includes timeout_graceful_shutdown timeout_worker_healthcheck uds workers"
+)
 
 # How many arguments each kind is called with.
 _ASGI3, _WSGI, _ASGI2, _FACTORY = 3, 2, 1, 0
@@ -63,6 +60,7 @@ def asgi(
     header_timeout: float = _HEADER_TIMEOUT,
     header_size: int = _MOST_HEAD,
     body_size: int | None = None,
+    access_log: bool | str = False,
     **options: Any,
 ) -> Target:
     """Serve an ASGI application with uvicorn, which the extra ``cluster`` installs.
@@ -89,10 +87,15 @@ def asgi(
         header_size: The most bytes of a head; more are answered by 431.
         body_size: The most bytes of a request's body; more are answered by 413, or cut a
             response that has begun.  ``None`` is for any number.
+        access_log: Log each request when it is answered, at level INFO in the logger ``access``:
+            with a format of one's own, or a usual one for ``True``.  A format and the record's
+            attributes have ``client``, ``method``, ``path`` (with its query), ``protocol``,
+            ``status``, ``bytes`` (of the body), ``ms``, ``agent``, ``referer`` and ``request_id``
+            (``X-Request-ID`` of the response, or else of the request).
         **options: Those of ``uvicorn.Config`` that do not concern sockets, processes and
             the loop.  Other than there, ``log_config`` is ``None`` by default, so that
-            records go where those of workers go, ``access_log`` is off, an ``env_file``
-            is read before the application is imported, and proxy headers are believed
+            records go where those of workers go, an ``env_file`` is read
+            before the application is imported, and proxy headers are believed
             from ``forwarded_allow_ips`` only, or else from nobody.  With it they are
             believed on Unix sockets, too.
 
@@ -103,7 +106,7 @@ def asgi(
 
     What a worker finds not to be an ASGI application is a failed start.
     """
-    return Target(threads=0, **locals())  # by the signature's names
+    return _checked(Target(threads=0, **locals()))  # by the signature's names
 
 
 def wsgi(
@@ -114,6 +117,7 @@ def wsgi(
     header_timeout: float = _HEADER_TIMEOUT,
     header_size: int = _MOST_HEAD,
     body_size: int | None = None,
+    access_log: bool | str = False,
     **options: Any,
 ) -> Target:
     """Serve a WSGI application, in threads behind uvicorn, which the extra ``cluster`` installs.
@@ -127,6 +131,7 @@ def wsgi(
         header_timeout: As of :func:`asgi`.
         header_size: Likewise.
         body_size: Likewise.
+        access_log: Likewise.
         **options: Likewise.
 
     Raises:
@@ -134,13 +139,14 @@ def wsgi(
         ValueError: Likewise; if there is to be no thread.
     """
     checks.at_least(1)("threads", threads)
-    return Target(**locals())  # as above
+    return _checked(Target(**locals()))  # as above
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
     """Such a target; it is pickled.
 
-    Args:
+    Attributes:
         app: The application, or where to find it.
         threads: How many run WSGI requests; 0 for an ASGI application.
         options: Those of uvicorn.
@@ -148,36 +154,22 @@ class Target:
         header_timeout: Seconds for the head of a request.
         header_size: The most bytes of one.
         body_size: The most bytes of a body.
+        access_log: Whether requests are logged, or how.
     """
 
-    def __init__(
-        self,
-        *,
-        app: Any,
-        threads: int,
-        options: dict[str, Any],
-        request_timeout: float | None,
-        header_timeout: float,
-        header_size: int,
-        body_size: int | None,
-    ) -> None:
-        checks.function("app", app, "an application, or its name")
-        checks.PERIOD_OR_NONE("request_timeout", request_timeout)
-        checks.PERIOD("header_timeout", header_timeout)
-        checks.at_least(1)("header_size", header_size)
-        checks.at_least(0).or_none()("body_size", body_size)
-        foreign = sorted(_NOT_OURS & options.keys())
-        if foreign:
-            raise TypeError(f"these options are not for workers: {', '.join(foreign)}")
-        _check_proxies(options.get("forwarded_allow_ips"))
-        self._app, self._options = app, options
-        if options.get("interface") == "wsgi":  # uvicorn's own way, which goes away
-            threads = threads or _THREADS
-        self._threads = threads
-        self.request_timeout = request_timeout
-        self.header_timeout: float = header_timeout
-        self.header_size: int = header_size
-        self.body_size: int | None = body_size
+    app: Any
+    threads: int
+    options: dict[str, Any]
+    request_timeout: float | None
+    header_timeout: float
+    header_size: int
+    body_size: int | None
+    access_log: bool | str
+
+    @property
+    def access_format(self) -> str:
+        """The format of the access log; empty if there is none."""
+        return ACCESS_FORMAT if self.access_log is True else self.access_log or ""
 
     async def __call__(self, worker: Worker) -> None:
         """Serve, in a worker.
@@ -198,16 +190,16 @@ class Target:
         from asyncpool._cluster.worker import find_object  # noqa: PLC0415
         from asyncpool.cluster._servers.wsgi import Threads  # noqa: PLC0415
 
-        options = dict(self._options)
+        options = dict(self.options)
         if (env_file := options.pop("env_file", None)) is not None:
             load_environment(env_file)
-        app, name = self._app, "the application"
+        app, name = self.app, "the application"
         if isinstance(app, str):
             app, name = find_object(app), app
         factory, threads = options.pop("factory", False), None
-        if self._threads:
+        if self.threads:
             app = application(app, name, "WSGI", factory=factory)
-            app = threads = Threads(app, self._threads)
+            app = threads = Threads(app, self.threads)
             options |= {"lifespan": "off", "interface": "asgi3"}
         else:
             app = application(app, name, "ASGI", factory=factory)
@@ -221,6 +213,35 @@ class Target:
             "h11_max_incomplete_event_size": self.header_size,
         }
         return uvicorn.Config(app, **defaults | options, loop="none"), threads
+
+
+def _checked(target: Target) -> Target:
+    """Check what *target* was given."""
+    checks.function("app", target.app, "an application, or its name")
+    checks.PERIOD_OR_NONE("request_timeout", target.request_timeout)
+    checks.PERIOD("header_timeout", target.header_timeout)
+    checks.at_least(1)("header_size", target.header_size)
+    checks.at_least(0).or_none()("body_size", target.body_size)
+    foreign = sorted({*_NOT_OURS.split()} & target.options.keys())
+    if foreign:
+        raise TypeError(f"these options are not for workers: {', '.join(foreign)}")
+    _check_proxies(target.options.get("forwarded_allow_ips"))
+    _check_format(target.access_format)
+    if target.options.get("interface") == "wsgi":  # uvicorn's own way, which goes away
+        return replace(target, threads=target.threads or _THREADS)
+    return target
+
+
+def _check_format(text: Any) -> None:
+    if not isinstance(text, str):
+        raise TypeError(f"access_log is True, False or a format, not {text!r}")
+    names = ", ".join(sorted(_ACCESS_FIELDS))
+    try:
+        str(text % _ACCESS_FIELDS)
+    except (TypeError, ValueError, KeyError) as error:
+        raise ValueError(
+            f"access_log: {text!r} is no format: {error!r}; it may have %(name)s of {names}"
+        ) from None
 
 
 def _check_proxies(proxies: Any) -> None:

@@ -17,7 +17,9 @@ import sys
 import termios
 import threading
 from contextlib import suppress
+from functools import partial
 from http import HTTPStatus
+from operator import attrgetter
 from pathlib import Path
 from time import monotonic
 from traceback import clear_frames, walk_stack
@@ -31,6 +33,7 @@ from asyncpool._core.figures import RequestFigures, class_of
 from asyncpool._core.options import WorkerLimits
 from asyncpool._wire import log_records as say
 from asyncpool._wire.pickling import describe
+from asyncpool._wire.text import ACCESS_LOGGER, printable
 from asyncpool._worker.stacks import waiting_frames
 from asyncpool.cluster._servers.plain import connect
 from asyncpool.cluster._servers.wsgi import CALL
@@ -192,26 +195,12 @@ _PIECE = 4096
 _MOST_UNREAD = 65_536
 
 
-def bounded(
-    protocol_class: Any,
-    *,
-    most: int,
-    within: float,
-    figures: RequestFigures,
-    threaded: bool,
-    most_body: float = float("inf"),
-) -> Any:
-    """Return a protocol of uvicorn with these bounds; one that is not known as it is.
+def bounded(protocol_class: Any, **limits: Any) -> Any:
+    """Return a protocol of uvicorn with bounds; one that is not known as it is.
 
     Args:
         protocol_class: The class of the protocol.
-        most: Bytes of a request's head.  For h11 that is an option of uvicorn, too, which
-            bounds a head that is not complete.
-        within: Seconds for a head, from its first byte or, for the first one, from the
-            beginning of the connection.
-        figures: Counts what is refused.
-        threaded: Whether the application runs in threads.
-        most_body: Bytes of a request's body.
+        **limits: Attributes of :class:`_Bounds`.
     """
     if hasattr(protocol_class, "on_headers_complete"):
         bounds: Any = _HttptoolsBounds
@@ -219,17 +208,7 @@ def bounded(
         bounds = _H11Bounds
     else:
         return protocol_class
-    return type(
-        protocol_class.__name__,
-        (bounds, protocol_class),
-        {
-            "most": most,
-            "most_body": most_body,
-            "within": within,
-            "figures": figures,
-            "threaded": threaded,
-        },
-    )
+    return type(protocol_class.__name__, (bounds, protocol_class), limits)
 
 
 def close_late(protocols: Iterable[Any]) -> None:
@@ -244,10 +223,20 @@ def close_late(protocols: Iterable[Any]) -> None:
 
 
 class _Bounds(_Protocol):  # type: ignore[misc]
-    """What is the same for both protocols of uvicorn, before which it stands."""
+    """What is the same for both protocols of uvicorn, before which it stands.
+
+    Attributes:
+        most: The most bytes of a request's head.  For h11 that is an option of uvicorn, too, which
+            bounds a head that is not complete.
+        most_body: The most bytes of a request's body.
+        within: Seconds for a head, from its first byte or, for the first one, from the
+            beginning of the connection.
+        figures: Counts what is refused.
+        threaded: Whether the application runs in threads.
+    """
 
     most: int
-    most_body: float
+    most_body = float("inf")
     within: float
     figures: RequestFigures
     threaded: bool
@@ -589,6 +578,10 @@ _UNHEARD = 2
 # it is the loop that hears of a client that has left, and other clients want theirs.
 _PIECES_A_TURN = 16
 
+# Characters of a text in the access log, and of a stack among open requests.
+_MOST_SHOWN = 2000
+_LONGEST_STACK = 4000
+
 # Calls of a stack that tell the user nothing.
 _NOT_THEIRS = (
     f"{Path(__file__).parents[2]}/",
@@ -613,6 +606,7 @@ class Server:
     def __init__(self, worker: Worker, target: Target) -> None:
         self._worker = worker
         self._timeout, self._within = target.request_timeout, target.header_timeout
+        self._access_format = target.access_format
         config, self._threads = target.configure()
         config.load()
         if config.proxy_headers:
@@ -650,11 +644,14 @@ class Server:
         await _begin_lifespan(lifespan, config)
         await self._server.on_tick(0)
         app: Any = config.loaded_app
-        config.loaded_app = counted(app, self.figures, self.open)
+        access = self._access_format, worker._link.log  # noqa: SLF001 - no user calls it
+        config.loaded_app = counted(app, self.figures, self.open, *access)
         if self._limit is not None:
             self._count_refusals(config.http_protocol_class)
         looking = loop.create_task(self._run(), name="asyncpool server requests")
-        worker._link.tell_requests = self._tell_requests  # noqa: SLF001 - no user calls it
+        worker._link.open_requests = lambda: sorted(  # noqa: SLF001 - no user calls it
+            self.open.copy(), key=attrgetter("began")
+        )
 
         def make() -> asyncio.Protocol:
             return self._protocol_class(  # type: ignore[no-any-return]
@@ -668,7 +665,8 @@ class Server:
                 name="asyncpool connections",
             )
             await worker.wait_draining()
-            await Drain(worker, config, state).run(connecting)
+            moves = config.ssl is None and issubclass(self._protocol_class, _Bounds)
+            await Drain(worker, state, moves=moves).run(connecting)
             await connecting
         finally:
             self._leave_threads()
@@ -728,14 +726,6 @@ class Server:
         # uvicorn has a task for each, so nothing has to be counted when one begins and ends.
         figures = self.figures
         figures.open = max(0, len(self._state.tasks) - figures.open_websockets)
-
-    def _tell_requests(self) -> dict[asyncio.Task[Any], str]:
-        now = monotonic()
-        return {
-            it.task: f" for {now - it.began:.1f} s: {it.scope['method']} {it.scope['path']!r}{it.who}"
-            for it in sorted(self.open.copy(), key=lambda it: it.began)
-            if it.task is not None
-        }
 
     # A worker that can take no request.
 
@@ -900,19 +890,24 @@ def _unsent(transport: Any) -> int:
     return held  # type: ignore[no-any-return]
 
 
-def counted(app: Any, figures: RequestFigures, requests: set[_Request]) -> Any:
+def counted(
+    app: Any, figures: RequestFigures, requests: set[_Request], *access: Any
+) -> Any:
     """Return an application that counts what *app* answers, and keeps its open requests.
+
+    They are logged if *access*, as of :class:`_LoggedRequest`, begins with a format.
 
     A response counts when its last piece is handed to the server, also if the application
     goes on.  If the application ends before that, with an error or without one, it counts with the
     status that it has, or as 500, with which the server answers then.
     """
+    make = partial(_LoggedRequest, *access) if any(access[:1]) else _Request
 
     async def count(scope: Any, receive: Any, send: Any) -> None:
         if scope["type"] != "http":
             await _count_websocket(app, figures, scope, receive, send)
             return
-        request = _Request(scope, receive, send, figures)
+        request = make(scope, receive, send, figures)
         requests.add(request)
         try:
             await app(scope, receive, request.tell)
@@ -930,6 +925,14 @@ def counted(app: Any, figures: RequestFigures, requests: set[_Request]) -> Any:
                 request.count(request.status or _SERVER_ERROR)
 
     return count
+
+
+def _shown(text: bytes | str) -> str:
+    """Return what a client has sent as a part of a line."""
+    found = text if isinstance(text, str) else text.decode("latin-1")
+    if found.isprintable() and len(found) <= _MOST_SHOWN:
+        return found
+    return printable(found, _MOST_SHOWN)
 
 
 class _Request:
@@ -961,6 +964,22 @@ class _Request:
             except AttributeError:  # another implementation of HTTP, which is let be
                 self.cycle = None
         self.began = monotonic()
+
+    @property
+    def title(self) -> str:
+        """What it is called among the tasks of its worker."""
+        age, scope = monotonic() - self.began, self.scope
+        return f"{age:.1f} s: {scope['method']} {scope['path']!r}{self.who}"
+
+    def row(self) -> dict[str, object]:
+        """Return what a list of open requests has of it."""
+        return {
+            "method": self.scope["method"],
+            "path": self.scope["path"][:_MOST_SHOWN],
+            "age": round(monotonic() - self.began, 3),
+            "client": self.who.removeprefix(" of ")[:_MOST_SHOWN],
+            "stack": self.stack()[:_LONGEST_STACK] or None,
+        }
 
     @property
     def who(self) -> str:
@@ -1073,6 +1092,73 @@ class _Request:
         )
 
 
+class _LoggedRequest(_Request):
+    """One that is logged when it is over.
+
+    Args:
+        form: The format of a line.
+        log: The worker's own log; ``None`` if its records go to the master.
+        *args: As of any request.
+    """
+
+    def __init__(self, form: str, log: Any, *args: Any) -> None:
+        super().__init__(*args)
+        self._form, self._log = form, log
+        self._start: Any = None
+        self._size = 0
+
+    def tell(self, message: Any) -> Any:
+        if "status" in message:
+            self._start = message
+        elif self.scope["method"] != "HEAD":
+            self._size += len(message.get("body", b""))
+        sending = super().tell(message)
+        if self.status == _OVER:
+            self._end()
+        return sending
+
+    def count(self, status: int) -> None:
+        super().count(status)
+        self._start = self._start or {"status": status}
+        self._end()
+
+    def _end(self) -> None:
+        form, self._form = self._form, ""
+        if not form:
+            return
+        scope, start = self.scope, self._start
+        asked, client = dict(scope["headers"]), scope.get("client")
+        query = scope["query_string"]
+        target = scope["raw_path"] + b"?" + query if query else scope["raw_path"]
+        request_id = asked.get(b"x-request-id", b"-")
+        for name, value in start.get("headers", ()):
+            if name.lower() == b"x-request-id":
+                request_id = value
+        fields: dict[str, Any] = {
+            "client": _shown(client[0] if client else "-"),
+            "method": scope["method"],
+            "path": _shown(target),
+            "protocol": f"HTTP/{scope['http_version']}",
+            "status": start["status"],
+            "bytes": self._size,
+            "ms": round((monotonic() - self.began) * 1e3, 3),
+            "agent": _shown(asked.get(b"user-agent", b"-")),
+            "referer": _shown(asked.get(b"referer", b"-")),
+            "request_id": _shown(request_id),
+        }
+        shown = fields
+        if any('"' in it for it in fields.values() if type(it) is str):
+            # In a line they can end no quotation.
+            shown = {
+                name: it.replace('"', '\\"') if type(it) is str else it
+                for name, it in fields.items()
+            }
+        if self._log is not None:
+            self._log.access(form % shown, fields)
+        else:
+            logging.getLogger(ACCESS_LOGGER).info(form, shown, extra=fields)
+
+
 async def _refuse_more(message: Any) -> None:
     """Have an application that streams stop, also if it never waits for anything else."""
     await asyncio.sleep(0)
@@ -1110,33 +1196,23 @@ _PATIENCE = 1.0  # seconds
 
 _CLOSE = (b"connection", b"close")
 
-# Those of uvicorn's protocols of which it is known when they are at rest.
-_KNOWN = {
-    "uvicorn.protocols.http.h11_impl.H11Protocol",
-    "uvicorn.protocols.http.httptools_impl.HttpToolsProtocol",
-}
-
 
 class Drain:
     """The end of all connections of one server.
 
     Args:
         worker: The worker, which drains.
-        config: The configuration of the server.
         state: What the server knows of its connections.
+        moves: Whether it is known when they are at rest, and nothing encrypts them.
     """
 
-    def __init__(
-        self, worker: Worker, config: uvicorn.Config, state: ServerState
-    ) -> None:
+    def __init__(self, worker: Worker, state: ServerState, *, moves: bool) -> None:
         self._worker = worker
         self._state = state
         self._loop = asyncio.get_running_loop()
         self._patience = min(_PATIENCE, worker.drain_timeout / 2)
         self._headers = state.default_headers
-        kind = config.http_protocol_class
-        is_known = f"{kind.__module__}.{kind.__name__}" in _KNOWN
-        self._can_move = config.ssl is None and is_known
+        self._can_move = moves
         self._lacks = False  # descriptors
         self._watched: WeakSet[Any] = WeakSet()
         self._lost: WeakSet[Any] = WeakSet()
