@@ -15,6 +15,7 @@ from asyncpool._cli.parameters import CommandError, Exit, RefusedError, options_
 from asyncpool._cli.shared_pools import make_pool
 from asyncpool._core import log_messages as say
 from asyncpool._core.options import MAX_WORKERS
+from asyncpool._engine.life_log import LOGGER
 from asyncpool._engine.machine import raise_descriptor_limit
 from asyncpool._observe.control.socket_files import clear_path, folders_locked
 from asyncpool.errors import PoolBrokenError, PoolClosedError, RollInProgressError
@@ -129,7 +130,7 @@ async def _share(pool: Pool, server: PoolServer, address: str, log: CommandLog) 
         try:
             await pool.roll()  # which logs how it goes
         except (PoolClosedError, PoolBrokenError, RollInProgressError) as error:
-            log.tell(say.AGENT_ROLL_REFUSED, {"reason": str(error)})
+            say.AGENT_ROLL_REFUSED.log(LOGGER, {"reason": str(error)})
 
     def begin_roll() -> None:
         rolling = asyncio.create_task(roll(), name="asyncpool agent: roll")
@@ -144,11 +145,16 @@ async def _share(pool: Pool, server: PoolServer, address: str, log: CommandLog) 
         # Before the pool, which may take a while to start.
         async with folders_locked([path]):
             clear_path(path)
-        async with pool, server:
-            where = {"pool": pool.name, "address": address}
-            log.tell(say.AGENT_SHARING, where, title=f"pool {pool.name}")
-            await stopped.wait()
-            log.tell(say.AGENT_STOPPING, {"by": signal.Signals(asked[0]).name})
+        async with pool:
+            async with server:
+                where = {"pool": pool.name, "address": address}
+                log.tell(say.AGENT_SHARING, where, title=f"pool {pool.name}")
+                await stopped.wait()
+                before = pool.stats().completed
+                say.AGENT_STOPPING.log(LOGGER, {"by": signal.Signals(asked[0]).name})
+            # The record of the pool's end counts what it finishes from here on: nothing.
+            finished = pool.stats().completed - before
+            say.AGENT_DRAINED.log(LOGGER, {"pool": pool.name, "finished": finished})
     except PoolBrokenError as error:
         log.tell(say.AGENT_GAVE_UP, {"reason": str(error)})
         return Exit.UNFINISHED

@@ -32,7 +32,7 @@ _PLACES = {
     "serve": "serve",
     "status": "status",
     **dict.fromkeys(("kill", "profile", "recycle", "reload"), "orders"),
-    **dict.fromkeys(("resize", "stacks", "stop"), "orders"),
+    **dict.fromkeys(("requests", "resize", "stacks", "stop"), "orders"),
 }
 
 

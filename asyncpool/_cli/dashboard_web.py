@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import os
 import socket
 from collections.abc import AsyncGenerator, Callable
 from importlib import resources
@@ -26,11 +25,12 @@ from starlette.routing import Mount, Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from asyncpool._cli.dashboard import Access
-from asyncpool._observe.control.paths import path_of, peer_uid, socket_names
+from asyncpool._observe.control.client import check_listener, reply_of
+from asyncpool._observe.control.paths import path_of, socket_names
 from asyncpool._observe.control.protocol import (
     MAX_REPLY,
     Request as Question,
-    unpack_reply,
+    unpack_line,
 )
 from asyncpool._observe.history import History
 from asyncpool.errors import ProtocolError
@@ -64,7 +64,7 @@ _SILENCE = 15.0
 _WITHIN = 60.0
 
 # What changes nothing, and what does.
-_QUESTIONS = frozenset(("stacks", "profile"))
+_QUESTIONS = frozenset(("requests", "stacks", "profile"))
 _ACTIONS = frozenset(("kill", "recycle", "resize", "reload"))
 
 # The files of the page, which are part of the package, and their types.
@@ -94,13 +94,13 @@ _HEADERS = {
 
 
 async def replies(
-    path: str, request: Question, *, within: float = _PATIENCE
+    path: str, question: Question, *, within: float = _PATIENCE
 ) -> AsyncGenerator[dict[str, Any]]:
-    """Yield what a program answers to a request.
+    """Yield what a program answers to a question.
 
     Args:
         path: Its control socket.
-        request: The request.
+        question: The question.
         within: The seconds that it has for each answer.
 
     Raises:
@@ -111,31 +111,18 @@ async def replies(
     async with asyncio.timeout(within):
         reader, writer = await asyncio.open_unix_connection(path, limit=MAX_REPLY)
     try:
-        uid = peer_uid(writer.get_extra_info("socket"))
-        if uid != os.geteuid():
-            raise PermissionError(f"user {uid} listens at {path}")
-        writer.write(request.pack())
+        check_listener(writer.get_extra_info("socket"), path)
+        writer.write(question.pack())
         while True:
             try:
                 async with asyncio.timeout(within):
                     line = await reader.readline()
             except ValueError:
                 raise ProtocolError("the answer has too many bytes") from None
-            if not line:
-                raise ConnectionResetError("the program has ended")
-            reply = unpack_reply(line)
-            if "error" in reply:
-                raise ProtocolError(str(reply["error"]))
-            yield reply
+            yield reply_of(unpack_line(line) if line else None)
     finally:
         # Not close(), which may wait for a program that does not read.
         writer.transport.abort()
-
-
-async def ask(path: str, request: Question, *, within: float) -> dict[str, Any]:
-    """Return a program's answer; see :func:`replies`."""
-    async with contextlib.aclosing(replies(path, request, within=within)) as found:
-        return await anext(found)
 
 
 class Program:
@@ -159,8 +146,8 @@ class Program:
         return self.history.cursor > 0 or bool(self.problem)
 
 
-class Programs:
-    """All of them.
+class Programs(dict[str, Program]):
+    """All of them, by name.
 
     Args:
         on_news: Called when anything has changed.
@@ -170,26 +157,22 @@ class Programs:
     """
 
     def __init__(self, on_news: Callable[[], object]) -> None:
+        super().__init__()
         self.problem = ""
         self._on_news = on_news
-        self._all: dict[str, Program] = {}
 
     def lines(self) -> list[dict[str, Any]]:
         """Return what the list of programs says of each, by name."""
         return [
             {
                 "name": name,
-                "lives": program.lives,
-                "problem": program.problem,
-                **program.history.summary(),
+                "lives": it.lives,
+                "problem": it.problem,
+                **it.history.summary(),
             }
-            for name, program in sorted(self._all.items())
-            if program.is_known
+            for name, it in sorted(self.items())
+            if it.is_known
         ]
-
-    def get(self, name: str) -> Program | None:
-        """Return a program by its name."""
-        return self._all.get(name)
 
     async def run(self) -> None:
         """Find programs, and watch them.
@@ -200,8 +183,8 @@ class Programs:
         async with anyio.create_task_group() as tasks:
             while True:
                 for name in self._names():
-                    if name not in self._all and len(self._all) < _MOST_PROGRAMS:
-                        program = self._all[name] = Program(name)
+                    if name not in self and len(self) < _MOST_PROGRAMS:
+                        program = self[name] = Program(name)
                         title = f"asyncpool dashboard: {name}"
                         tasks.start_soon(self._follow, program, name=title)
                 await asyncio.sleep(_LOOK)
@@ -232,15 +215,15 @@ class Programs:
             elif loop.time() - ended_at > _KEPT:
                 break
             await asyncio.sleep(_LOOK)
-        del self._all[program.name]
+        del self[program.name]
         self._on_news()
 
     async def _watch(self, program: Program) -> str:
         """Watch a program to its end; return why it cannot be watched any more, or ``""``."""
         request = Question("watch", every=_EVERY, jobs=_JOBS)
         try:
-            lines = replies(path_of(program.name), request, within=_EVERY + _PATIENCE)
-            async with contextlib.aclosing(lines):
+            found = replies(path_of(program.name), request, within=_EVERY + _PATIENCE)
+            async with contextlib.aclosing(found) as lines:
                 async for line in lines:
                     program.history.add(line)
                     program.lives, program.problem = True, ""
@@ -425,8 +408,9 @@ class Dashboard:
         if self.programs.get(name) is None:
             return _error(404, f"There is no {name}.")
         try:
-            within = _WITHIN + question.seconds
-            return JSONResponse(await ask(path_of(name), question, within=within))
+            found = replies(path_of(name), question, within=_WITHIN + question.seconds)
+            async with contextlib.aclosing(found) as answers:
+                return JSONResponse(await anext(answers))
         except TimeoutError:
             return _error(504, f"{name} does not answer.")
         except (OSError, ProtocolError) as error:

@@ -6,6 +6,7 @@ import contextlib
 import functools
 import json
 import sys
+import textwrap
 from collections.abc import Callable, Generator
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from asyncpool._engine.machine import is_stopped
 from asyncpool._observe.control.client import ControlClient
 from asyncpool._observe.control.paths import live_names, path_of, private_folder
 from asyncpool._observe.control.protocol import LONGEST_PROFILE, SHORTEST, Request
+from asyncpool._wire.text import printable
 from asyncpool.errors import ProtocolError
 
 PATIENCE = 10.0  # s, for a process that is stopped, or busy
@@ -67,13 +69,18 @@ def about_one(function: Callable[..., Any]) -> Callable[..., Any]:
 
 @contextlib.contextmanager
 def connected(name: str | None, control: str | None) -> Generator[ControlClient]:
-    """Connect to what is meant.
+    """Connect to what is meant: the only one that runs, unless there is a name or a path.
 
     Raises:
         CommandError: If it is not there, or it is not clear which.
     """
     try:
-        path = control or path_of(name or _only_one())
+        if name is None and control is None:
+            name, *others = living()
+            if others:
+                all_of_them = " | ".join((name, *others))
+                raise CommandError(f"there are several, say which: {all_of_them}")
+        path = control or path_of(name or "")
     except ValueError as error:
         raise CommandError(str(error)) from None
     except OSError as error:
@@ -92,13 +99,6 @@ def connected(name: str | None, control: str | None) -> Generator[ControlClient]
         raise RefusedError(f"{path}: {error.strerror or error}") from None
     with client:
         yield client
-
-
-def _only_one() -> str:
-    names = living()
-    if len(names) > 1:
-        raise CommandError(f"there are several, say which: {' | '.join(names)}")
-    return names[0]
 
 
 def living() -> list[str]:
@@ -123,38 +123,25 @@ def _names() -> list[str]:
         raise RefusedError(str(error)) from None
 
 
-def asked(client: ControlClient, action: Any, **fields: Any) -> dict[str, Any]:
+def asked(client: ControlClient, action: str, **fields: Any) -> dict[str, Any]:
     """Return the answer to a request, however long it takes.
 
     Raises:
         RefusedError: If the other side does not answer at all, cannot do it, or has ended.
     """
-    status_of(client)  # a stopped process would carry the order out later
-    with _refusals(client):
-        # Without a limit: it takes as long as connections or jobs do.
-        return client.ask(Request(action, **fields))
-
-
-def status_of(client: ControlClient) -> dict[str, Any]:
-    """Return how it stands.
-
-    Raises:
-        RefusedError: If it does not answer, or has ended.
-    """
-    with _refusals(client):
-        return client.ask(Request("status"), within=PATIENCE)
-
-
-@contextlib.contextmanager
-def _refusals(client: ControlClient) -> Generator[None]:
     try:
-        yield
+        # A stopped process would carry an order out later, so its status comes first.
+        found = client.ask(Request("status"), within=PATIENCE)
+        if action != "status":
+            # Without a limit: it takes as long as connections or jobs do.
+            found = client.ask(Request(action, **fields))
     except TimeoutError:
         raise RefusedError(f"it {silent(client.pid)}") from None
     except ProtocolError as error:
         raise RefusedError(str(error)) from None
     except OSError as error:
         raise RefusedError(error.strerror or str(error)) from None
+    return found
 
 
 def silent(pid: int | None) -> str:
@@ -193,7 +180,7 @@ def stacks_command(
         raise click.UsageError("--job names a slot already: leave --slot out")
     # Before the stacks: a worker that is stopped keeps them back for two seconds, in which
     # the others go on to other jobs.
-    status = status_of(client)
+    status = asked(client, "status")
     stacks = asked(client, "stacks", job=job, slot=slot)["stacks"]
     if as_json:
         click.echo(json.dumps({"stacks": stacks}))
@@ -207,6 +194,30 @@ def stacks_command(
         click.echo(heading)
         click.echo(text.rstrip() or "  nothing runs")
         click.echo()
+
+
+@click.command("requests", short_help="Show the requests that a server answers now.")
+@about_one
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+def requests_command(client: ControlClient, *, as_json: bool) -> None:
+    """Show the requests that a server has not answered yet, the oldest first.
+
+    Of an async application, where each waits: the chain of its awaits.
+    """
+    if asked(client, "status").get("kind") == "pool":
+        raise RefusedError("a pool has no requests: 'asyncpool stacks' shows its jobs")
+    found = asked(client, "requests")["requests"]
+    if as_json:
+        click.echo(json.dumps({"requests": found}))
+        return
+    for it in found:
+        what = printable(f"{it['method']} {it['path']}")
+        whose = f"from {it['client']}, slot {it['worker']}"
+        click.echo(f"{what} for {it['age']:.1f} s, {whose}")
+        if it["stack"]:
+            click.echo(textwrap.indent(it["stack"].rstrip(), "  "))
+    if not found:
+        click.echo("no request is open")
 
 
 @click.command("profile", short_help="Show where the time of jobs goes.")
@@ -245,18 +256,15 @@ def profile_command(
     if wanted["function"] == "":
         raise CommandError("--function takes a name")
     told = asked(client, "profile", **wanted)
-    stacks: list[StackSamples] = []
-    for text, samples in told["stacks"]:
-        function, *frames = text.split(";")
-        stacks.append(
-            StackSamples(function=function, frames=tuple(frames), samples=samples)
-        )
+    about = ("pool", "seconds", "rate", "slot", "function")
     profile = Profile(
-        stacks=tuple(stacks),
+        stacks=tuple(
+            StackSamples(function=function, frames=tuple(frames), samples=samples)
+            for text, samples in told["stacks"]
+            for function, *frames in [text.split(";")]
+        ),
         workers=tuple(ProfiledWorker(**worker) for worker in told["workers"]),
-        **{
-            name: told[name] for name in ("pool", "seconds", "rate", "slot", "function")
-        },
+        **{name: told[name] for name in about},
     )
     for frame in profile.top(_FUNCTIONS):
         click.echo(f"{frame.own:7,} {frame.total:7,}  {frame.name}")
@@ -281,7 +289,7 @@ def kill_command(client: ControlClient, *, slot: int, yes: bool) -> None:
 
     Its job has another attempt, or fails; connections of a server are cut.
     """
-    status = status_of(client)
+    status = asked(client, "status")
     _confirm(status, f"SIGKILL for {_worker_in(status, slot)}", yes=yes)
     say(asked(client, "kill", slot=slot)["text"])
 
@@ -297,7 +305,7 @@ def recycle_command(client: ControlClient, *, slot: int | None, yes: bool) -> No
     command does not wait for that.  If a replacement does not start, the others stay, and the
     exit code is 1.
     """
-    status = status_of(client)
+    status = asked(client, "status")
     who = "all workers" if slot is None else _worker_in(status, slot)
     _confirm(status, f"a fresh process instead of {who}", yes=yes)
     _say_roll(asked(client, "recycle", slot=slot))
@@ -324,7 +332,7 @@ def resize_command(client: ControlClient, *, workers: int, yes: bool) -> None:
     A pool, which was not made to be changed by a command, has to be confirmed.  One that
     grows and shrinks by itself does so no more.
     """
-    status = status_of(client)
+    status = asked(client, "status")
     if status.get("kind") == "pool":
         change = f"{workers} workers instead of {status['workers']}"
         _confirm(status, change, yes=yes)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
-import importlib.util
+import importlib
 import inspect
 import json
 import logging
@@ -14,9 +14,10 @@ import ssl
 import sys
 import time
 import tomllib
-from collections.abc import AsyncGenerator, Iterable, Mapping
-from dataclasses import dataclass, field, fields
+from collections.abc import AsyncGenerator, Mapping
+from dataclasses import dataclass, fields
 from difflib import get_close_matches
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self, get_type_hints
 
@@ -56,6 +57,7 @@ class Asked:
     """What the command line says, beside the options of the cluster and of its servers.
 
     Attributes:
+        target: ``package.module:name``.
         bind: Where to listen: HOST:PORT, [::1]:PORT, :PORT for all interfaces, unix:///run/app.sock
             (with ?mode=660), fd://3 for an inherited socket, or systemd: for those of a .socket
             unit.  Port 0 is one that is free.  Several may be given.
@@ -80,6 +82,7 @@ class Asked:
         reload_on_change: Reload when a Python file in the current folder changes (for development).
     """
 
+    target: str
     bind: tuple[str, ...] = ("127.0.0.1:8000",)
     interface: Literal["asgi", "wsgi", "serve"] = "asgi"
     max_restarts: int | None = None
@@ -131,7 +134,10 @@ _OF_CLUSTER = (
     "backlog",
 )
 _OF_LIMITS = "max_age", "max_memory", "kill_memory", "nice"
-_OF_SERVERS = "request_timeout", "header_timeout", "header_size"
+_OF_SERVERS = "request_timeout", "header_timeout", "header_size", "body_size"
+
+_BODY = """The most bytes of a request's body, such as 10M; more are answered by 413, or cut a
+response that has begun.  By default any number."""
 
 _VARIABLES = "ASYNCPOOL_SERVE"
 
@@ -150,9 +156,9 @@ _ELSEWHERE = {
 }
 
 
-def _taken(given: dict[str, Any], names: Iterable[str]) -> dict[str, Any]:
-    """Take the options with these names out of those that were given."""
-    return {name: given.pop(name) for name in names}
+def _taken(given: dict[str, Any], *names: str, of: Any = None) -> dict[str, Any]:
+    """Take options out of those that were given: by their names, or all *of* a record."""
+    return {it: given.pop(it) for it in names or [field.name for field in fields(of)]}
 
 
 def _configure(ctx: click.Context, _: click.Parameter, path: str | None) -> None:
@@ -211,7 +217,7 @@ def _configure(ctx: click.Context, _: click.Parameter, path: str | None) -> None
     backlog={"type": click.IntRange(1, (1 << 31) - 1)},
 )
 @options_of(WorkerLimits, *_OF_LIMITS, max_memory=_SIZE, kill_memory=_SIZE)
-@options_of(asgi, *_OF_SERVERS, header_size=_SIZE)
+@options_of(asgi, *_OF_SERVERS, header_size=_SIZE, body_size=_SIZE | {"help": _BODY})
 @options_of(wsgi, "threads")
 @options_of(
     OfUvicorn,
@@ -221,9 +227,7 @@ def _configure(ctx: click.Context, _: click.Parameter, path: str | None) -> None
     limit_concurrency=_POSITIVE,
 )
 @options_of(LogOptions)
-def serve_command(
-    *, target: str, log_level: str, log_format: str, **given: Any
-) -> None:
+def serve_command(*, log_level: str, log_format: str, **given: Any) -> None:
     """Serve an application in worker processes that are restarted, reloaded and drained.
 
     The port stays open whatever becomes of workers: connections wait while one is
@@ -250,57 +254,55 @@ def serve_command(
       3        the code cannot be loaded, or no worker can be kept alive
       130, 143 it was interrupted twice, and did not drain
     """  # noqa: D301 - \b is click's
-    module, colon, attribute = target.partition(":")
+    asked = Asked(**_taken(given, of=Asked))
+    module, colon, attribute = asked.target.partition(":")
     if not (module and colon and attribute):
-        raise CommandError(f"{target!r} is not MODULE:NAME, such as app:app")
+        raise CommandError(f"{asked.target!r} is not MODULE:NAME, such as app:app")
     if "/" in module or module.endswith(".py"):
         meant = module.removesuffix(".py").replace("/", ".").strip(".")
         raise CommandError(
             f"{module} is a file, and a module's name is wanted: {meant}:{attribute}"
         )
-    asked = Asked(**_taken(given, (field.name for field in fields(Asked))))
-    uvicorn = _taken(given, (field.name for field in fields(OfUvicorn)))
     if asked.name is not None and not is_name(asked.name):
         raise CommandError(f"--name: {asked.name!r} is no name, which is {NAMES}")
     if asked.reload_on_change and given["preload"]:
         raise CommandError(
             "what is preloaded is not loaded anew: --reload-on-change or not"
         )
-    server, threads = _taken(given, _OF_SERVERS), _taken(given, ["threads"])
-    control, metrics = asked.control, asked.metrics
-    plan = ServingPlan(
-        target=target,
-        interface=asked.interface,
-        options=_server_options(asked, uvicorn, server, threads),
-        cluster={
-            "bind": asked.bind,
-            "worker_limits": _limits(asked, _taken(given, _OF_LIMITS)),
-            "restart_policy": _restart_policy(asked),
-            **given,
-        },
-        name=asked.name or (module if is_name(module) else "server"),
-        # A path, though a word without a slash could be a name as well.
-        control=asked.name if control is None else control and os.path.abspath(control),  # noqa: PTH100
-        watch=asked.reload_on_change,
-        pools=named_pools(asked.pool),
-        metrics=f"127.0.0.1:{metrics}" if (metrics or "").isdigit() else metrics,
-    )
+    if asked.within is not None and asked.max_restarts is None:
+        raise CommandError(
+            "--within says for how long --max-restarts counts: give both"
+        )
+    options = _server_options(asked, given)
+    try:
+        limits = _taken(given, *_OF_LIMITS)
+        worker_limits = WorkerLimits(max_jobs=asked.max_connections, **limits)
+    except ValueError as error:
+        raise CommandError(str(error)) from None
+    restart_policy = RestartPolicy()
+    if asked.max_restarts is not None:
+        restart_policy = RestartPolicy.limited(asked.max_restarts, asked.within or 60.0)
+    cluster = {
+        "name": asked.name or (module if is_name(module) else "server"),
+        "bind": asked.bind,
+        "worker_limits": worker_limits,
+        "restart_policy": restart_policy,
+        **given,
+    }
+    serving = Serving(asked, options, cluster, CommandLog(json=log_format == "json"))
     raise_descriptor_limit()
     with contextlib.suppress(Exception):  # for ps; an extra
-        title = f"asyncpool: master of {plan.name}"
+        title = f"asyncpool: master of {cluster['name']}"
         importlib.import_module("setproctitle").setproctitle(title)
     if os.getpid() == 1:
         look_after_orphans()
-    sys.exit(_run(plan, level=log_level, log=CommandLog(json=log_format == "json")))
+    sys.exit(_run(serving, getattr(logging, log_level.upper())))
 
 
-def _server_options(
-    asked: Asked,
-    uvicorn: dict[str, Any],
-    server: dict[str, Any],
-    threads: dict[str, Any],
-) -> dict[str, Any]:
-    """Return the options of what serves the application, if it is one."""
+def _server_options(asked: Asked, given: dict[str, Any]) -> dict[str, Any]:
+    """Take out of *given* the options of what serves the application, if it is one."""
+    uvicorn, server = _taken(given, of=OfUvicorn), _taken(given, *_OF_SERVERS)
+    threads = _taken(given, "threads")
     if asked.interface == "serve":
         flags = uvicorn | {"option": asked.option, "access_log": asked.access_log}
         flags["access_log_format"] = asked.access_log_format
@@ -310,50 +312,32 @@ def _server_options(
                     f"--{name.replace('_', '-')} is for applications: with --interface serve "
                     "it would change nothing"
                 )
+        server = {}
     else:
         need("uvicorn", "cluster", f"--interface {asked.interface}")
     if asked.metrics is not None:
         need("prometheus_client", "prometheus", "--metrics")
     if asked.reload_on_change:
         need("watchfiles", "reload", "--reload-on-change")
-    if asked.interface == "serve":
-        return {}
-    server |= read_options(
-        asked.option, uvicorn, password_file=asked.ssl_keyfile_password_file
-    )
-    server["access_log"] = asked.access_log_format or asked.access_log
+    if asked.interface != "serve":
+        password_file = asked.ssl_keyfile_password_file
+        server |= read_options(asked.option, uvicorn, password_file=password_file)
+        server["access_log"] = asked.access_log_format or asked.access_log
     return server | (threads if asked.interface == "wsgi" else {})
 
 
-def _limits(asked: Asked, limits: dict[str, Any]) -> WorkerLimits:
-    try:
-        return WorkerLimits(max_jobs=asked.max_connections, **limits)
-    except ValueError as error:
-        raise CommandError(str(error)) from None
-
-
-def _restart_policy(asked: Asked) -> RestartPolicy:
-    if asked.max_restarts is not None:
-        return RestartPolicy.limited(asked.max_restarts, asked.within or 60.0)
-    if asked.within is not None:
-        raise CommandError(
-            "--within says for how long --max-restarts counts: give both"
-        )
-    return RestartPolicy()
-
-
-def _run(plan: ServingPlan, *, level: str, log: CommandLog) -> int:
+def _run(serving: Serving, level: int) -> int:
     loop_factory = None
-    if plan.cluster["worker_loop"] == "uvloop" and importlib.util.find_spec("uvloop"):
+    if serving.cluster["worker_loop"] == "uvloop" and find_spec("uvloop"):
         import uvloop  # noqa: PLC0415 - an extra
 
         loop_factory = uvloop.new_event_loop
     try:
         with (
-            log.on(getattr(logging, level.upper())),
+            serving.log.on(level),
             asyncio.Runner(loop_factory=loop_factory) as runner,
         ):
-            return runner.run(Serving(plan, log).run())
+            return runner.run(serving.run())
     except KeyboardInterrupt:  # while there is no cluster to obey it
         return Exit.INTERRUPTED
     except OSError as error:
@@ -453,33 +437,6 @@ _ADDRESS_PATIENCE = 2.0
 _ADDRESS_EVERY = 0.1
 
 
-@dataclass(frozen=True, slots=True)
-class ServingPlan:
-    """What is served, and how; ``--help`` explains each.
-
-    Attributes:
-        target: ``package.module:name``.
-        interface: Its interface: ``"asgi"``, ``"wsgi"`` or ``"serve"``.
-        options: The options of :func:`asyncpool.cluster.asgi` or ``wsgi``.
-        cluster: The options of the cluster.
-        name: The name of the cluster.
-        control: The name or path of the control socket, if one was chosen.
-        watch: Whether changes of the code reload it.
-        metrics: Where Prometheus finds the figures, if it is to.
-        pools: What makes the pools that all workers share, by name.
-    """
-
-    target: str
-    interface: str
-    options: dict[str, Any]
-    cluster: dict[str, Any]
-    name: str
-    control: str | None
-    watch: bool
-    metrics: str | None = None
-    pools: dict[str, str] = field(default_factory=dict)
-
-
 class _Unread(Cluster):
     """A cluster whose messages no code can read, and whose workers write their logs themselves."""
 
@@ -540,17 +497,29 @@ class Serving:
     """Serves until it is told to end.
 
     Args:
-        plan: What to serve, and how.
+        asked: What the command line says.
+        options: The options of :func:`asyncpool.cluster.asgi` or ``wsgi``.
+        cluster: The options of the cluster.
         log: The log of the command.
     """
 
-    def __init__(self, plan: ServingPlan, log: CommandLog) -> None:
-        self._plan, self._log = plan, log
+    def __init__(
+        self,
+        asked: Asked,
+        options: dict[str, Any],
+        cluster: dict[str, Any],
+        log: CommandLog,
+    ) -> None:
+        self.options, self.cluster, self.log = options, cluster, log
+        self._asked = asked
+        self._pools = named_pools(asked.pool)
+        self._control = asked.name
+        if asked.control is not None:
+            # A path, though a word without a slash could be a name as well.
+            self._control = asked.control and os.path.abspath(asked.control)  # noqa: PTH100
         self._began = time.monotonic()
         self._up = asyncio.Event()
         self._failures: list[Crash] = []
-        self._operation: Operation | None = None
-        self._cluster: Cluster | None = None
         self._page: MetricsPage | None = None
 
     async def run(self) -> int:
@@ -561,15 +530,16 @@ class Serving:
             ValueError: If an option makes no sense.
             TypeError: Likewise.
         """
-        plan = self._plan
+        asked = self._asked
         if (task := asyncio.current_task()) is not None:
-            task.set_name(f"asyncpool serve {plan.name}")
+            task.set_name(f"asyncpool serve {self.cluster['name']}")
         async with contextlib.AsyncExitStack() as stack:
-            await stack.enter_async_context(shared_by_name(plan.pools))
-            if plan.metrics is not None:
-                page = await _metrics_page(plan.metrics)
+            pools = await stack.enter_async_context(shared_by_name(self._pools))
+            if asked.metrics is not None:
+                page = await _metrics_page(asked.metrics)
                 self._page = await stack.enter_async_context(page)
-            if not plan.watch:
+                self._export(*pools)
+            if not asked.reload_on_change:
                 return await self._serve()
             changes = await stack.enter_async_context(Changes().watched())
             while True:
@@ -584,8 +554,15 @@ class Serving:
                     watching.cancel()
                 if not self._failures:
                     return code
-                self._log.tell(say.CHANGE_AWAITED, {})
+                self.log.tell(say.CHANGE_AWAITED, {})
                 await changes.happened.wait()
+
+    def _export(self, *shown: Any) -> None:
+        if self._page is not None:
+            from asyncpool.prometheus import register  # noqa: PLC0415 - an extra
+
+            for it in shown:
+                register(it, self._page.registry)
 
     async def _serve(self) -> int:
         give_up_at = time.monotonic() + _ADDRESS_PATIENCE
@@ -599,42 +576,39 @@ class Serving:
             await asyncio.sleep(_ADDRESS_EVERY)
 
     async def _serve_once(self) -> int:
-        plan = self._plan
+        asked = self._asked
         self._failures.clear()
-        self._log.starting = True
+        self.log.starting = True
         self._began = time.monotonic()
-        target: Any = plan.target
-        if plan.interface != "serve":
-            adapter = asgi if plan.interface == "asgi" else wsgi
-            target = adapter(plan.target, **plan.options)
-        self._cluster = cluster = _Unread(
+        target: Any = asked.target
+        if asked.interface != "serve":
+            target = {"asgi": asgi, "wsgi": wsgi}[asked.interface](
+                target, **self.options
+            )
+        cluster = _Unread(
             target,
-            worker_log=self._log.of_workers(),
-            name=plan.name,
+            worker_log=self.log.of_workers(),
             on_crash=self._crashed,
-            **plan.cluster,
+            **self.cluster,
         )
-        if self._page is not None:
-            from asyncpool.prometheus import register  # noqa: PLC0415 - an extra
-
-            register(cluster, self._page.registry)
+        self._export(cluster)
         self._operation = operation = Operation(
             cluster,
-            control=plan.control,
-            on_ready=self._ready,
+            control=self._control,
+            on_ready=lambda: self._ready(cluster.stats().addresses),
             # What cannot be loaded may wait for a change, and obey Ctrl-C meanwhile.
-            is_last=lambda: not (plan.watch and self._failures),
+            is_last=lambda: not (asked.reload_on_change and self._failures),
         )
         code = await operation.run()
         if self._failures:
             self._explain(self._failures[0])
             return GAVE_UP
-        self._log.starting = False
+        self.log.starting = False
         if operation.broken is not None:
             last = operation.broken.crashes[-1:]
-            self._log.tell(
+            self.log.tell(
                 say.SERVER_GAVE_UP,
-                {"target": plan.target, "reason": operation.broken.reason},
+                {"target": asked.target, "reason": operation.broken.reason},
                 last="".join(f"; last: {crash}" for crash in last),
             )
         return code
@@ -644,48 +618,43 @@ class Serving:
         while True:
             await changes.happened.wait()
             await self._up.wait()
-            assert self._operation is not None
             changes.happened.clear()
-            self._log.tell(say.CODE_CHANGED, {"files": changes.names})
+            self.log.tell(say.CODE_CHANGED, {"files": changes.names})
             self._operation.reload_soon(f"changes of {changes.names}")
 
-    def _ready(self) -> None:
-        plan, operation = self._plan, self._operation
-        assert self._cluster is not None
-        assert operation is not None
+    def _ready(self, addresses: tuple[str, ...]) -> None:
+        operation = self._operation
         self._up.set()
-        self._log.starting = False
-        addresses = self._cluster.stats().addresses
-        http = "https://" if "ssl_certfile" in plan.options else "http://"
-        scheme = "tcp://" if plan.interface == "serve" else http
+        self.log.starting = False
+        http = "https://" if "ssl_certfile" in self.options else "http://"
+        scheme = "tcp://" if self._asked.interface == "serve" else http
         lines = ["", *(f"  {it.replace('tcp://', scheme)}" for it in addresses)]
         for address in self._page.addresses if self._page is not None else ():
             page = address.replace("tcp://", "http://")
             lines += [f"  metrics: {page}/metrics"]
-        for name in plan.pools:
+        for name in self._pools:
             lines += [f"  pool {name}: asyncpool recycle {name}-{os.getpid()}"]
         if operation.control_path is not None:
             lines.append(f"  asyncpool status | reload | stop {operation.which}")
         lines.append("  Ctrl-C drains and ends, a second one ends at once")
         extra = {
-            "target": plan.target,
+            "target": self._asked.target,
             "addresses": ", ".join(addresses),
             "seconds": round(time.monotonic() - self._began, 3),
         }
-        self._log.tell(say.SERVING, extra, lines="\n".join(lines))
+        self.log.tell(say.SERVING, extra, lines="\n".join(lines))
 
     def _crashed(self, crash: Crash) -> None:
         """End at once if the code cannot be loaded: to try again would not help."""
         if self._up.is_set() or self._failures or not cannot_be_loaded(crash):
             return
         self._failures.append(crash)
-        assert self._operation is not None
         self._operation.stop()
         self._operation.stop()
 
     def _explain(self, crash: Crash) -> None:
         """Say why the code cannot be loaded, and what to do about it."""
-        target = self._plan.target
+        target = self._asked.target
         detail = crash.detail.removeprefix("serve failed: ")
         module = target.partition(":")[0]
         own = {f"'{module}'", f"'{module.partition('.')[0]}'"}
@@ -701,12 +670,14 @@ class Serving:
         elif traceback := users_own(crash.stack):
             hint = f"\n{traceback}"
         extra = {"target": target, "reason": detail}
-        self._log.tell(say.NOT_LOADED, extra, lines=hint)
+        self.log.tell(say.NOT_LOADED, extra, lines=hint)
 
 
 async def _metrics_page(address: str) -> MetricsPage:
     from asyncpool.prometheus._page import MetricsPage  # noqa: PLC0415 - an extra
 
+    if address.isdigit():
+        address = f"127.0.0.1:{address}"
     try:
         async with addresses_locked([address]):
             return MetricsPage(address)

@@ -66,13 +66,14 @@ def make_pool(target: str, name: str) -> Pool:
 
 
 @asynccontextmanager
-async def shared_by_name(targets: Mapping[str, str]) -> AsyncGenerator[None]:
-    """Share pools with the processes that this one starts meanwhile.
+async def shared_by_name(targets: Mapping[str, str]) -> AsyncGenerator[list[Pool]]:
+    """Share pools with the processes that this one starts meanwhile, and yield them.
 
     Each of them has a control socket, so that it can be rolled by itself.
     """
+    pools: list[Pool] = []
     if not targets:
-        yield
+        yield pools
         return
     from asyncpool.sharedpool import PoolServer  # noqa: PLC0415 - as above
     from asyncpool.sharedpool._client import VARIABLE  # noqa: PLC0415
@@ -83,6 +84,8 @@ async def shared_by_name(targets: Mapping[str, str]) -> AsyncGenerator[None]:
         for name, target in targets.items():
             pool = await stack.enter_async_context(make_pool(target, name))
             await stack.enter_async_context(PoolServer(pool, paths[name]))
+            pool.name = name  # whose figures they are, as others know it
+            pools.append(pool)
         os.environ[VARIABLE] = json.dumps(paths)
         stack.callback(os.environ.pop, VARIABLE)
-        yield
+        yield pools

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
-import math
 import sys
 import time
-from collections import deque
 from collections.abc import Iterable, Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
 import click
 from rich.console import Console, Group, RenderableType
@@ -27,12 +26,7 @@ from asyncpool._cli.parameters import (
 )
 from asyncpool._observe.control.client import ControlClient
 from asyncpool._observe.control.protocol import LONGEST, MAX_JOBS, SHORTEST, Request
-from asyncpool._observe.history import (
-    Snapshot,
-    histogram_of,
-    point_between,
-    snapshot_of,
-)
+from asyncpool._observe.history import History, histogram_of, times_of
 from asyncpool._wire.text import printable
 from asyncpool.errors import ProtocolError
 
@@ -43,9 +37,6 @@ SPAN = 60.0  # s; the last minute
 _MOST_CRASHES = 5
 _BARS = "▁▂▃▄▅▆▇█"
 _WIDTH = 60
-
-# Where a row of jobs has the seconds that it waited, and ran.
-_WAIT, _RUN = 5, 6
 
 
 def _interval(text: str) -> float:
@@ -86,11 +77,17 @@ def status_command(
                 shown.clients[each or control or ""] = client
             except RefusedError as error:
                 shown.tell(error)
-        if watch:
-            with contextlib.suppress(KeyboardInterrupt, BrokenPipeError):
-                _watch(shown, every, as_json=as_json)
-        else:
-            _print(shown.statuses(), as_json=as_json)
+        rounds = shown.rounds(every if watch else None)
+        ends = (KeyboardInterrupt, BrokenPipeError) if watch else ()
+        with contextlib.suppress(*ends):
+            if as_json:
+                for status in itertools.chain.from_iterable(rounds):
+                    click.echo(json.dumps(status))
+            elif watch and len(shown.clients) == 1:
+                _show(_watched(shown, every), again=True)
+            else:
+                views = (Group(*map(status_view, statuses)) for statuses in rounds)
+                _show(views, again=watch)
     if shown.trouble:
         sys.exit(Exit.FAILED)
 
@@ -111,23 +108,28 @@ class _Shown:
         self.trouble = False
         self._watch = watch
 
-    def statuses(self) -> list[dict[str, Any]]:
-        """Return the answers; those that do not answer are asked no more."""
-        found: list[dict[str, Any]] = []
-        for name, client in list(self.clients.items()):
-            try:
-                found.append(client.ask(Request("status"), within=orders.PATIENCE))
-                continue
-            except TimeoutError:
-                why = orders.silent(client.pid)
-            except ConnectionError:
-                why = "" if self._watch else "has ended"
-            except (OSError, ProtocolError) as error:
-                why = f"cannot tell how it is: {error}"
-            del self.clients[name]
-            if why:
-                self.tell(RefusedError(f"{name} {why}"))
-        return found
+    def rounds(self, every: float | None) -> Iterator[list[dict[str, Any]]]:
+        """Yield their answers, once or as often; those that do not answer are asked no more."""
+        while found := list(filter(None, map(self._status_of, list(self.clients)))):
+            yield found
+            if every is None:
+                return
+            time.sleep(every)
+
+    def _status_of(self, name: str) -> dict[str, Any] | None:
+        client = self.clients[name]
+        try:
+            return client.ask(Request("status"), within=orders.PATIENCE)
+        except TimeoutError:
+            why = orders.silent(client.pid)
+        except ConnectionError:
+            why = "" if self._watch else "has ended"
+        except (OSError, ProtocolError) as error:
+            why = f"cannot tell how it is: {error}"
+        del self.clients[name]
+        if why:
+            self.tell(RefusedError(f"{name} {why}"))
+        return None
 
     def tell(self, error: RefusedError) -> None:
         """Say why one is left out."""
@@ -135,53 +137,33 @@ class _Shown:
         error.show()
 
 
-def _print(statuses: list[dict[str, Any]], *, as_json: bool) -> None:
-    console = Console(highlight=False, soft_wrap=not sys.stdout.isatty())
-    for status in statuses:
-        if as_json:
-            click.echo(json.dumps(status))
-        else:
-            console.print(status_view(status))
-
-
-def _watch(shown: _Shown, every: float, *, as_json: bool) -> None:
-    """Show them again and again, until none is left."""
-    if as_json:
-        while statuses := shown.statuses():
-            _print(statuses, as_json=True)
-            sys.stdout.flush()
-            time.sleep(every)
-        return
-    console = Console(highlight=False)
-    if sys.stdout.isatty():
-        with Live(console=console, auto_refresh=False, screen=False) as live:
-            for view in _views(shown, every):
-                live.update(view, refresh=True)
-        return
-    for view in _views(shown, every):
-        with console.capture() as capture:
-            console.print(view, soft_wrap=True)
-        click.echo(capture.get())  # with an empty line, and at once
-
-
-def _views(shown: _Shown, every: float) -> Iterator[RenderableType]:
-    """Yield how they look; of one that tells of itself, with the last minute."""
-    if len(shown.clients) != 1:
-        while statuses := shown.statuses():
-            yield Group(*map(status_view, statuses))
-            time.sleep(every)
-        return
+def _watched(shown: _Shown, every: float) -> Iterator[RenderableType]:
+    """Yield how the only one looks, with the last minute, until it ends."""
     [(name, client)] = shown.clients.items()
     request = Request("watch", every=min(every, LONGEST), jobs=MAX_JOBS)
-    minute = LastMinute()
+    history = History()
     try:
         for line in client.watch(request):
-            minute.add(line)
-            yield live_view(line["status"], minute)
+            history.add(line)
+            yield live_view(line["status"], history)
     except ConnectionError:
         pass  # it has ended
     except (OSError, ProtocolError) as error:
         shown.tell(RefusedError(f"{name} cannot be watched: {error}"))
+
+
+def _show(views: Iterable[RenderableType], *, again: bool) -> None:
+    """Print one view, or one after the other: at the same place of a terminal."""
+    console, is_terminal = Console(highlight=False), sys.stdout.isatty()
+    if again and is_terminal:
+        with Live(console=console, auto_refresh=False, screen=False) as live:
+            for view in views:
+                live.update(view, refresh=True)
+        return
+    for view in views:
+        with console.capture() as capture:
+            console.print(view, soft_wrap=not is_terminal)
+        click.echo(capture.get(), nl=again)  # behind each an empty line, and at once
 
 
 # How one looks in a terminal.
@@ -209,7 +191,7 @@ def status_view(
         f"  {what}",
         (f"  {which}" if which != name else "", "dim"),
     )
-    return Group(head, *(_pool(status, cpu or {}) if is_pool else _server(status)))
+    return Group(head, *(_pool if is_pool else _server)(status, cpu or {}))
 
 
 def _pool(status: dict[str, Any], cpu: dict[int, float]) -> Iterator[RenderableType]:
@@ -235,37 +217,33 @@ def _pool(status: dict[str, Any], cpu: dict[int, float]) -> Iterator[RenderableT
     if losses:
         yield Text("   ".join(losses), "yellow")
     if nodes := status.get("nodes"):
-        titles = "slots,state,heard,jobs,queued,busy,crashes,CPU,memory,clock,node"
+        titles = "node,state,slots,jobs,queued,busy,crashes,CPU,memory"
         yield _table(titles, map(_node_row, nodes))
     titles = "slot,pid,state,jobs,up,CPU,memory,for,function"
     yield _table(titles, (_slot_row(slot, cpu.get(slot["slot"])) for slot in slots))
 
 
 def _node_row(node: dict[str, Any]) -> Iterator[str | Text]:
-    error = node["clock_error"]
+    yield node["name"]
+    silent = Text(f"silent for {node['silent']:.0f} s", "red")
+    yield silent if node["suspected"] else Text("ready", "green")
     yield f"{node['first_slot']}+"
-    yield Text("silent", "red") if node["suspected"] else Text("ready", "green")
-    yield f"{node['silent']:.1f} s"
     yield f"{node['jobs']:,}"
     yield f"{node['queued']:,}"
     yield f"{node['busy']:,}/{node['workers']:,}"
     yield Text(f"{node['crashes']:,}", "yellow" if node["crashes"] else "")
     yield duration(node["cpu"])
     yield size_text(node["memory"])
-    yield "?" if error is None else f"\N{PLUS-MINUS SIGN}{error * 1e3:.1f} ms"
-    yield node["name"]
 
 
 def _slot_row(slot: dict[str, Any], cpu: float | None) -> Iterator[str | Text]:
-    running, uptime = slot["running"], slot["uptime"]
-    if cpu is None:  # without a look before, it is the mean since its start
-        cpu = 100 * slot["cpu"] / uptime if uptime > 0 else 0.0
+    running = slot["running"]
     yield str(slot["slot"])
     yield str(slot["pid"] or "-")
     yield Text(slot["state"], _SLOTS.get(slot["state"], ""))
     yield f"{slot['jobs']:,}"
-    yield duration(uptime)
-    yield f"{cpu:.0f}%"
+    yield duration(slot["uptime"])
+    yield _cpu_text(slot, cpu)
     yield size_text(slot["memory"])
     if not running:
         return
@@ -278,7 +256,7 @@ def _slot_row(slot: dict[str, Any], cpu: float | None) -> Iterator[str | Text]:
     yield Text(text, no_wrap=True, overflow="ellipsis")
 
 
-def _server(status: dict[str, Any]) -> Iterator[RenderableType]:
+def _server(status: dict[str, Any], cpu: dict[int, float]) -> Iterator[RenderableType]:
     slots: list[dict[str, Any]] = status["slots"]
     # Of a cluster of an older version there is no such figure.
     lost = status.get("lost", 0)
@@ -294,8 +272,8 @@ def _server(status: dict[str, Any]) -> Iterator[RenderableType]:
     told = status.get("requests", {})
     if told.get("responses"):
         yield _requests(told)
-    titles = "slot,generation,pid,state,open,in all,up,memory"
-    yield _table(titles, map(_server_row, slots))
+    titles = "slot,gen,pid,state,open,in all,p99,up,CPU,memory"  # 80 columns hold them
+    yield _table(titles, (_server_row(slot, cpu.get(slot["slot"])) for slot in slots))
 
 
 def _requests(told: dict[str, Any]) -> Text:
@@ -312,7 +290,7 @@ def _requests(told: dict[str, Any]) -> Text:
     return line
 
 
-def _server_row(slot: dict[str, Any]) -> Iterator[str | Text]:
+def _server_row(slot: dict[str, Any], cpu: float | None) -> Iterator[str | Text]:
     yield str(slot["slot"])
     yield str(slot["generation"])
     yield str(slot["pid"] or "-")
@@ -321,16 +299,31 @@ def _server_row(slot: dict[str, Any]) -> Iterator[str | Text]:
     yield Text("ready", "green") if slot["ready"] else Text(slot["state"], style)
     yield f"{slot['connections']:,}"
     yield f"{slot['handed']:,}"
+    took = times_of(slot.get("requests", {}).get("responses", {}).values())
+    yield brief(took.quantile(0.99) if took.count else None)
     yield duration(slot["uptime"])
+    yield _cpu_text(slot, cpu)
     yield size_text(slot["memory"])
+
+
+def _cpu_text(slot: dict[str, Any], cpu: float | None) -> str:
+    """Return which part of a core a worker uses: *cpu*, or else the mean since its start."""
+    if cpu is None:
+        uptime, used = slot["uptime"], slot.get("cpu", 0.0)
+        cpu = 100 * used / uptime if uptime > 0 else 0.0
+    return f"{cpu:.0f}%"
 
 
 def _table(titles: str, rows: Iterable[Iterable[str | Text]]) -> Table:
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
+    # Those that give way: a function is cut off, and a node goes on in the next line.
+    ways: dict[str, Any] = {"function": "ellipsis", "node": "fold"}
     for title in titles.split(","):
-        is_name = title in {"function", "node"}  # the only ones that give way
-        side: Any = "left" if is_name or title == "state" else "right"
-        table.add_column(title, justify=side, no_wrap=not is_name, overflow="ellipsis")
+        way = ways.get(title)
+        side: Any = "left" if way or title == "state" else "right"
+        table.add_column(
+            title, justify=side, no_wrap=not way, overflow=way or "ellipsis"
+        )
     for row in rows:
         table.add_row(*row)
     return table
@@ -350,80 +343,29 @@ def brief(seconds: float | None) -> str:
 # The last minute.
 
 
-class Moment(NamedTuple):
-    """What one line has told.
-
-    Attributes:
-        at: When, in Unix time.
-        rate: Jobs that ended, or connections that came, a second.
-        median: Seconds that half of the jobs took at most, from their submit; ``None`` without
-            jobs.
-        slowest: Seconds that 99 of 100 took at most.
-    """
-
-    at: float
-    rate: float
-    median: float | None
-    slowest: float | None
-
-
-class LastMinute:
-    """Notes line after line.
-
-    Attributes:
-        moments: Those of the last minute, oldest first.
-        crashes: The last crashes, oldest first, each with when it was.
-        cpu: By slot, the percentage of a core that its worker uses now.
-    """
-
-    def __init__(self) -> None:
-        self.moments: deque[Moment] = deque()
-        self.crashes: deque[tuple[float, dict[str, Any]]] = deque(maxlen=_MOST_CRASHES)
-        self.cpu: dict[int, float] = {}
-        self._before: Snapshot | None = None
-
-    def add(self, line: dict[str, Any]) -> None:
-        """Note a line of a watch."""
-        now, before = snapshot_of(line["at"], line["status"]), self._before
-        self._before = now
-        for event in line["events"]:
-            if event["type"] == "Crashed":
-                self.crashes.append((event["at"], event["crash"]))
-        if before is None or now.at <= before.at:
-            return
-        point = point_between(before, now)
-        rate = sum(point[name] for name in now.counts)
-        took = sorted(row[_WAIT] + row[_RUN] for row in line["jobs"])
-        self.moments.append(Moment(now.at, rate, _of(took, 0.5), _of(took, 0.99)))
-        while self.moments[0].at < now.at - SPAN:
-            self.moments.popleft()
-        self.cpu = {slot: 100 * share for slot, share in point["cpu"].items()}
-
-
-def _of(ordered: list[float], share: float) -> float | None:
-    """Return what a *share* of sorted numbers does not exceed; ``None`` if there are none."""
-    if not ordered:
-        return None
-    return ordered[max(0, math.ceil(share * len(ordered)) - 1)]
-
-
-def live_view(status: dict[str, Any], minute: LastMinute) -> RenderableType:
+def live_view(status: dict[str, Any], history: History) -> RenderableType:
     """Return a pool or server with what happened to it in the last minute."""
+    points = history.points()
+    points = [point for point in points if point["at"] >= points[-1]["at"] - SPAN]
+    newest = points[-1] if points else {"cpu": {}}
+    cpu = {slot: 100 * share for slot, share in newest["cpu"].items()}
+    rows = {"jobs/s": "rate", "p50": "p50", "p99": "p99"}
+    if "handed" in newest:  # a server, which may count no requests
+        rows = {"connections/s": "handed"}
+        if status.get("requests", {}).get("responses"):
+            rows = {"requests/s": "rate", "p50": "p50", "p99": "p99", **rows}
     curves = Table.grid(padding=(0, 2, 0, 0))
-    if moments := minute.moments:
-        is_pool = status.get("kind") == "pool"
-        rates = [moment.rate for moment in moments]
-        what = "jobs/s" if is_pool else "connections/s"
-        curves.add_row(what, sparkline(rates, _WIDTH), f"{rates[-1]:,.0f}")
-        for name, title in {"median": "p50", "slowest": "p99"}.items():
-            values = [getattr(moment, name) for moment in moments]
-            last = next((it for it in reversed(values) if it is not None), None)
-            if is_pool:
-                curves.add_row(title, sparkline(values, _WIDTH), brief(last))
-    crashes = (_crash(at, crash) for at, crash in reversed(minute.crashes))
+    for title, name in rows.items() if points else ():
+        values = [point[name] for point in points]
+        last = next((it for it in reversed(values) if it is not None), None)
+        text = brief(last) if title == name else f"{last:,.0f}"
+        curves.add_row(title, sparkline(values, _WIDTH), text)
+    crashes = history.crashes()[-_MOST_CRASHES:]
     # An empty line stands for curves that are not there yet.
     return Group(
-        status_view(status, minute.cpu), curves if moments else Text(), *crashes
+        status_view(status, cpu),
+        curves if points else Text(),
+        *map(_crash, reversed(crashes)),
     )
 
 
@@ -439,12 +381,12 @@ def sparkline(values: list[float | None] | list[float], width: int) -> str:
     return text.rjust(width)
 
 
-def _crash(at: float, crash: dict[str, Any]) -> Text:
-    when = time.strftime("%H:%M:%S", time.localtime(at))
+def _crash(crash: dict[str, Any]) -> Text:
+    when = time.strftime("%H:%M:%S", time.localtime(crash["at"]))
     code = crash["exit_code"]
     how = crash["signal"] or ("no process" if code is None else f"exit {code}")
     job = f" in {crash['function']}" if crash["function"] else ""
-    last = (*crash["stderr_tail"][-1:], crash["detail"])[0]
+    last = (*crash["stderr"][-1:], crash["detail"])[0]
     text = f"{when}  slot {crash['slot']}  {crash['kind']}, {how}{job}"
     text += f": {last}" if last else ""
     return Text(printable(text), style="red", no_wrap=True, overflow="ellipsis")

@@ -138,6 +138,7 @@ AGENT_SHARING = info("sharing %(title)s at %(address)s")
 AGENT_STOPPING = info(
     "asked to end by %(by)s: finishing jobs; when asked again, it ends at once"
 )
+AGENT_DRAINED = info("%(finished)d jobs of clients finished meanwhile")
 AGENT_ROLL_REFUSED = warning("no roll: %(reason)s")
 AGENT_GAVE_UP = error("given up: %(reason)s")
 LOG_UNREAD = warning("nobody read the log: %(records)d records are left out here")

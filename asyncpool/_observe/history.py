@@ -10,14 +10,14 @@ nothing: it gets more at once the next time.
 from __future__ import annotations
 
 import math
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from asyncpool.stats import Histogram
 
 Figures = Mapping[str, Any]
+Key = TypeVar("Key")
 
 # What is shown of a crash; all of its text comes from a process that has failed.
 
@@ -29,20 +29,19 @@ _PLAIN = ("slot", "generation", "pid", "exit_code", "uptime", "job_id", "attempt
 _TEXTS = ("kind", "signal", "detail", "function", "next_step")
 
 
-def crash_row(at: float, crash: Mapping[str, Any]) -> dict[str, Any]:
+def crash_row(at: float, crash: Figures) -> dict[str, Any]:
     """Return what is shown of a crash.
 
     Args:
         at: When it was, in Unix time.
         crash: The fields of an :class:`asyncpool.events.Crash`.
     """
-    lines = [clip(line) for line in crash["stderr_tail"][-_MOST_LINES:]]
     return {
         "at": at,
         **{name: crash[name] for name in _PLAIN},
         **{name: clip(crash[name] or "") for name in _TEXTS},
         "stack": clip(crash["stack"], _MOST_STACK),
-        "stderr": lines,
+        "stderr": [clip(line) for line in crash["stderr_tail"][-_MOST_LINES:]],
     }
 
 
@@ -52,7 +51,7 @@ def clip(text: str, most: int = _MOST_TEXT) -> str:
 
 
 # Two a second are five minutes.
-_MOST_SNAPSHOTS = 600
+_MOST_POINTS = 600
 _MOST_JOBS = 12_000
 _MOST_CRASHES = 50
 _MOST_NAMES = 500
@@ -61,9 +60,6 @@ _MOST_RUNNING = 8  # jobs of one worker
 # Seconds that the figures of functions are about, and between two looks at them.
 _WINDOW = 60.0
 _APART = 5.0
-
-# The rest of the names share this one.
-_OTHER = "other"
 
 _SLOT = (
     *("slot", "generation", "pid", "state", "seconds", "jobs", "uptime", "memory"),
@@ -74,13 +70,17 @@ _LEFT_OUT = frozenset(("functions", "slots", "loop_lag", "started"))
 
 
 class History:
-    """The figures of one program of the last minutes, and a sample of its jobs."""
+    """The figures of one program of the last minutes, and a sample of its jobs.
+
+    Attributes:
+        cursor: The number of the newest line.
+    """
 
     def __init__(self) -> None:
-        self._cursor = 0
-        self._status: Mapping[str, Any] = {}
-        self._at = 0.0
-        self._snapshots: deque[tuple[int, Snapshot]] = deque(maxlen=_MOST_SNAPSHOTS)
+        self.cursor = 0
+        self._status: Figures = {}
+        self._last: Snapshot | None = None
+        self._points: deque[tuple[int, dict[str, Any]]] = deque(maxlen=_MOST_POINTS)
         self._jobs: deque[tuple[int, list[Any]]] = deque(maxlen=_MOST_JOBS)
         # When, the program's process, and its functions.
         self._earlier: deque[tuple[float, int, list[dict[str, Any]]]] = deque()
@@ -89,12 +89,7 @@ class History:
         self._named_at = 0
         self._shown = self._ended = self._lost = 0
 
-    @property
-    def cursor(self) -> int:
-        """The number of the newest line."""
-        return self._cursor
-
-    def add(self, line: Mapping[str, Any]) -> None:
+    def add(self, line: Figures) -> None:
         """Take note of a line of a watched program.
 
         Raises:
@@ -103,35 +98,42 @@ class History:
             ValueError: If a histogram has not as many bounds as counts.
         """
         at, status = line["at"], line["status"]
-        snapshot = snapshot_of(at, status)
-        jobs = [self._job(job) for job in line.get("jobs", ())]
+        now, last = snapshot_of(at, status), self._last
+        told = line.get("jobs", ())
+        jobs = [self._job(job) for job in told]
         crashes = [
             crash_row(event.get("at", at), event["crash"])
             for event in line.get("events", ())
             if event["type"] == "Crashed"
         ]
         # Nothing of a line that cannot be read is kept.
-        self._cursor += 1
-        self._at, self._status = at, status
-        self._snapshots.append((self._cursor, snapshot))
-        self._jobs.extend((self._cursor, job) for job in jobs)
-        self._crashes.extend((self._cursor, crash) for crash in crashes)
+        self.cursor += 1
+        self._status, self._last = status, now
+        if last is not None:
+            # From their submit on.
+            took = sorted(wait + run for *_, wait, run, _outcome, _attempts in told)
+            self._points.append((self.cursor, point_between(last, now, took)))
+        self._jobs.extend((self.cursor, job) for job in jobs)
+        self._crashes.extend((self.cursor, crash) for crash in crashes)
         self._shown += len(jobs)
         self._ended += line.get("ended", 0)
         self._lost += line.get("lost", 0)
-        self._remember(at, snapshot.pid, status.get("functions", []))
+        self._remember(at, now.pid, status.get("functions", []))
+
+    def points(self, cursor: int = 0) -> list[dict[str, Any]]:
+        """Return what charts show of the lines that are newer than *cursor*."""
+        return [point for number, point in self._points if number > cursor]
+
+    def crashes(self, cursor: int = 0) -> list[dict[str, Any]]:
+        """Return the crashes that are newer than *cursor*, oldest first."""
+        return [crash for number, crash in self._crashes if number > cursor]
 
     def summary(self) -> dict[str, Any]:
         """Return what a list of programs says of this one; empty if nothing is known."""
-        status, kept = self._status, self._snapshots
-        if not kept:
+        if not self.cursor:
             return {}
-        rate = 0.0
-        if len(kept) > 1:
-            point = point_between(kept[-2][1], kept[-1][1])
-            rate = point.get("handed", 0) + point.get("ok", 0) + point.get("failed", 0)
-        shown = {name: status[name] for name in _SUMMARY if name in status}
-        return {**shown, "rate": round(rate, 1)}
+        shown = {name: self._status[name] for name in _SUMMARY if name in self._status}
+        return {**shown, "rate": self._points[-1][1]["rate"] if self._points else 0.0}
 
     def since(self, cursor: int) -> dict[str, Any]:
         """Return what is newer than *cursor*, and all that has no history.
@@ -139,39 +141,33 @@ class History:
         Args:
             cursor: What ``"cursor"`` was the last time; 0 for everything.
         """
-        if cursor > self._cursor:  # it is another history's
+        if cursor > self.cursor:  # it is another history's
             cursor = 0
-        program, slots = dict(self._status), self._status.get("slots", ())
-        for name in _LEFT_OUT:
-            program.pop(name, None)
         return {
-            "cursor": self._cursor,
+            "cursor": self.cursor,
             "fresh": cursor == 0,
-            "at": self._at,
-            "program": program,
-            "points": [
-                point_between(before, after)
-                for (_, before), (number, after) in pairwise(self._snapshots)
-                if number > cursor
-            ],
-            "jobs": [job for number, job in self._jobs if number > cursor],
-            "sample": {
-                "shown": self._shown,
-                "ended": self._ended,
-                "lost": self._lost,
+            "at": 0.0 if self._last is None else self._last.at,
+            "program": {
+                name: figure
+                for name, figure in self._status.items()
+                if name not in _LEFT_OUT
             },
+            "points": self.points(cursor),
+            "jobs": [job for number, job in self._jobs if number > cursor],
+            "sample": {"shown": self._shown, "ended": self._ended, "lost": self._lost},
             "functions": self._functions(),
-            "slots": [self._slot(slot) for slot in slots],
-            "crashes": [crash for number, crash in self._crashes if number > cursor],
+            "slots": [self._slot(slot) for slot in self._status.get("slots", ())],
+            "crashes": self.crashes(cursor),
             # After all others, which may bring new names.
             "names": list(self._names) if self._named_at >= cursor else None,
         }
 
     def _functions(self) -> list[dict[str, Any]]:
-        if not self._earlier:
+        if self._last is None:
             return []
         at, _, earlier = self._earlier[0]
-        rows = function_rows(self._status.get("functions", []), earlier, self._at - at)
+        now = self._status.get("functions", [])
+        rows = function_rows(now, earlier, self._last.at - at)
         for row in rows:
             row["index"] = self._index(row["name"])
             row["name"] = clip(row["name"])
@@ -194,10 +190,9 @@ class History:
 
     def _slot(self, slot: Figures) -> dict[str, Any]:
         row = {name: slot[name] for name in _SLOT if name in slot}
-        running = slot.get("running", ())[:_MOST_RUNNING]
         row["running"] = [
             [it["job_id"], self._index(it["function"]), it["attempt"], it["seconds"]]
-            for it in running
+            for it in slot.get("running", ())[:_MOST_RUNNING]
         ]
         return row
 
@@ -206,8 +201,8 @@ class History:
         name = clip(name)
         if name not in self._names:
             if len(self._names) >= _MOST_NAMES:
-                name = _OTHER
-            self._named_at = self._cursor
+                name = "other"  # the rest of the names share this one
+            self._named_at = self.cursor
         return self._names.setdefault(name, len(self._names))
 
 
@@ -216,7 +211,6 @@ class History:
 # The outcomes for which somebody should look at the function.
 FAILURES = frozenset(("raised", "crashed", "timeout"))
 
-_NO_TIMES: Figures = {"bounds": (), "counts": ()}
 _GAUGES = ("queued", "oldest_queued", "busy", "workers")
 
 
@@ -231,7 +225,7 @@ class Snapshot(NamedTuple):
         gauges: What goes up and down.
         cpu: Seconds of CPU time of each worker, by slot and generation.
         memory: Bytes of memory of each worker, by slot.
-        took: How long responses took.
+        took: How many responses took how long, by the bounds of their histogram.
     """
 
     at: float
@@ -240,10 +234,10 @@ class Snapshot(NamedTuple):
     gauges: Mapping[str, float]
     cpu: Mapping[tuple[int, int], float]
     memory: Mapping[int, int]
-    took: Figures
+    took: Mapping[float, int]
 
 
-def snapshot_of(at: float, status: Mapping[str, Any]) -> Snapshot:
+def snapshot_of(at: float, status: Figures) -> Snapshot:
     """Read the status of a pool or of a cluster.
 
     Raises:
@@ -251,75 +245,97 @@ def snapshot_of(at: float, status: Mapping[str, Any]) -> Snapshot:
         TypeError: If one is no number.
     """
     slots: list[dict[str, Any]] = status["slots"]
-    responses = status.get("requests", {}).get("responses", {})
-    took: dict[float, int] = {}
+    counts: Counter[str] = Counter()
+    took: Counter[float] = Counter()
     if status.get("kind") == "cluster":
-        counts: dict[str, float] = {"handed": status["handed"] + 0}
-        for name, told in responses.items():
-            counts[name] = sum(told["counts"])
-            for bound, count in zip(told["bounds"], told["counts"], strict=True):
-                took[bound] = took.get(bound, 0) + count
-        connections = sum(slot["connections"] for slot in slots)
-        ready = sum(1 for slot in slots if slot["ready"])
-        gauges = {"connections": connections, "ready": ready}
+        counts["handed"] = status["handed"] + 0
+        responses = status.get("requests", {}).get("responses", {})
+        took = _by_bounds(responses.values())
+        counts.update({name: sum(told["counts"]) for name, told in responses.items()})
+        gauges = {
+            "connections": sum(slot["connections"] for slot in slots),
+            "ready": sum(1 for slot in slots if slot["ready"]),
+            "workers": status["workers"] + 0,
+        }
     else:
-        counts = {"ok": 0, "failed": 0, "other": 0}
+        counts.update(ok=0, failed=0, other=0)
         for function in status["functions"]:
             for outcome, jobs in function["jobs"].items():
                 group = "failed" if outcome in FAILURES else "other"
                 counts["ok" if outcome == "ok" else group] += jobs
         gauges = {name: status[name] + 0 for name in _GAUGES}
-    gauges["workers"] = status["workers"] + 0
     living = [slot for slot in slots if slot["pid"] is not None]
     return Snapshot(
         at=at + 0,
         pid=status["pid"],
         counts=counts,
         gauges=gauges,
-        cpu={
-            (slot["slot"], slot["generation"]): slot.get("cpu", 0.0) for slot in living
-        },
+        cpu={(it["slot"], it["generation"]): it.get("cpu", 0.0) for it in living},
         memory={slot["slot"]: slot["memory"] for slot in living},
-        took={"bounds": sorted(took), "counts": [took[it] for it in sorted(took)]},
+        took=took,
     )
 
 
-def point_between(before: Snapshot, after: Snapshot) -> dict[str, Any]:
+def point_between(
+    before: Snapshot, after: Snapshot, took: Sequence[float] = ()
+) -> dict[str, Any]:
     """Return what a chart shows for the time between two snapshots.
 
-    Rates are per second; ``cpu`` is by slot, where 1 is one whole core.  What a new process
-    tells has begun at 0.
+    Figures of what has happened are per second; ``rate`` is of jobs, of responses, or of the
+    connections of a server that counts no responses.  ``cpu`` is by slot, where 1 is one whole
+    core.  ``p50`` and ``p99`` are ``None`` where nothing has ended.
+
+    Args:
+        before: The first one.  What a new process tells has begun at 0.
+        after: The second one.
+        took: How long the jobs of a pool took that have ended, sorted.
     """
     seconds = after.at - before.at
     if before.pid != after.pid:
-        before = before._replace(counts={}, cpu={}, took=_NO_TIMES)
+        before = before._replace(counts={}, cpu={}, took={})
+    rates = _rates(after.counts, before.counts, seconds)
+    told = [rate for name, rate in rates.items() if name != "handed"]
+    times = _histogram(grown(after.took, before.took))
+    shares: dict[str, float | None] = {}
+    for name, share in (("p50", 0.5), ("p99", 0.99)):
+        shares[name] = times.quantile(share) if times.count else None
+        if took:
+            shares[name] = took[max(0, math.ceil(share * len(took)) - 1)]
     return {
         "at": round(after.at, 3),
-        **{
-            name: _rate(count, before.counts.get(name, 0), seconds)
-            for name, count in after.counts.items()
-        },
+        **rates,
+        "rate": round(sum(told) if told else rates["handed"], 3),
         **{name: round(value, 3) for name, value in after.gauges.items()},
         "cpu": {
-            which[0]: _rate(used, before.cpu.get(which, 0.0), seconds)
-            for which, used in after.cpu.items()
+            slot: rate
+            for (slot, _), rate in _rates(after.cpu, before.cpu, seconds).items()
         },
         "memory": dict(after.memory),
-        "p99": histogram_of(after.took, before.took).quantile(0.99),
+        **shares,
     }
 
 
-def _rate(after: float, before: float, seconds: float) -> float:
-    """Return by how much a figure has grown in a second; one that has fallen began anew."""
+def grown(now: Mapping[Key, float], before: Mapping[Key, float]) -> dict[Key, float]:
+    """Return by how much each figure has grown; one that has fallen began anew."""
+    return {
+        key: figure - before.get(key, 0) if figure >= before.get(key, 0) else figure
+        for key, figure in now.items()
+    }
+
+
+def _rates(
+    now: Mapping[Key, float], before: Mapping[Key, float], seconds: float
+) -> dict[Key, float]:
     if seconds <= 0:
-        return 0.0
-    rate = (after - before if after >= before else after) / seconds
-    return round(rate, 3) if math.isfinite(rate) else 0.0
+        return dict.fromkeys(now, 0.0)
+    rates = {key: more / seconds for key, more in grown(now, before).items()}
+    return {it: round(rate, 3) for it, rate in rates.items() if math.isfinite(rate)}
 
 
 # The functions of a pool, one row each: how often, how they ended, how long they took.
 
 _SHARES = (0.5, 0.95, 0.99)
+_NOTHING: Figures = {"bounds": (), "counts": (), "total": 0.0}
 
 
 def function_rows(
@@ -337,24 +353,33 @@ def function_rows(
     return sorted(rows, key=lambda row: (not row["recent"], -row["busy"], row["name"]))
 
 
-def histogram_of(told: Figures, before: Figures | None = None) -> Histogram:
+def histogram_of(told: Figures, before: Figures = _NOTHING) -> Histogram:
     """Return the histogram that a line tells of; of the durations since *before*, if given."""
-    counts, total, known = told["counts"], told.get("total", 0.0), {}
-    if before is not None:
-        known = dict(zip(before["bounds"], before["counts"], strict=True))
-        total = max(0.0, total - before.get("total", 0.0))
-    pairs = zip(told["bounds"], counts, strict=True)
-    return Histogram(
-        bounds=tuple(told["bounds"]),
-        counts=tuple(max(0, count - known.get(bound, 0)) for bound, count in pairs),
-        total=total,
-    )
+    total = max(0.0, told["total"] - before["total"])
+    return _histogram(grown(_by_bounds([told]), _by_bounds([before])), total)
+
+
+def times_of(told: Iterable[Figures]) -> Histogram:
+    """Return the sum of histograms that a line tells of."""
+    return _histogram(_by_bounds(told))
+
+
+def _by_bounds(told: Iterable[Figures]) -> Counter[float]:
+    found: Counter[float] = Counter()
+    for each in told:
+        found.update(dict(zip(each["bounds"], each["counts"], strict=True)))
+    return found
+
+
+def _histogram(counts: Mapping[float, float], total: float = 0.0) -> Histogram:
+    bounds = sorted(counts)
+    found = tuple(int(counts[bound]) for bound in bounds)
+    return Histogram(bounds=tuple(bounds), counts=found, total=total)
 
 
 def _row(now: Figures, before: Figures | None, seconds: float) -> dict[str, Any]:
-    old: Figures = before or {"jobs": {}, "run": None, "wait": None}
-    ended = now["jobs"].items()
-    new = sum(max(0, count - old["jobs"].get(outcome, 0)) for outcome, count in ended)
+    old: Figures = before or {"jobs": {}, "run": _NOTHING, "wait": _NOTHING}
+    new = sum(grown(now["jobs"], old["jobs"]).values())
     run, wait = (histogram_of(now[it], old[it]) for it in ("run", "wait"))
     # An idle function shows what its jobs took when there were some.
     recent = new > 0 or run.count > 0
@@ -366,7 +391,9 @@ def _row(now: Figures, before: Figures | None, seconds: float) -> dict[str, Any]
         "recent": recent,
         "jobs": sum(now["jobs"].values()),
         "failed": sum(now["jobs"].get(outcome, 0) for outcome in FAILURES),
-        "failures": {it: jobs for it, jobs in ended if jobs and it != "ok"},
+        "failures": {
+            it: jobs for it, jobs in now["jobs"].items() if jobs and it != "ok"
+        },
         "rate": round(new / seconds, 3) if seconds > 0 else 0.0,
         "busy": round(run.total / seconds, 4) if recent and seconds > 0 else 0.0,
         "run": [run.quantile(share) for share in _SHARES],

@@ -10,6 +10,7 @@ from __future__ import annotations
 import weakref
 from contextlib import ExitStack
 from functools import cache, partial
+from types import NoneType
 from typing import Any
 
 from asyncpool import __version__
@@ -90,11 +91,9 @@ def instrument(
         PoolClosedError: If the pool is closed.
         RuntimeError: If the pool was started in another event loop.
     """
-    _check_pool("instrument", pool)
-    if tracer_provider is not None:
-        _check("instrument", tracer_provider, TracerProvider)
-    if meter_provider is not None:
-        _check("instrument", meter_provider, MeterProvider)
+    _check("instrument", pool, Pool, RemotePool)
+    _check("instrument", tracer_provider, TracerProvider, NoneType)
+    _check("instrument", meter_provider, MeterProvider, NoneType)
     if not spans and not metrics:
         raise ValueError("instrument() needs spans, or metrics, or both")
     checks.at_least(1).or_none()("max_traced", max_traced)
@@ -149,7 +148,7 @@ def uninstrument(pool: Pool | RemotePool) -> None:
         ValueError: If the pool is not instrumented.
         RuntimeError: If the pool was started in another event loop.
     """
-    _check_pool("uninstrument", pool)
+    _check("uninstrument", pool, Pool, RemotePool)
     pool._life.check_loop()  # noqa: SLF001
     with LOCK:
         undo = _instrumented.pop(pool, None)
@@ -158,16 +157,9 @@ def uninstrument(pool: Pool | RemotePool) -> None:
     undo.close()
 
 
-def _check_pool(caller: str, pool: object) -> None:
-    if not isinstance(pool, RemotePool):
-        _check(caller, pool, Pool)
-
-
-def _check(caller: str, given: object, kind: type) -> None:
-    if not isinstance(given, kind):
-        raise TypeError(
-            f"{caller}() needs a {kind.__name__}, not {type(given).__name__}"
-        )
+def _check(caller: str, it: object, kind: type, *others: type) -> None:
+    if not isinstance(it, (kind, *others)):
+        raise TypeError(f"{caller}() needs a {kind.__name__}, not {type(it).__name__}")
 
 
 _instrumented: weakref.WeakKeyDictionary[Any, ExitStack] = weakref.WeakKeyDictionary()

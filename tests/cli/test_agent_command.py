@@ -115,7 +115,7 @@ def agent(pool: str = "app:make_pool") -> Generator[Agent]:
         log_again("".join(it.log))
 
 
-@pytest.mark.logs("agent-sharing", "agent-stopping", "rolled")
+@pytest.mark.logs("agent-sharing", "agent-stopping", "agent-drained", "rolled")
 def test_it_shares_a_pool_until_it_is_stopped() -> None:
     with agent() as it:
         shared = it.until("agent-sharing")
@@ -123,6 +123,7 @@ def test_it_shares_a_pool_until_it_is_stopped() -> None:
         asyncio.run(_use(it.address, it.process))
         assert it.process.wait(PATIENCE) == 0
         assert it.until("agent-stopping")["by"] == "SIGTERM"
+        assert it.until("agent-drained")["finished"] >= 1
         it.until("pool-closed")
 
 

@@ -17,12 +17,20 @@ import pytest_asyncio
 
 from asyncpool._cli import dashboard_web as web
 from asyncpool._cli.dashboard import Access, address_of, is_private, open_socket
-from asyncpool._cli.dashboard_web import FILES, Programs, ask, serve
+from asyncpool._cli.dashboard_web import FILES, Programs, replies, serve
+from asyncpool._observe.control import client as control_client
 from asyncpool._observe.control.paths import path_of, private_folder
 from asyncpool._observe.control.protocol import Request
 from tests.helpers.fake_program import FakeProgram
 from tests.helpers.patience import PATIENCE, patience
-from tests.helpers.told_lines import cluster_status, crashed, job, line, pool_status
+from tests.helpers.told_lines import (
+    REQUEST,
+    cluster_status,
+    crashed,
+    job,
+    line,
+    pool_status,
+)
 
 pytestmark = pytest.mark.asyncio
 
@@ -251,6 +259,7 @@ async def test_a_browser_that_does_not_read_holds_up_nobody() -> None:
 async def test_it_asks_for_stacks_and_profiles_also_if_it_only_shows() -> None:
     async with served() as page, patience():
         with FakeProgram("shop", LINE) as shop:
+            shop.answers["requests"] = {"requests": [REQUEST]}
             shop.answers["stacks"] = {"stacks": {"3": "File ..."}}
             shop.answers["profile"] = {"stacks": [["a;b", 3]], "samples": 3}
             while (await page.ask(program="shop", action="stacks"))[0] == 404:
@@ -259,11 +268,14 @@ async def test_it_asks_for_stacks_and_profiles_also_if_it_only_shows() -> None:
                 200,
                 {"stacks": {"3": "File ..."}},
             )
+            found = await page.ask(program="shop", action="requests")
+            assert found == (200, {"requests": [REQUEST]})
             assert (await page.ask(program="shop", action="profile", seconds=5))[
                 0
             ] == 200
-            assert shop.asked[-2:] == [
+            assert shop.asked[-3:] == [
                 {"action": "stacks", "slot": 3, "job": None},
+                {"action": "requests"},
                 {"action": "profile", "seconds": 5, "slot": None, "function": None},
             ]
 
@@ -496,9 +508,9 @@ async def test_the_socket_of_another_user_is_refused(
     def somebody(_: socket.socket) -> int:
         return 12345
 
-    monkeypatch.setattr(web, "peer_uid", somebody)
+    monkeypatch.setattr(control_client, "peer_uid", somebody)
     with (
         FakeProgram("shop"),
         pytest.raises(PermissionError, match=r"^user 12345 listens at .*shop\.sock$"),
     ):
-        await ask(path_of("shop"), Request("stacks"), within=PATIENCE)
+        await anext(replies(path_of("shop"), Request("stacks"), within=PATIENCE))

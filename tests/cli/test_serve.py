@@ -119,8 +119,8 @@ def test_a_whole_life(folder: Path) -> None:
         assert head.startswith(f"app  pid {server.process.pid}  running  handoff  tcp:")
         assert figures.startswith("3 of 3 workers ready   0 connections open, 2 in all")
         assert titles.split() == [
-            *("slot", "generation", "pid", "state"),
-            *("open", "in", "all", "up", "memory"),
+            *("slot", "gen", "pid", "state"),
+            *("open", "in", "all", "p99", "up", "CPU", "memory"),
         ]
         assert [row.split()[3] for row in rows] == ["ready"] * 3
 

@@ -31,7 +31,7 @@ from asyncpool._cli.logs import (
     cannot_be_loaded,
 )
 from asyncpool._cli.parameters import CommandError
-from asyncpool._cli.serve import Changes, Serving, ServingPlan, read_options
+from asyncpool._cli.serve import Changes, Serving, read_options
 from asyncpool._cluster.log_messages import CHANGE_AWAITED, NOT_LOADED
 from asyncpool._core.log_messages import ERROR_LINE, WORKER_CRASHED
 from asyncpool.enums import CrashKind, NextStep
@@ -44,15 +44,13 @@ from tests.helpers.locked_folder import assert_waits, locked
 from tests.helpers.log_table import ROWS, log_again
 from tests.helpers.patience import PATIENCE, patience
 
-PLAN = ServingPlan(
-    target="app:app",
-    interface="serve",
-    options={},
-    cluster={},
-    name="app",
-    control=None,
-    watch=False,
-)
+ASKED = serving.Asked(target="app:app", interface="serve")
+
+
+def plain(log: CommandLog | None = None, **asked: Any) -> Serving:
+    """Return what serves with default options."""
+    changed = dataclasses.replace(ASKED, **asked)
+    return Serving(changed, {}, {"name": "app"}, log or CommandLog())
 
 
 class Busy:
@@ -73,7 +71,7 @@ class Busy:
 def run(monkeypatch: pytest.MonkeyPatch) -> Callable[..., int]:
     def run(*failures: OSError) -> int:
         Busy.failures = [*failures]
-        return asyncio.run(Serving(PLAN, CommandLog()).run())
+        return asyncio.run(plain().run())
 
     monkeypatch.setattr(serving, "_Unread", lambda *_, **__: None)
     monkeypatch.setattr(serving, "Operation", Busy)
@@ -168,10 +166,10 @@ async def test_a_locked_folder_of_metrics_does_not_hold_up_the_loop(
     monkeypatch.setattr(serving, "_Unread", lambda *_, **__: Cluster(serves.talk))
     monkeypatch.setattr(serving, "Operation", Busy)
     with short_folder() as folder:
-        plan = dataclasses.replace(PLAN, metrics=f"unix:{folder / 'metrics'}")
+        metrics = f"unix:{folder / 'metrics'}"
         async with patience():
             with locked(folder):
-                task = asyncio.create_task(Serving(plan, CommandLog()).run())
+                task = asyncio.create_task(plain(metrics=metrics).run())
                 await assert_waits(folder, task)
             assert await task == 0
         assert os.listdir(folder) == []
@@ -183,10 +181,9 @@ async def watched(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[asyncio.Task
     monkeypatch.setattr(serving, "Operation", Told)
     monkeypatch.setattr(serving, "Changes", ByHand)
     Told.made, Told.news, ByHand.made = [], asyncio.Condition(), []
-    plan = dataclasses.replace(PLAN, watch=True)
     log = CommandLog(json=True)
     log.setStream(stream := io.StringIO())
-    task = asyncio.create_task(Serving(plan, log).run())
+    task = asyncio.create_task(plain(log, reload_on_change=True).run())
     yield task
     log_again(stream.getvalue())
     task.cancel()
@@ -243,10 +240,10 @@ async def test_a_change_before_a_start_has_failed_is_not_lost(
 # What is asked for.
 
 
-def planned(monkeypatch: pytest.MonkeyPatch, *args: str) -> ServingPlan:
-    """Return what would be served."""
-    plans: list[ServingPlan] = []
-    monkeypatch.setattr(serving, "_run", lambda plan, **_: plans.append(plan))
+def planned(monkeypatch: pytest.MonkeyPatch, *args: str) -> Serving:
+    """Return what would serve."""
+    plans: list[Serving] = []
+    monkeypatch.setattr(serving, "_run", lambda plan, _: plans.append(plan))
     with pytest.raises(SystemExit):
         serving.serve_command.main(["app:app", *args])
     (plan,) = plans
@@ -272,7 +269,7 @@ def test_options_come_from_the_command_line_variables_and_a_file(
     path = tmp_path / "serve.toml"
     path.write_text(
         'bind = [":8001", ":8002"]\nworkers = 2\nmax-surge = 3\nping-timeout = 0\n'
-        'header-size = "8K"\naccess-log = true\ndrain-timeout = 7\nnice = 1\n'
+        'header-size = "8K"\nbody-size = "2M"\naccess-log = true\ndrain-timeout = 7\nnice = 1\n'
     )
     monkeypatch.setenv("WEB_CONCURRENCY", "4")
     monkeypatch.setenv("ASYNCPOOL_SERVE_MAX_SURGE", "5")
@@ -286,6 +283,7 @@ def test_options_come_from_the_command_line_variables_and_a_file(
     assert (found["workers"], found["max_surge"], found["ping_timeout"]) == (4, 5, None)
     assert (found["drain_timeout"], found["worker_limits"].nice) == (7.0, 3)
     assert (plan.options["header_size"], plan.options["access_log"]) == (8192, True)
+    assert plan.options["body_size"] == 2 << 20
     assert (found["worker_loop"], plan.options["lifespan"]) == ("uvloop", "off")
     monkeypatch.setenv("ASYNCPOOL_SERVE_WORKERS", "6")
     monkeypatch.setenv("ASYNCPOOL_SERVE_CONFIG", str(path))

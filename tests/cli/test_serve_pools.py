@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 from pathlib import Path
 
 import pytest
 
 from asyncpool.sharedpool import shared_pool
+from tests.helpers.scraping import Figures
 from tests.helpers.serving import Server, until, write_app
 
 APP = """
@@ -93,6 +95,27 @@ def test_eight_server_workers_share_two_workers_of_a_pool(tmp_path: Path) -> Non
         assert done.code == 0, done.err
         _, rolled = seen(server)
         assert not rolled & pool
+        assert server.end(signal.SIGTERM) == 0
+
+
+def test_the_metrics_of_a_server_have_its_pools(tmp_path: Path) -> None:
+    write_app(tmp_path, APP)
+    with Server(
+        tmp_path,
+        *("app:app", "--bind", "127.0.0.1:0", "--metrics", f"unix:{tmp_path}/m"),
+        *("--pool", "jobs=app:make_pool", "--pool", "mail=app:make_pool"),
+    ) as server:
+        server.up()
+        server.get()
+        with socket.socket(socket.AF_UNIX) as scrape:
+            scrape.connect(f"{tmp_path}/m")
+            scrape.sendall(b"GET /metrics HTTP/1.0\r\n\r\n")
+            page = scrape.makefile().read()
+        found = Figures(page.partition("\n\n")[2])
+        assert found.labels("pool") == {"jobs", "mail"}
+        assert found.get("jobs_submitted_total", pool="jobs") == 1
+        assert found.get("jobs_submitted_total", pool="mail") == 0
+        assert found.get("cluster_workers_wanted", cluster="app") > 0
         assert server.end(signal.SIGTERM) == 0
 
 

@@ -20,22 +20,18 @@ import pytest
 from rich.console import Console
 
 from asyncpool._cli import orders
-from asyncpool._cli.status import (
-    LastMinute,
-    live_view,
-    sparkline,
-    status_command,
-    status_view,
-)
+from asyncpool._cli.status import live_view, sparkline, status_command, status_view
 from asyncpool._engine.machine import is_stopped
 from asyncpool._observe.control.client import ControlClient
 from asyncpool._observe.control.protocol import Request
+from asyncpool._observe.history import History
 from asyncpool.errors import ProtocolError
 from asyncpool.stats import RunningJob, SlotStats
+from tests.helpers.fake_program import FakeProgram
 from tests.helpers.patience import PATIENCE
 from tests.helpers.serving import until
 from tests.helpers.told_lines import (
-    BEGIN,
+    REQUEST,
     cluster_status,
     crashed,
     function,
@@ -244,6 +240,57 @@ def test_whoever_does_nothing_is_told_of(
     )
 
 
+# The requests that a server answers.
+
+
+@pytest.fixture
+def runtime(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    with tempfile.TemporaryDirectory() as folder:
+        monkeypatch.setenv("XDG_RUNTIME_DIR", folder)
+        yield
+
+
+def requests(*args: str) -> int:
+    with pytest.raises(SystemExit) as ended:
+        orders.requests_command.main([*args])
+    code = ended.value.code
+    assert isinstance(code, int)
+    return code
+
+
+@pytest.mark.usefixtures("runtime")
+def test_open_requests_are_told_with_where_they_wait(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    in_thread = REQUEST | {"method": "POST", "path": "/\x1b[2J\n", "stack": None}
+    with FakeProgram("web") as web:
+        web.answers |= {"status": cluster_status()}
+        web.answers["requests"] = {"requests": [REQUEST, in_thread]}
+        assert requests("web") == 0
+        assert capsys.readouterr().out.splitlines() == [
+            "GET /orders?day=1 for 12.2 s, from 10.0.0.7:5123, slot 1",
+            '  File "shop.py", line 9 in orders',
+            '  File "db.py", line 4 in ask',
+            "POST /\\x1b[2J\\n for 12.2 s, from 10.0.0.7:5123, slot 1",
+        ]
+        assert requests("--json") == 0
+        [found] = json.loads(capsys.readouterr().out).values()
+        assert found[0] == REQUEST
+        web.answers["requests"] = {"requests": []}
+        assert requests() == 0
+        assert capsys.readouterr().out == "no request is open\n"
+
+
+@pytest.mark.usefixtures("runtime")
+def test_a_pool_has_no_requests(capsys: pytest.CaptureFixture[str]) -> None:
+    with FakeProgram("shop") as shop:
+        shop.answers["status"] = pool_status()
+        assert requests() == 1
+        assert capsys.readouterr().err == (
+            "asyncpool: a pool has no requests: 'asyncpool stacks' shows its jobs\n"
+        )
+
+
 # What a terminal shows of the last minute: rates, latencies, CPU, crashes.
 
 
@@ -253,47 +300,50 @@ def told(at: float, ok: int = 0, *slots: SlotStats, **more: Any) -> dict[str, An
 
 
 def test_rates_and_latencies() -> None:
-    minute = LastMinute()
-    minute.add(told(0.0, 5, slot(0, cpu=1.0)))
+    history = History()
+    history.add(told(0.0, 5, slot(0, cpu=1.0)))
     jobs = [job(number, 0.5, run=number / 100 - 0.01) for number in range(1, 101)]
-    minute.add(told(0.5, 205, slot(0, cpu=1.25), jobs=jobs))
-    minute.add(told(1.5, 205, slot(0, cpu=1.75)))
-    first, second = minute.moments
-    assert first.rate == 400.0
-    assert (first.median, first.slowest) == pytest.approx((0.5, 0.99))
-    assert (second.rate, second.median, second.slowest) == (0.0, None, None)
-    assert minute.cpu == {0: 50.0}
+    history.add(told(0.5, 205, slot(0, cpu=1.25), jobs=jobs))
+    history.add(told(1.5, 205, slot(0, cpu=1.75)))
+    first, second = history.points()
+    assert first["rate"] == 400.0
+    assert (first["p50"], first["p99"]) == pytest.approx((0.5, 0.99))
+    assert (second["rate"], second["p50"], second["p99"]) == (0.0, None, None)
+    assert second["cpu"] == {0: 0.5}
 
 
-def test_a_server_counts_connections() -> None:
-    minute = LastMinute()
-    for at, handed in ((1.0, 10), (2.0, 25)):
-        minute.add(line(at, cluster_status(handed=handed)))
-    assert minute.moments[-1].rate == 15.0
-
-
-def test_only_the_last_minute_is_kept() -> None:
-    minute = LastMinute()
+def test_only_the_last_minute_is_shown() -> None:
+    history = History()
     for at in range(200):
-        minute.add(told(float(at)))
-    kept = [minute.moments[0].at - BEGIN, minute.moments[-1].at - BEGIN]
-    assert kept == [139.0, 199.0]
+        history.add(told(float(at), ok=at if at < 130 else 129))
+    [row] = [row for row in shown_of(history, pool_status()) if "jobs/s" in row]
+    assert row.split() == ["jobs/s", "\N{LOWER ONE EIGHTH BLOCK}" * 60, "0"]
 
 
 def test_nodes_are_rows_of_the_status() -> None:
-    silent = dataclasses.replace(NODE, name="10.0.0.2", first_slot=10_000)
+    silent = dataclasses.replace(NODE, name="10.0.0.2", first_slot=10_000, silent=40.0)
     nodes = (NODE, dataclasses.replace(silent, suspected=True, clock_error=None))
-    console = Console(width=200, record=True, file=StringIO())
-    console.print(status_view(pool_status(nodes=nodes, slots=[slot(0)])))
-    lines = [" ".join(row.split()) for row in console.export_text().splitlines()]
-    [head] = [row for row in lines if row.endswith(" node")]
+
+    def shown(width: int, *nodes: Any) -> list[str]:
+        console = Console(width=width, record=True, file=StringIO())
+        console.print(status_view(pool_status(nodes=nodes, slots=[slot(0)])))
+        rows = console.export_text().splitlines()
+        return [" ".join(row.split()) for row in rows]
+
+    lines = shown(80, *nodes)
+    [head] = [row for row in lines if row.startswith("node ")]
     at = lines.index(head)
     assert lines[at + 1 : at + 3] == [
-        "0+ ready 0.5 s 3 2 3/4 5 1:02 5 MB \N{PLUS-MINUS SIGN}1.5 ms 10.0.0.1",
-        "10000+ silent 0.5 s 3 2 3/4 5 1:02 5 MB ? 10.0.0.2",
+        "10.0.0.1 ready 0+ 3 2 3/4 5 1:02 5 MB",
+        "10.0.0.2 silent for 40 s 10000+ 3 2 3/4 5 1:02 5 MB",
     ]
-    console.print(status_view(pool_status(slots=[slot(0)])))
-    assert "node" not in console.export_text()
+    # Whatever it is called, all of the name is there.
+    named = dataclasses.replace(NODE, name="ray-worker-17.cluster.example.com")
+    lines = shown(80, named, silent)
+    first = next(n for n, row in enumerate(lines) if row.startswith("ray-w"))
+    name = "".join(row.split()[0] for row in lines[first : first + 9])
+    assert name.startswith(named.name)
+    assert "node" not in " ".join(shown(80))
 
 
 @pytest.mark.parametrize(
@@ -310,15 +360,15 @@ def test_sparklines(values: list[float | None], width: int, shown: str) -> None:
     assert sparkline(values, width) == shown
 
 
-def shown_of(minute: LastMinute, status: dict[str, Any]) -> list[str]:
+def shown_of(history: History, status: dict[str, Any]) -> list[str]:
     console = Console(width=130, file=io.StringIO(), color_system=None)
     with console.capture() as shown:
-        console.print(live_view(status, minute))
+        console.print(live_view(status, history))
     return [line.rstrip() for line in shown.get().splitlines()]
 
 
 def test_nodes_and_clients_that_are_lost_are_shown() -> None:
-    shown = shown_of(LastMinute(), pool_status(lost_nodes=1, refused_clients=2))
+    shown = shown_of(History(), pool_status(lost_nodes=1, refused_clients=2))
     assert shown[2] == "lost nodes: 1   refused clients: 2"
 
 
@@ -344,10 +394,10 @@ def test_a_pool_as_a_terminal_shows_it() -> None:
         slots = [first, slot(1, pid=None)]
         return pool_status(functions=done, slots=slots, crashes=4, **figures)
 
-    minute = LastMinute()
+    history = History()
     for at, last in ((1.0, status(950, 30.0)), (2.0, status(990, 30.5))):
-        minute.add(line(at, last, events=[crash], jobs=[job(9, 0.0, run=0.002)]))
-    lines = shown_of(minute, status(990, 30.5))
+        history.add(line(at, last, events=[crash], jobs=[job(9, 0.0, run=0.002)]))
+    lines = shown_of(history, status(990, 30.5))
     assert lines[:2] == [
         "shop  pid 400  running  pool  --name shop",
         (
@@ -360,3 +410,26 @@ def test_a_pool_as_a_terminal_shows_it() -> None:
     assert lines[5].split() == ["jobs/s", "█", "40"]
     assert lines[6].split() == ["p50", "█", "12", "ms"]
     assert "slot 1  out of memory, SIGKILL in shop.resize: last words" in lines[8]
+
+
+def test_a_server_as_a_terminal_shows_it() -> None:
+    def status(at: float, *counts: int) -> dict[str, Any]:
+        times = {"bounds": [0.001, 0.002], "counts": [*counts], "total": 1.0}
+        found = cluster_status(handed=int(10 * at), responses={"2xx": times})
+        found["requests"] |= {"open": 3, "refused": 0, "cut": 0}
+        found["slots"][0] |= {"cpu": at / 4, "requests": {"responses": {"2xx": times}}}
+        return found
+
+    history = History()
+    for at, counts in ((1.0, (100, 0)), (3.0, (100, 400))):
+        history.add(line(at, status(at, *counts)))
+    lines = [row.split() for row in shown_of(history, status(3.0, 100, 400))]
+    assert lines[3][-4:] == ["p99", "up", "CPU", "memory"]
+    assert lines[4][-6:] == ["1.99", "ms", "1:00", "25%", "11", "MB"]
+    assert lines[5] == ["requests/s", "█", "200"]
+    assert lines[7] == ["p99", "█", "1.99", "ms"]
+    assert lines[8] == ["connections/s", "█", "10"]
+    history.add(line(4.0, cluster_status(handed=45)))
+    quiet = shown_of(history, cluster_status(handed=45))
+    assert quiet[3].split()[6] == "-"
+    assert quiet[4].split() == ["connections/s", "▆█", "15"]

@@ -17,7 +17,7 @@ from asyncpool._observe.control.protocol import (
     MAX_REQUEST,
     Request,
     pack_reply,
-    unpack_reply,
+    unpack_line,
 )
 from asyncpool.errors import ProtocolError
 
@@ -131,14 +131,14 @@ def test_any_object_is_a_request_or_a_protocol_error(
 def test_an_answer_arrives_as_it_was(reply: dict[str, Any]) -> None:
     line = pack_reply(reply)
     assert line.count(b"\n") == 1
-    assert unpack_reply(line) == reply
+    assert unpack_line(line) == reply
 
 
 def test_an_answer_has_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(protocol, "MAX_REPLY", 100)
     fits = {"a": "x" * (100 - len(json.dumps({"a": ""})) - 1)}
-    assert unpack_reply(pack_reply(fits)) == fits
+    assert unpack_line(pack_reply(fits)) == fits
     fits["a"] += "x"
-    assert unpack_reply(pack_reply(fits)) == {
+    assert unpack_line(pack_reply(fits)) == {
         "error": "the answer has 101 bytes, too many"
     }

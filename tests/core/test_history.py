@@ -103,7 +103,7 @@ def test_a_live_history_forgets_what_is_old() -> None:
             )
         )
     shown = history.since(0)
-    assert len(shown["points"]) == 599
+    assert len(shown["points"]) == 600
     assert len(shown["jobs"]) == 12_000
     assert shown["jobs"][-1][0] == 12_999
     assert len(shown["crashes"]) == 50
@@ -211,5 +211,6 @@ def test_the_requests_of_a_server_are_rates_by_class_and_a_share_of_their_times(
         200.0,
         100.0,
     )
+    assert (first["rate"], second["rate"]) == (100.0, 300.0)
     assert first["p99"] <= 0.001
     assert 2.0 < second["p99"] <= 4.0

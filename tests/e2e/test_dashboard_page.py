@@ -19,6 +19,7 @@ from tests.helpers.fake_program import FakeProgram
 from tests.helpers.patience import PATIENCE
 from tests.helpers.scripts import start_script
 from tests.helpers.told_lines import (
+    REQUEST,
     cluster_status,
     crashed,
     function,
@@ -174,6 +175,19 @@ def test_one_switches_between_programs(folder: Path) -> None:
         assert browser.text("#about") == "server · process 400 · tcp://127.0.0.1:8000"
         assert not browser.find("#stream-card").is_displayed()
         assert "Open connections" in browser.text("#charts")
+        # One that counts responses shows them, and which requests are open.
+        web.answers["requests"] = {"requests": [REQUEST | {"path": HOSTILE}]}
+        times = {"bounds": [0.001], "counts": [240], "total": 0.1}
+        web.tell(line(2.0, cluster_status(responses={"2xx": times})))
+        browser.until(lambda: "240/s" in browser.text("#tiles"), "responses")
+        assert "Requests a second" in browser.text("#charts")
+        browser.find("#requests").click()
+        browser.until(lambda: "Open requests" in browser.text("#dialog"), "requests")
+        browser.until(lambda: HOSTILE in browser.text("#dialog summary"), "as text")
+        assert "for 12 s, from 10.0.0.7:5123, slot 1" in browser.text("#dialog summary")
+        browser.find("#dialog summary").click()
+        assert "db.py" in browser.text("#dialog pre")
+        browser.find("#dialog form button").click()
         # Nodes are rows, if there are any.
         browser.find("a[href='#ray']").click()
         browser.until(lambda: "10.0.0.2" in browser.text("#nodes"), "the nodes")

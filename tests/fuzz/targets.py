@@ -12,7 +12,7 @@ from contextlib import suppress
 
 from asyncpool._cluster.service import _read_requests
 from asyncpool._core.figures import RequestFigures
-from asyncpool._observe.control.protocol import MAX_REPLY, Request, unpack_reply
+from asyncpool._observe.control.protocol import MAX_REPLY, Request, unpack_line
 from asyncpool._wire import messages, page
 from asyncpool._wire.buffers import ReceivedPickle
 from asyncpool._wire.formats import format_of
@@ -127,7 +127,7 @@ def control_requests(data: bytes) -> None:
     with suppress(ProtocolError, ValueError):
         Request.unpack(data)
     with suppress(ProtocolError, ValueError):
-        unpack_reply(data[:MAX_REPLY])
+        unpack_line(data[:MAX_REPLY])
 
 
 def open_requests(data: bytes) -> None:

@@ -13,6 +13,16 @@ from asyncpool.stats import FunctionStats, Histogram, PoolStats, RunningJob, Slo
 
 BEGIN = 1_790_000_000.0  # Unix time
 
+# A request that is open, as a server tells of it.
+REQUEST = {
+    "worker": 1,
+    "method": "GET",
+    "path": "/orders?day=1",
+    "age": 12.25,
+    "client": "10.0.0.7:5123",
+    "stack": 'File "shop.py", line 9 in orders\nFile "db.py", line 4 in ask\n',
+}
+
 
 def durations(*counts: int, total: float = 0.0) -> Histogram:
     """Return a histogram whose first bucket ends at 1.024 ms."""

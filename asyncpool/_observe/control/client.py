@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from typing import Any, Self
 
 from asyncpool._observe.control.paths import peer_pid, peer_uid
-from asyncpool._observe.control.protocol import MAX_REPLY, Request, unpack_reply
+from asyncpool._observe.control.protocol import MAX_REPLY, Request, unpack_line
 from asyncpool._observe.control.socket_files import closed_on_error
 from asyncpool._wire.text import printable, printable_block
 from asyncpool.errors import ProtocolError
@@ -48,8 +48,7 @@ class ControlClient:
                 raise TimeoutError(
                     f"too many clients wait at {path}, and none is accepted"
                 ) from None
-            if (uid := peer_uid(sock)) != os.geteuid():
-                raise PermissionError(f"user {uid} listens at {path}")
+            check_listener(sock, path)
             self.pid = peer_pid(sock)
             self._lines = sock.makefile("rb")
 
@@ -92,18 +91,37 @@ class ControlClient:
 
     def _next_reply(self) -> dict[str, Any]:
         line = self._lines.readline(MAX_REPLY + 1)
-        if not line:
-            raise ConnectionResetError("it has ended")
-        reply: dict[str, Any] = _harmless(unpack_reply(line))
-        if "error" in reply:
-            raise ProtocolError(str(reply["error"]))
-        return reply
+        return reply_of(_harmless(unpack_line(line)) if line else None)
 
     def wait_for_end(self) -> None:
         """Wait until the other process closes its socket, which a cluster's does last."""
         with contextlib.suppress(OSError):
             while self._sock.recv(4096):
                 pass
+
+
+def check_listener(sock: socket.socket, path: str) -> None:
+    """Check that it is this user's process which listens at *path*.
+
+    Raises:
+        PermissionError: If it is not.
+    """
+    if (uid := peer_uid(sock)) != os.geteuid():
+        raise PermissionError(f"user {uid} listens at {path}")
+
+
+def reply_of(told: dict[str, Any] | None) -> dict[str, Any]:
+    """Return what the other side has told, if it is an answer.
+
+    Raises:
+        ProtocolError: If it is an error; the text is the other side's.
+        ConnectionResetError: If it is nothing: the other side has ended.
+    """
+    if told is None:
+        raise ConnectionResetError("it has ended")
+    if "error" in told:
+        raise ProtocolError(str(told["error"]))
+    return told
 
 
 def _harmless(value: Any) -> Any:

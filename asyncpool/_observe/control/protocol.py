@@ -53,6 +53,7 @@ _BOUNDS: dict[str, tuple[float, float, str]] = {
     "jobs": (0, MAX_JOBS, "jobs is {} to {}"),
     "every": (SHORTEST, LONGEST, "every is {:g} to {:g} seconds"),
     "seconds": (SHORTEST, LONGEST_PROFILE, "seconds is {:g} to {:g} seconds"),
+    "now": (False, True, "now is true or false"),
 }
 _OPTIONAL = frozenset(("slot", "job", "function"))
 
@@ -64,19 +65,14 @@ def _check(name: str, value: Any) -> None:
                 f"function is a name of at most {_MAX_FUNCTION} characters, or null"
             )
         return
-    if name == "now":
-        is_valid, what = type(value) is bool, "now is true or false"
-    else:
-        least, most, what = _BOUNDS[name]
-        what = what.format(least, most)
-        # True is an int in Python, too.
-        kinds = (int,) if type(least) is int else (int, float)
-        is_valid = type(value) in kinds and least <= value <= most
-    if not is_valid:
+    least, most, what = _BOUNDS[name]
+    # True is an int in Python, too.
+    kinds = (int, float) if type(least) is float else (type(least),)
+    if type(value) not in kinds or not least <= value <= most:
         text = repr(value)
         if len(text) > MAX_PROGRAM_NAME:
             text = f"{text[:MAX_PROGRAM_NAME]}..."
-        raise ProtocolError(f"{what}, not {text}")
+        raise ProtocolError(f"{what.format(least, most)}, not {text}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +113,7 @@ class Request:
         Raises:
             ProtocolError: If it is no valid request.  The error says why.
         """
-        fields = _unpack(line, MAX_REQUEST)
+        fields = unpack_line(line, MAX_REQUEST)
         action: Any = fields.pop("action", None)
         if type(action) is not str or action not in ACTIONS:
             raise ProtocolError(f"there is no action {action!r}")
@@ -147,16 +143,12 @@ def pack_reply(reply: dict[str, Any]) -> bytes:
     return line
 
 
-def unpack_reply(line: bytes) -> dict[str, Any]:
-    """Read an answer; its ``"error"`` says what went wrong, if anything.
+def unpack_line(line: bytes, most: int = MAX_REPLY) -> dict[str, Any]:
+    """Read a line: an answer, whose ``"error"`` says what went wrong, or a request.
 
     Raises:
-        ProtocolError: If it is no valid answer.
+        ProtocolError: If it is no valid one, or has more than *most* bytes.
     """
-    return _unpack(line, MAX_REPLY)
-
-
-def _unpack(line: bytes, most: int) -> dict[str, Any]:
     if len(line) > most or not line.endswith(b"\n"):
         raise ProtocolError("a line of the control socket is cut off or too long")
     try:

@@ -28,6 +28,18 @@ const dialogs = {
     dialogs.open(title, ...(shown.length ? shown : [el("p", {}, "No worker runs a job.")]));
   },
 
+  async requests(program) {
+    const title = "Open requests";
+    dialogs.open(title, el("p", { class: "muted" }, "Asking the workers…"));
+    const reply = await dialogs.ask(program, { action: "requests" });
+    if (reply.error) return dialogs.open(title, el("p", { class: "note" }, reply.error));
+    const shown = reply.requests.map((it) => el("details", {},
+      el("summary", {}, `${it.method} ${it.path}`, el("span", { class: "muted small" },
+        ` for ${duration(it.age)}, from ${it.client}, slot ${it.worker}`)),
+      el("pre", { tabindex: 0 }, it.stack ?? "It runs in a thread.")));
+    dialogs.open(title, ...(shown.length ? shown : [el("p", {}, "No request is open.")]));
+  },
+
   async profile(program, slot = null) {
     const seconds = 5, title = slot === null ? "Profile of all workers" : `Profile of slot ${slot}`;
     dialogs.open(title, el("p", { class: "muted" }, `Sampling for ${seconds} s…`));

@@ -35,6 +35,7 @@ class Page {
       this.theme();
       this.redraw();
     });
+    on("requests", () => dialogs.requests(this.selected));
     on("stacks", () => dialogs.stacks(this.selected));
     on("profile", () => dialogs.profile(this.selected));
     on("resize", () => dialogs.resize(this.selected, this.shown.program.workers));
@@ -137,7 +138,9 @@ class Page {
     byId("state").className = `badge ${state}`;
     setText(byId("state"), state);
     setText(byId("about"), [this.isServer ? "server" : "pool", `process ${program.pid}`, ...(program.addresses ?? [])].join(" · "));
-    for (const id of ["stacks", "profile"]) byId(id).hidden = id === "profile" && this.isServer;
+    byId("stacks").hidden = false;
+    byId("profile").hidden = this.isServer;
+    byId("requests").hidden = !this.isServer;
     for (const id of ["recycle", "resize"]) byId(id).hidden = !this.actions;
     byId("pause").hidden = false;
   }
@@ -148,7 +151,13 @@ class Page {
     const restarts = ["Restarts", count(program.restarts), `${count(program.crashes)} crashes`, program.crashes > 0];
     let tiles;
     if (this.isServer) {
-      tiles = [["Connections", rate(point.handed ?? 0), `${count(program.handed)} in all`], ["Open", count(point.connections ?? 0), "connections"],
+      const { responses, open, timed_out: late = 0 } = program.requests ?? {};
+      const failed = responses?.["5xx"] ? sum(responses["5xx"].counts) : 0;
+      tiles = [...(responses && Object.keys(responses).length ? [
+        ["Requests", rate(point.rate ?? 0), `${count(open ?? 0)} open`],
+        ["99 in 100", duration(point.p99 ?? 0), "until the response was sent"],
+        ["Failed", count(failed), late ? `5xx, ${count(late)} timed out` : "5xx", failed > 0]] : []),
+        ["Connections", rate(point.handed ?? 0), `${count(program.handed)} in all`], ["Open", count(point.connections ?? 0), "connections"],
         ["Ready", `${point.ready ?? 0} of ${program.workers}`, "workers"], restarts, ["Memory", memory, `${short(sum(point.cpu ?? {}))} processors`]];
     } else {
       const failed = sum(shown.functions.map((row) => row.failed));
