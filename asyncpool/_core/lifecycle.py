@@ -129,11 +129,9 @@ class Lifecycle:
         self._probe: Slot | None = None
         # What follows a death that is still to come: see fail_after_drain().
         self._restart_delays: dict[int, float | None] = {}
-        self._failed_replacements = 0  # replacements in a row
+        self._failed_in_a_row = 0  # replacements
         self._replace_at: float | None = None  # when to try again after them
-        self._growth_unstarted = (
-            0  # by how many the size has grown that are not started yet
-        )
+        self._unstarted = 0  # by how many the size has grown that are not started yet
         self._told_size = least
         # The parked slots that the roll fills, and how many workers it has replaced and slots it has filled.
         self._unfilled: list[Slot] = []
@@ -308,7 +306,7 @@ class Lifecycle:
         if slot.replaces is not None:
             old, slot.replaces = self._slots[slot.replaces], None
             self._inherit_roll(slot, old)
-            self._failed_replacements = 0
+            self._failed_in_a_row = 0
             self.drain(old, old.replace_reason or "", now)
         self._replace_some(now)
         self._core.affinity.update_buckets()
@@ -456,7 +454,7 @@ class Lifecycle:
         slot.apply(SlotEvent.RELEASE)
         if slot.rolled is False:
             return Aftermath(NextStep.KEEP_WORKER, 0.0)
-        self._failed_replacements += 1
+        self._failed_in_a_row += 1
         if old.rolled is not None:
             self._end_roll("a replacement did not start")
         if old.replace_reason == ROLL:  # its roll is over, since another start failed
@@ -464,9 +462,8 @@ class Lifecycle:
         self._age(now)
         if old.replace_reason is None:
             return Aftermath(NextStep.KEEP_WORKER)
-        delay = self._options.restart_policy.delay(
-            self._failed_replacements, jitter=jitter
-        )
+        policy = self._options.restart_policy
+        delay = policy.delay(self._failed_in_a_row, jitter=jitter)
         self._replace_at = now + delay
         return Aftermath(NextStep.KEEP_WORKER, delay)
 
@@ -705,7 +702,7 @@ class Lifecycle:
     def _tell_size(self) -> None:
         size = self.sizing.size
         grown, self._told_size = size - self._told_size, size
-        self._growth_unstarted = max(0, self._growth_unstarted + grown)
+        self._unstarted = max(0, self._unstarted + grown)
         if grown:
             self._core.do("resized", size)
 
@@ -769,10 +766,10 @@ class Lifecycle:
         self.sizing.grow(now, waiting=unserved, coming=self.coming)
         self._tell_size()
         missing = self.missing
-        self._growth_unstarted = min(self._growth_unstarted, max(0, missing))
+        self._unstarted = min(self._unstarted, max(0, missing))
         for _ in range(min(missing, self._growth_left)):
-            self.spawn(self._unused(), now, new=self._growth_unstarted > 0)
-            self._growth_unstarted = max(0, self._growth_unstarted - 1)
+            self.spawn(self._unused(), now, new=self._unstarted > 0)
+            self._unstarted = max(0, self._unstarted - 1)
         self._shrink(now)
         if self._may_let_idle_go:
             self._let_idle_go(now)

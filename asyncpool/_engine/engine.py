@@ -241,7 +241,7 @@ class Engine:
         pings: Looks after workers that hang.
         profiles: Has workers sample their stacks.
         tasks: The tasks that the pool waits for before it ends: one for each worker, and
-            others that take more than a iteration of the loop.
+            others that take more than an iteration of the loop.
         segments: The shared memory.
         launcher: Starts the processes.
         worker_logs: Passes on the records of workers.

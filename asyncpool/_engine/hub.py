@@ -165,12 +165,12 @@ class PoolHub:
         add_job_listener: Has a listener called with these.
         add_end_listener: Has a listener called with the end of each job, and with nothing else.
         publish_job: Hands an event of a job that has not ended to everybody who listens to jobs.
-        has_job_listeners: Whether anybody may listen to jobs.  Nothing is done for their events while
+        job_listeners: Whether anybody may listen to jobs.  Nothing is done for their events while
             nobody does.
-        has_step_listeners: Whether anybody hears more of jobs than their ends.
+        step_listeners: Whether anybody hears more of jobs than their ends.
         tracers: What follows some of the jobs by direct calls.
         traced: The numbers of the open jobs that tracers follow.
-        records_attempts: Whether there are jobs of which each step is told, and not only a failure: all
+        tracks_jobs: Whether there are jobs of which each step is told, and not only a failure: all
             if somebody listens, else the traced ones.
         on_queued: Called with each job that waits for its first attempt, if steps are heard.
         on_unwatched: Called when nobody listens to jobs any more.
@@ -191,8 +191,8 @@ class PoolHub:
         self.add_end_listener = self._job_ends.add_listener
         # No method: a call that forwards takes 60 ns, for each event of each job.
         self.publish_job = self._jobs.publish
-        self.records_attempts = self.announces_jobs = False
-        self.has_job_listeners = self.has_step_listeners = False
+        self.tracks_jobs = self.announces_jobs = False
+        self.job_listeners = self.step_listeners = False
         self.tracers: tuple[JobTracer, ...] = ()
         self.traced: set[int] = set()
         self.on_queued: Callable[[Any], object] = _nothing
@@ -228,7 +228,7 @@ class PoolHub:
         """Tell of a new job."""
         for tracer in self.tracers:
             tracer.queued(job)
-        if self.has_step_listeners:
+        if self.step_listeners:
             self.on_queued(job)
 
     def add_tracer(self, tracer: JobTracer) -> None:
@@ -244,12 +244,12 @@ class PoolHub:
     def trace(self, number: int) -> None:
         """Take note that a tracer follows a job, up to its end."""
         self.traced.add(number)
-        self.records_attempts = True
+        self.tracks_jobs = True
 
     def forget(self, number: int) -> None:
         """Take note that a job has ended."""
         self.traced.discard(number)
-        self.records_attempts = self.has_job_listeners or bool(self.traced)
+        self.tracks_jobs = self.job_listeners or bool(self.traced)
 
     def remove_listener(self, listener: object) -> int:
         """Call *listener* no more, and return how often it was there."""
@@ -277,15 +277,13 @@ class PoolHub:
                 say.READER_FAILED.log(LOGGER, {}, error=error, reader=callback)
 
     def _update(self) -> None:
-        before = self.has_job_listeners
-        self.has_step_listeners = bool(self._jobs.listeners)
-        self.has_job_listeners = self.has_step_listeners or bool(
-            self._job_ends.listeners
-        )
+        before = self.job_listeners
+        self.step_listeners = bool(self._jobs.listeners)
+        self.job_listeners = self.step_listeners or bool(self._job_ends.listeners)
         if not self.tracers:
             self.traced.clear()
-        self.records_attempts = self.has_job_listeners or bool(self.traced)
-        self.announces_jobs = self.has_step_listeners or bool(self.tracers)
-        if before and not self.has_job_listeners:
+        self.tracks_jobs = self.job_listeners or bool(self.traced)
+        self.announces_jobs = self.step_listeners or bool(self.tracers)
+        if before and not self.job_listeners:
             self.on_unwatched()
         self.on_listeners_changed()

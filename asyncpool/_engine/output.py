@@ -97,7 +97,7 @@ class StderrTail:
         return tuple(found)
 
 
-# A longer line is cut into several.  A iteration of the loop reads no more than this either, so a
+# A longer line is cut into several.  An iteration of the loop reads no more than this either, so a
 # worker that floods its stderr slows down nobody but itself.
 _CHUNK = 8192
 _LINES_A_TURN = 64

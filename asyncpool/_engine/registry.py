@@ -98,7 +98,7 @@ def job_ended(
 class JobEvents:
     """Publishes the events of jobs, and tells tracers.
 
-    A caller on the way of every job calls a method only while ``hub.records_attempts`` is true,
+    A caller on the way of every job calls a method only while ``hub.tracks_jobs`` is true,
     since a call costs as much as a tenth of a short job.  The methods for failures look
     themselves.  Listeners and tracers hear of what goes well with a job only if somebody
     listens, or if the job is traced.
@@ -121,7 +121,7 @@ class JobEvents:
         attempt = self._attempts.pop(job.id, None)
         for tracer in self.hub.tracers:
             tracer.attempt_failed(job, error, attempt)
-        if self.hub.has_step_listeners:
+        if self.hub.step_listeners:
             self._queued(job)
 
     def sending(self, job: PoolJob[Any], slot: int) -> None:
@@ -139,7 +139,7 @@ class JobEvents:
         """Take note of an attempt that has begun, or ended."""
         is_news = job.id not in self._attempts
         self._attempts[job.id] = attempt
-        if is_news and self.hub.has_step_listeners:
+        if is_news and self.hub.step_listeners:
             self.hub.publish_job(job_started(job, attempt.slot, attempt.began))
 
     def ran(self, job: PoolJob[Any], slot: int, frame: Frame, at: float) -> None:
@@ -171,7 +171,7 @@ class JobEvents:
         if job.id in self.hub.traced:
             for tracer in self.hub.tracers:
                 tracer.unassigned(job)
-        if self._attempts.pop(job.id, None) is not None and self.hub.has_step_listeners:
+        if self._attempts.pop(job.id, None) is not None and self.hub.step_listeners:
             self._queued(job)
 
     def ended(
@@ -183,7 +183,7 @@ class JobEvents:
             for tracer in hub.tracers:
                 tracer.ended(job, outcome, error, attempt)
             hub.forget(job.id)
-        if hub.has_job_listeners:
+        if hub.job_listeners:
             hub.publish_end(job_ended(job, outcome, attempt))
 
     def _queued(self, job: PoolJob[Any]) -> None:
@@ -434,9 +434,7 @@ class JobRegistry:
         """
         jobs = self.jobs
         again: list[PoolJob[Any]] = []
-        careful = (
-            large or self.timed or self.leases.holders or self._hub.records_attempts
-        )
+        careful = large or self.timed or self.leases.holders or self._hub.tracks_jobs
         # Most of them are of one function, whose parts are looked up once.
         function: Any = None
         run_times = wait_times = function
@@ -495,7 +493,7 @@ class JobRegistry:
         if type(loaded) is not Failed:
             self._remove(job)
             job.function.figures.ok += 1
-            if self._hub.records_attempts:
+            if self._hub.tracks_jobs:
                 self.events.ended(job, JobOutcome.OK)
             job.set_result(loaded)
             return False

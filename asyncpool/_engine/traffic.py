@@ -250,7 +250,7 @@ class Traffic:
                 engine.measure_lag()
         else:
             outbox.flush_soon()  # more may be submitted in this iteration of the loop
-        if hub.has_job_listeners:  # the end of a job is told with the time of its begin
+        if hub.job_listeners:  # the end of a job is told with the time of its begin
             self._tell_begun(slot, now)
         long = in_flight > self._concurrency or isinstance(jobs[-1], Chunk)
         if long and not self._stalls.alarm.is_set:
@@ -323,11 +323,9 @@ class Traffic:
                 for job_id, job in zip(job_ids, taken, strict=False):
                     if job is None:
                         registry.leases.left_worker(job_id)
-            if hub.records_attempts:
+            if hub.tracks_jobs:
                 for job, frame in zip(taken, frames, strict=False):
-                    if job is not None and (
-                        hub.has_job_listeners or job.id in hub.traced
-                    ):
+                    if job is not None and (hub.job_listeners or job.id in hub.traced):
                         registry.events.ran(job, slot, Frame(*frame), at)
             if large:  # threads unpickle the outcomes that take long
                 for index, (job, bare) in enumerate(zip(taken, frames, strict=False)):
@@ -353,7 +351,7 @@ class Traffic:
                 self._stalls.look_soon()
             if registry.timed:
                 engine.timers.begin_first(slot)
-            if hub.has_job_listeners:
+            if hub.job_listeners:
                 self._tell_begun(slot, at)
             for job in registry.settle_all(taken, frames, handle, at, large=large):
                 core.requeue({job.id: job.traits}, now)

@@ -232,7 +232,7 @@ class Node:
 
     def _put_job(self, job: PoolJob[Any], payload: bytes) -> None:
         hub, options, now = self._hub, job.options, self._loop.time()
-        followed = hub.has_job_listeners or job.id in hub.traced
+        followed = hub.job_listeners or job.id in hub.traced
         wait = self._client.waits.left(job)
         job.begin_attempt(self.number)  # it may begin from now on
         if hub.traced:
@@ -436,7 +436,7 @@ class Node:
         It did not begin before the job waited for it, whatever the agent says.
         """
         watch, now, hub = self._registry.events, self._loop.time(), self._hub
-        if message.place and (hub.has_job_listeners or hub.tracers):
+        if message.place and (hub.job_listeners or hub.tracers):
             ago, run, slot = message.deadline, message.wait, message.place - 1
             if not (0.0 <= ago < math.inf and 0.0 <= run < math.inf and slot < SLOTS):
                 text = f"an agent said that {job!r} ran for {run} s in {slot}"
@@ -444,7 +444,7 @@ class Node:
             began = max(job.queued_at, now - ago - run)
             slot += self.first_slot
             watch.attempted(job, Attempt(slot, job.queued_at, began, run))
-        elif hub.has_job_listeners and message.kind in {Kind.VALUE, Kind.ERROR}:
+        elif hub.job_listeners and message.kind in {Kind.VALUE, Kind.ERROR}:
             # It was on its way before anybody listened.
             watch.running([job], self.first_slot, now)
 
@@ -461,7 +461,7 @@ class Node:
             self.told[number] = True
             self._client.waits.forget(number)
             job = self._registry.jobs.get(number)
-            if job is not None and self._hub.has_job_listeners:
+            if job is not None and self._hub.job_listeners:
                 # Its end tells which slot of the node it is in.
                 self._registry.events.running([job], self.first_slot, now)
 

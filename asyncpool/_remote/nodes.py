@@ -22,7 +22,7 @@ from asyncpool.errors import PoolClosedError
 if TYPE_CHECKING:
     from asyncpool._remote.client import Client
 
-# So many jobs go out in the middle of a iteration of the loop: whoever submits thousands in one turn
+# So many jobs go out in the middle of an iteration of the loop: whoever submits thousands in one turn
 # has the agent begin meanwhile.
 _AT_ONCE = 64
 

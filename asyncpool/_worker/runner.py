@@ -75,7 +75,7 @@ _JOB, _STREAM = FrameKind.JOB, FrameKind.STREAM
 _TASK = "asyncpool job"
 
 # Nanoseconds after which the loop has a turn between two items of a chunk that do not wait.
-_YIELD_AFTER_NS = 10_000_000
+_YIELD_NS = 10_000_000
 
 # A worker remembers so many functions of maps.
 _recall = lru_cache(32)(pickle.loads)
@@ -901,10 +901,7 @@ async def call_items(
                 outcome = value = context.run(next, calls)
                 if type(value) is CoroutineType:
                     coroutine = value
-                    if (
-                        lane.context is None
-                        or perf_counter_ns() - yielded > _YIELD_AFTER_NS
-                    ):
+                    if lane.context is None or perf_counter_ns() - yielded > _YIELD_NS:
                         await asyncio.sleep(0)
                         yielded = perf_counter_ns()
                     lane.shown = coroutine

@@ -50,11 +50,8 @@ def write_stacks(runner: JobRunner, job: int, attempt: int) -> None:
     faulthandler.dump_traceback(file)
     several = layout.width > 1
     lane = lanes.get((job, attempt)) if several else (*lanes.values(), None)[0]
-    text = (
-        _waiting(runner, lane)
-        if runner.server_stacks is None
-        else runner.server_stacks(0)
-    )
+    tell = runner.server_stacks
+    text = _waiting(runner, lane) if tell is None else tell(0)
     if several and lane is not None:
         # The dump shows a job that computes, too.  But if several jobs end at once, the pool
         # shows the dump with the first of them only.
@@ -75,10 +72,9 @@ def live_stacks(runner: JobRunner, wanted: int) -> bytes:
         runner: Has the jobs.
         wanted: The only job that is wanted; 0 for all that is there.
     """
-    if (
-        wanted and runner.server_stacks is not None
-    ):  # what a server has in place of jobs
-        return runner.server_stacks(wanted).encode(errors="replace")[:_LONGEST]
+    tell = runner.server_stacks
+    if wanted and tell is not None:  # what a server has in place of jobs
+        return tell(wanted).encode(errors="replace")[:_LONGEST]
     frames = sys._current_frames()  # noqa: SLF001 - public
     # The frame of this call would make a cycle, and keep what the jobs have.
     frames.pop(get_ident(), None)
@@ -90,8 +86,8 @@ def live_stacks(runner: JobRunner, wanted: int) -> bytes:
             _, _, text = _waiting(runner, lane).partition("\n")
             parts.append(f"Job {job}, attempt {attempt} {_ORDER}\n{text or main}")
     if not wanted:
-        if not lanes and runner.server_stacks is not None:  # a server's tasks
-            parts.append(runner.server_stacks(0).strip())
+        if not lanes and tell is not None:  # a server's tasks
+            parts.append(tell(0).strip())
         if not lanes and main:  # its initializer, say
             parts.append(_MAIN + main)
         # Of other threads, those that somebody else than the worker has begun.

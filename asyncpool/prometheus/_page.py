@@ -74,7 +74,7 @@ class MetricsPage:
         """Close everything.
 
         Cancellation:
-            Clients may be left for a iteration of the loop.
+            Clients may be left for an iteration of the loop.
         """
         for server in self._servers:
             server.close()

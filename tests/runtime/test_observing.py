@@ -62,19 +62,19 @@ async def test_a_cancelled_wait_loses_no_event() -> None:
 
 async def test_jobs_are_watched_as_long_as_somebody_listens() -> None:
     hub = PoolHub()
-    watched = [hub.has_job_listeners]
+    watched = [hub.job_listeners]
     stream = hub.listen_to_jobs(10)
     hub.publish_job(OF_A_JOB)
-    watched.append(hub.has_job_listeners)
+    watched.append(hub.job_listeners)
     del stream
     gc.collect()
     hub.publish_job(OF_A_JOB)
-    watched.append(hub.has_job_listeners)
+    watched.append(hub.job_listeners)
     hub.add_job_listener(repr)
-    watched.append(hub.has_job_listeners)
+    watched.append(hub.job_listeners)
     assert hub.remove_listener(repr) == 1
     hub.publish(SOME)
-    watched.append(hub.has_job_listeners)
+    watched.append(hub.job_listeners)
     assert watched == [False, True, False, True, False]
 
 
@@ -105,11 +105,11 @@ async def test_who_listens_to_ends_hears_of_nothing_else() -> None:
     unwatched = list[None]()
     hub.on_unwatched = lambda: unwatched.append(None)
     hub.add_end_listener(ends.append)
-    assert (hub.has_job_listeners, hub.has_step_listeners) == (True, False)
+    assert (hub.job_listeners, hub.step_listeners) == (True, False)
     hub.publish(SOME)
     hub.publish_end(END)
     hub.add_job_listener(all_of_it.append)
-    assert hub.has_step_listeners
+    assert hub.step_listeners
     hub.publish_end(END)
     assert hub.remove_listener(ends.append) == 1
     assert unwatched == []
@@ -161,7 +161,7 @@ def run_jobs(hub: PoolHub, first: int, count: int) -> None:
         job: Any = QuickJob(number)
         if hub.announces_jobs:
             hub.queued(job)
-        if hub.has_job_listeners or hub.tracers:
+        if hub.job_listeners or hub.tracers:
             end_job(hub, job, 500_000, 2.5)
 
 
