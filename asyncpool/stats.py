@@ -15,6 +15,7 @@ from asyncpool.enums import CrashKind, JobOutcome, RunState, SlotState
 from asyncpool.events import Via
 
 __all__ = [
+    "ClientStats",
     "FunctionStats",
     "Histogram",
     "NodeStats",
@@ -174,6 +175,7 @@ class NodeStats:
         crashes: How many workers have crashed.
         restarts: How many were replaced after that.
         cpu: Seconds of CPU time of its workers, also of those that are gone.
+        run: How long attempts ran there, of all functions and whichever client.
         memory: Bytes of memory of its workers, the sum of ``SlotStats.memory``.
         clock_ahead: Seconds that its monotonic clock is ahead of that of this process.
         clock_error: By how many seconds that may be wrong, either way; ``None`` if nothing is
@@ -196,6 +198,26 @@ class NodeStats:
     memory: int
     clock_ahead: float
     clock_error: float | None
+    run: Histogram = NO_DURATIONS
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClientStats:
+    """One client of a shared pool.
+
+    Attributes:
+        name: Its process and its number, ``"4711/2"`` for the second client of the pool.
+        pid: Its process; ``None`` if that is on another machine, or in another container.
+        waiting: How many of its jobs wait for their turn.
+        jobs: How many more the pool has.
+        ended: How many have ended since it came.
+    """
+
+    name: str
+    pid: int | None
+    waiting: int
+    jobs: int
+    ended: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -239,6 +261,7 @@ class PoolStats:
         functions: The jobs that have ended, by function.
         slots: The slots, one by one.
         nodes: The agents, if the workers belong to several; else none.
+        clients: The clients that share the pool.
     """
 
     state: RunState
@@ -271,3 +294,4 @@ class PoolStats:
     functions: tuple[FunctionStats, ...] = ()
     slots: tuple[SlotStats, ...] = ()
     nodes: tuple[NodeStats, ...] = ()
+    clients: tuple[ClientStats, ...] = ()

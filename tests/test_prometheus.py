@@ -214,7 +214,7 @@ def test_the_conventions_of_prometheus_are_kept(registry: CollectorRegistry) -> 
     families = list(
         parser.text_string_to_metric_families(strict)  # type: ignore[no-untyped-call]
     )
-    assert len(families) == 38
+    assert len(families) == 42
     for family in families:
         assert family.name.startswith("asyncpool_")
         assert family.documentation.endswith(".")

@@ -45,6 +45,7 @@ from asyncpool.errors import (
     job_text,
 )
 from asyncpool.events import CloseSummary, JobEnded, JobQueued, JobStarted
+from asyncpool.stats import ClientStats
 
 if TYPE_CHECKING:
     from asyncpool._engine.engine import Engine
@@ -208,9 +209,11 @@ class PoolFigures:
         lost_clients: Clients of a shared pool that were gone, or not heard, with jobs open.
         refused_clients: Clients of a shared pool that did not come in, or were cut off.
         exited_cpu: Seconds of CPU time of the processes that are gone.
+        agents: Each returns the figures of the clients that an agent has.
     """
 
     def __init__(self) -> None:
+        self.agents: list[Callable[[], list[ClientStats]]] = []
         self.functions = FunctionTotals()
         self.refused = self.takeovers = self.spawned = 0
         self.lost_clients = self.refused_clients = 0

@@ -86,6 +86,7 @@ def _read(engine: Engine) -> PoolStats:
         lost_clients=totals.lost_clients,
         refused_clients=totals.refused_clients,
         functions=functions,
+        clients=tuple(client for agent in totals.agents for client in agent()),
         slots=tuple(
             _slot_stats(engine, slot, engine.handles.get(slot.index), now)
             for slot in core.slots

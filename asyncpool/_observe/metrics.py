@@ -139,6 +139,12 @@ counter nodes_lost {node} asyncpool.node.lost lost_nodes
     Agents of the pool that were lost, or could not be used.
 counter clients_lost {client} asyncpool.client.lost lost_clients
     Clients of a shared pool that were gone, or not heard, while they had jobs.
+gauge client_jobs{client} - - clients.jobs
+    Jobs of a client of the shared pool that the pool has.
+gauge client_jobs_waiting{client} - - clients.waiting
+    Jobs of a client that wait for their turn.
+counter client_jobs_ended{client} - - clients.ended
+    Jobs of a client that have ended.
 counter clients_refused {client} asyncpool.client.refused refused_clients
     Clients of a shared pool that did not come in, or were cut off.
 """
@@ -152,6 +158,8 @@ gauge node_jobs{node} - - nodes.jobs
     Jobs of this client that the node has.
 gauge node_jobs_queued{node} - - nodes.queued
     Jobs that wait for a worker on the node.
+histogram node_job_run_seconds{node} - - nodes.run
+    How long attempts ran on the node.
 gauge node_workers{node,state} - - node_workers
     Workers of the node that are idle, and those that are busy.
 counter node_worker_crashes{node} - - nodes.crashes
@@ -262,12 +270,14 @@ _READERS: dict[str, Callable[[Reading], Figures]] = {
 def _reader(source: str) -> Callable[[Reading], Figures]:
     if source in _READERS:
         return _READERS[source]
-    read = attrgetter(source.removeprefix("nodes."))
-    if not source.startswith("nodes."):
+    kind, _, name = source.partition(".")
+    if kind not in {"nodes", "clients"}:
+        read = attrgetter(source)
         return lambda at: [((), read(at.stats))]
+    read, each = attrgetter(name), attrgetter(kind)
     return lambda at: [
         ((it.name,), figure)
-        for it in at.stats.nodes
+        for it in each(at.stats)
         if (figure := read(it)) is not None
     ]
 

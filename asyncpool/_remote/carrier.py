@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import math
-import os
 import socket
 from abc import ABC, abstractmethod
 from collections import deque
@@ -13,7 +12,7 @@ from typing import TypeAlias
 
 from asyncpool._engine.channel import READ_SIZE, Channel, DescriptorSocket
 from asyncpool._engine.loop import Alarm, Threads
-from asyncpool._observe.control.paths import peer_pid, peer_uid
+from asyncpool._observe.control.paths import peer_pid
 from asyncpool._remote.memory import BorrowedMemory, LentMemory
 from asyncpool._remote.messages import MAX_GREETING, MAX_PIECE, pack_parts
 from asyncpool._wire.buffers import OutOfBandPickle
@@ -80,9 +79,11 @@ class Carrier(ABC):
         return self.lent.lend_at_once(pickled) if self.lent else pack_parts(pickled)
 
     async def pack(self, pickled: OutOfBandPickle, wanted: Callable[[], bool]) -> bytes:
-        """Return what the other end gets as a large object, which is lent if it is *wanted* then."""
+        """Return what the other end gets as a large object; nothing if it is not *wanted* then."""
         lent = None if self.lent is None else await self.lent.lend(pickled, wanted)
-        return lent or pack_parts(pickled)
+        if lent is None and wanted():
+            return pack_parts(pickled)
+        return lent or b""
 
     @property
     @abstractmethod
@@ -194,24 +195,21 @@ class UnixCarrier(Carrier):
     def _on_frames(self, frames: list[Frame]) -> None:
         self.heard_at = self._loop.time()
         for frame in frames:
-            if frame.kind is FrameKind.BATCH:
-                self._pass_on(bytes(frame.payload))
-            elif self._open:
-                try:
+            if not self._open:
+                return
+            try:
+                if frame.kind is FrameKind.BATCH:
+                    self.on_bytes(bytes(frame.payload))
+                else:
                     self._on_memory(frame)
-                except ProtocolError as error:
-                    self._on_end(error)
+            except BaseException as error:
+                # What was lost by that would be waited for: each end says everything once.
+                self._on_end(error if isinstance(error, Exception) else None)
+                if isinstance(error, ProtocolError):
                     return
+                raise
         if self._socket.unwanted and self._open:
             self._on_end(ProtocolError("it sent descriptors with no segment"))
-
-    def _pass_on(self, data: bytes) -> None:
-        try:
-            self.on_bytes(data)
-        except BaseException as error:
-            # What was lost by that would be waited for: each end says everything once.
-            self._on_end(error if isinstance(error, Exception) else None)
-            raise
 
     def _on_memory(self, frame: Frame) -> None:
         number = frame.number
@@ -242,11 +240,3 @@ class UnixCarrier(Carrier):
         gone = self.on_gone
         self.abort()
         gone(error)
-
-
-def is_same_user(sock: socket.socket) -> bool:
-    """Tell whether a process of this user is at the other end."""
-    try:
-        return peer_uid(sock) == os.geteuid()
-    except OSError:
-        return False

@@ -50,7 +50,7 @@ class ClientBroadcasts(Broadcasts):
 
     async def _results(self, broadcast: Broadcast) -> dict[int, Any]:
         answers, succeeded = broadcast.calls, False
-        self._client.holds.hold(broadcast)
+        self._client.hold(broadcast)
         try:
             # Also for agents that join meanwhile.
             while waiting := [one for one in answers.values() if not one.done()]:
@@ -64,7 +64,7 @@ class ClientBroadcasts(Broadcasts):
             return results
         finally:
             self._end(broadcast, remember=succeeded)
-            self._client.holds.release(broadcast)
+            self._client.release(broadcast)
             if not succeeded:
                 for answer in answers.values():
                     answer.cancel()
@@ -127,9 +127,9 @@ class ClientBroadcasts(Broadcasts):
         except PoolClosedError:
             return  # the agent is lost, or the client is closed
         except AsyncPoolError as error:
-            self._client.nodes.lose(node, error)
+            self._client.lose(node, error)
         else:
-            self._client.nodes.ready(node)
+            self._client.ready(node)
 
 
 def _found(answers: Mapping[Node, asyncio.Future[Any]]) -> list[tuple[int, object]]:

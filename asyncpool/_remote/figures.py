@@ -12,7 +12,8 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields, replace
-from typing import TYPE_CHECKING, NamedTuple, TypeVar
+from itertools import chain
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from asyncpool._engine.loop import Alarm, call_in
 from asyncpool._engine.stats import oldest_queued, read_beside_loop
@@ -27,27 +28,37 @@ if TYPE_CHECKING:
     from asyncpool._remote.client import Client
 
 
-K = TypeVar("K")
+R = TypeVar("R", PoolStats, FunctionStats)
 
 
 def merged_stats(found: Sequence[PoolStats]) -> PoolStats:
     """Return the figures of several pools as those of one."""
     if not found:
         return PoolStats(state=RunState.RUNNING, workers=0)
-    sums: dict[str, object] = {}
-    for field in fields(PoolStats):
-        values = [getattr(stats, field.name) for stats in found]
-        if field.name == "oldest_queued":
-            sums[field.name] = max(values)
-        elif isinstance(values[0], int | float):
+    by_name: dict[tuple[str, str], list[FunctionStats]] = {}
+    for one in chain.from_iterable(stats.functions for stats in found):
+        by_name.setdefault((one.function, one.via), []).append(one)
+    return replace(
+        _merged(found),
+        oldest_queued=max(stats.oldest_queued for stats in found),
+        functions=tuple(map(_merged, by_name.values())),
+    )
+
+
+def _merged(found: Sequence[R]) -> R:
+    """Return records of one kind as one: what can be added up is, and the first has the rest."""
+    sums: dict[str, Any] = {}
+    for field in fields(found[0]):
+        values = [getattr(one, field.name) for one in found]
+        if isinstance(values[0], int | float):
             sums[field.name] = sum(values)
         elif isinstance(values[0], Histogram):
-            sums[field.name] = _histogram(values)
+            sums[field.name] = merged_histogram(values)
         elif isinstance(values[0], Mapping):
-            sums[field.name] = _counts(values)
-    slots = tuple(slot for stats in found for slot in stats.slots)
-    functions = _functions(found)
-    return replace(found[0], **sums, slots=slots, functions=functions)  # type: ignore[arg-type]
+            sums[field.name] = dict(sum(map(Counter, values), Counter()))
+        elif isinstance(values[0], tuple):
+            sums[field.name] = tuple(chain.from_iterable(values))
+    return replace(found[0], **sums)
 
 
 def merged_rolls(found: Sequence[RollResult]) -> RollResult:
@@ -75,33 +86,9 @@ def merged_profiles(found: Sequence[Profile], pool: str) -> Profile:
     return replace(found[0], pool=pool, seconds=seconds, stacks=stacks, workers=workers)
 
 
-def _functions(found: Iterable[PoolStats]) -> tuple[FunctionStats, ...]:
-    by_name: dict[tuple[str, str], list[FunctionStats]] = {}
-    for stats in found:
-        for one in stats.functions:
-            by_name.setdefault((one.function, one.via), []).append(one)
-    return tuple(
-        replace(
-            group[0],
-            jobs=_counts([one.jobs for one in group]),
-            retries=sum(one.retries for one in group),
-            takeovers=sum(one.takeovers for one in group),
-            items=sum(one.items for one in group),
-            run=_histogram([one.run for one in group]),
-            wait=_histogram([one.wait for one in group]),
-        )
-        for group in by_name.values()
-    )
-
-
-def _counts(found: Iterable[Mapping[K, int]]) -> dict[K, int]:
-    counts: Counter[K] = Counter()
-    for one in found:
-        counts.update(one)
-    return dict(counts)
-
-
-def _histogram(found: Sequence[Histogram]) -> Histogram:
+def merged_histogram(found: Iterable[Histogram]) -> Histogram:
+    """Return the durations of several histograms."""
+    found = [*found]
     counts: Counter[float] = Counter()
     for one in found:
         counts.update(dict(zip(one.bounds, one.counts, strict=True)))
@@ -199,7 +186,7 @@ class NodeFigures:
         self._alarm.set_in(max(_EVERY, _FOR_EACH * count))
 
     async def _answers(self) -> list[BaseException | None]:
-        asked = map(self._ask, self._client.nodes)
+        asked = map(self._ask, self._client.nodes.values())
         return await asyncio.gather(*asked, return_exceptions=True)
 
     async def _ask(self, node: Node) -> None:
@@ -223,7 +210,7 @@ class NodeFigures:
         client, now = self._client, self._loop.time()
         registry, told = client.registry, dict(self._told)
         functions = registry.figures.functions
-        nodes = [*client.nodes]
+        nodes = [*client.nodes.values()]
         found = [self._as_of_now(told[node], now) for node in nodes if node in told]
         whole = merged_stats([*found, *self._gone])
         return replace(
@@ -241,7 +228,7 @@ class NodeFigures:
             retries=sum(each.retries for each in functions),
             takeovers=registry.figures.takeovers,
             dropped_events=client.hub.dropped,
-            lost_nodes=client.nodes.lost,
+            lost_nodes=client.lost_nodes,
             nodes=tuple(_node_stats(node, told.get(node), now) for node in nodes),
         )
 
@@ -284,6 +271,7 @@ def _node_stats(node: Node, told: _Told | None, now: float) -> NodeStats:
         jobs=len(node.jobs),
         age=age,
         **{name: getattr(stats, name) for name in _OF_NODES},
+        run=merged_histogram(it.run for it in stats.functions),
         cpu=stats.exited_cpu + sum(slot.cpu for slot in stats.slots),
         memory=sum(slot.memory for slot in stats.slots),
         clock_ahead=ahead,
@@ -307,4 +295,5 @@ def _counters(stats: PoolStats) -> PoolStats:
         exited_cpu=stats.exited_cpu + sum(slot.cpu for slot in stats.slots),
         shared_memory=0,
         slots=(),
+        clients=(),
     )

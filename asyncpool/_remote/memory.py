@@ -28,6 +28,9 @@ if TYPE_CHECKING:
 # The most bytes that one end of a connection lends the other, and the bound that it expects.
 MOST_LENT = 1 << 30
 
+# How many bytes a second go through the socket instead, when each of six copies is into fresh memory.
+SOCKET_RATE = 1e8
+
 
 class LentMemory(SegmentOwner):
     """What this end has lent.
@@ -45,7 +48,9 @@ class LentMemory(SegmentOwner):
         self, loop: asyncio.AbstractEventLoop, threads: Threads, channel: Channel
     ) -> None:
         self.control_channel = channel
+        self._loop, self._bound = loop, MOST_LENT
         self._segments = Segments(loop, MOST_LENT, threads)
+        self._came_back = asyncio.Event()
 
     def lend_at_once(self, pickled: OutOfBandPickle) -> bytes | None:
         """Put *pickled* into warm memory, if there is some and that takes no time.
@@ -61,11 +66,24 @@ class LentMemory(SegmentOwner):
     ) -> bytes | None:
         """Put *pickled* into memory; ``None`` if there is none, or if it is not *wanted* then.
 
+        If all memory is lent, it waits until some comes back, but no longer than the socket would
+        take, which blocks the loops of both ends meanwhile.
+
         Cancellation:
             Safe.
         """
-        segment = await self._segments.fill(self, pickled, wanted)
-        if segment is None or self.closed:
+        late = self._loop.time() + len(pickled) / SOCKET_RATE
+        fits = lay_out(pickled.sizes)[1] <= self._bound
+        while (segment := await self._segments.fill(self, pickled, wanted)) is None:
+            if self.closed or not (fits and wanted() and self._segments.total):
+                return None  # nothing is lent that could come back
+            self._came_back.clear()
+            try:
+                async with asyncio.timeout_at(late):
+                    await self._came_back.wait()
+            except TimeoutError:
+                return None
+        if self.closed:
             return None
         if not wanted():
             self._segments.free(segment)
@@ -79,6 +97,7 @@ class LentMemory(SegmentOwner):
             ProtocolError: If it had none.
         """
         self._segments.free(self._segments.find(self, number, Use.WORKER))
+        self._came_back.set()
 
     def lost(self, number: int) -> None:
         """Hear that the other end cannot map a segment, or cannot give it back.
@@ -87,11 +106,13 @@ class LentMemory(SegmentOwner):
             ProtocolError: If there is no such segment.
         """
         self._segments.forget(self._segments.find(self, number, Use.WORKER))
+        self._came_back.set()
 
     def close(self) -> None:
         """Lend nothing more."""
         self.closed = True
         self._segments.close()
+        self._came_back.set()
 
 
 def _named(segment: Segment, pickled: OutOfBandPickle) -> bytes:

@@ -19,7 +19,7 @@ import math
 import pickle
 import struct
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from enum import IntEnum
 from itertools import accumulate, pairwise
 from typing import Any, NamedTuple
@@ -269,16 +269,17 @@ MAX_BATCH = 1 << 18
 _BATCH = struct.Struct(">qI")
 
 
-def pack_batches(messages: Iterable[bytes], stamp: int = 0) -> Iterator[bytes]:
-    """Yield batches with these messages, in their order."""
-    parts, size = list[bytes](), 0
+def pack_batches(messages: Iterable[bytes], stamp: int = 0) -> list[bytes]:
+    """Return batches with these messages, in their order."""
+    batches, parts, size = list[bytes](), list[bytes](), 0
     for message in messages:
         if parts and size + len(message) > MAX_BATCH:
-            yield _BATCH.pack(stamp, len(parts) // 2) + b"".join(parts)
+            batches.append(_BATCH.pack(stamp, len(parts) // 2) + b"".join(parts))
             parts, size = [], 0
         parts += (_COUNT.pack(len(message)), message)
         size += len(message) + _COUNT.size
-    yield _BATCH.pack(stamp, len(parts) // 2) + b"".join(parts)
+    batches.append(_BATCH.pack(stamp, len(parts) // 2) + b"".join(parts))
+    return batches
 
 
 def unpack_batch(data: bytes) -> tuple[int, list[Message]]:

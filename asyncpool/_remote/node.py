@@ -6,7 +6,8 @@ import asyncio
 import json
 import math
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Protocol
+from time import monotonic
+from typing import TYPE_CHECKING, Any
 
 from asyncpool._core.functions import Function
 from asyncpool._core.options import JobOptions
@@ -64,25 +65,6 @@ _KINDS = {
 }
 _ENDS = frozenset((Kind.VALUE, Kind.ERROR, Kind.FAILED, Kind.DROPPED))
 _MAY_BE_LENT = frozenset((Kind.VALUE, Kind.ITEM))
-
-
-class StoredCall(Protocol):
-    """A call that the engine of a remote pool brings to the agent by itself.
-
-    It takes the place of the call in :attr:`PoolJob.payload`.
-    """
-
-    def __len__(self) -> int:
-        """How many bytes it has."""
-        ...
-
-    async def bring(self, carrier: Any, node: str, job: PoolJob[Any], /) -> bytes:
-        """Bring it to the agent of that name, and return what that gets in its place.
-
-        Raises:
-            JobNotPicklableError: If it cannot be had there.
-        """
-        ...
 
 
 class Node:
@@ -172,6 +154,15 @@ class Node:
             return Delivery.UNKNOWN
         return Delivery.SENT
 
+    def reason_of(self, why: Why) -> str:
+        """Return why it was given up, for people."""
+        if why is not None:
+            return str(why).partition("\n")[0]  # Ray's go on for many lines
+        if own := self.carrier.own_silence:
+            return f"it is gone, or has given this client up, which was silent for {own:.1f} s"
+        silent = self._loop.time() - self.carrier.heard_at
+        return f"it is gone, or silent: it was heard last {silent:.1f} s before"
+
     # What goes there.
 
     def put(self, message: Message) -> None:
@@ -201,14 +192,12 @@ class Node:
             self._load(job, payload), name="asyncpool large call"
         )
 
-    async def _load(
-        self, job: PoolJob[Any], payload: OutOfBandPickle | StoredCall
-    ) -> None:
+    async def _load(self, job: PoolJob[Any], payload: Any) -> None:
         """Bring the large parts of a call to the agent, and then have it get the job."""
         number = job.id
         if isinstance(payload, OutOfBandPickle):
             packed = await self.carrier.pack(payload, lambda: number in self.loading)
-        else:
+        else:  # it has arguments in a store, and is a RayCall
             try:
                 packed = await payload.bring(self.carrier, self.name, job)
             except AsyncPoolError as error:
@@ -231,9 +220,11 @@ class Node:
         return False
 
     def _put_job(self, job: PoolJob[Any], payload: bytes) -> None:
-        hub, options, now = self._hub, job.options, self._loop.time()
+        hub, options = self._hub, job.options
         followed = hub.job_listeners or job.id in hub.traced
-        wait = self._client.waits.left(job)
+        limit, wait = options.queue_timeout, math.inf
+        if limit is not None and not job.attempt:  # it waits for its first attempt
+            wait = max(1e-3, limit - (monotonic() - job.queued_at))
         job.begin_attempt(self.number)  # it may begin from now on
         if hub.traced:
             self._registry.events.sending(job, self.first_slot)
@@ -244,7 +235,9 @@ class Node:
         if job.attempt > 1 and job.heartbeats is not None:
             details = JobContext.unpack(job.context).details
             self.put(Message(Kind.DETAILS, job.id, payload=details))
-        left = math.inf if options.deadline is None else options.deadline - now
+        left = math.inf
+        if options.deadline is not None:
+            left = options.deadline - self._loop.time()
         # The same as Message(...).pack(), in half of the time.
         head = pack_head(
             Kind.FOLLOWED if followed else Kind.JOB,
@@ -374,13 +367,13 @@ class Node:
             return
         try:
             self.stamp, messages = unpack_batch(data)
-            self._stamp_at = self._loop.time()
+            self._stamp_at = self.carrier.heard_at
             for message in messages:
                 self._on_message(message)
         except ProtocolError as error:
-            self._client.nodes.lose(self, error)
+            self._client.lose(self, error)
             return
-        self._client.nodes.heard(self)
+        self._client.heard(self)
 
     def _on_message(self, message: Message) -> None:
         kind = message.kind
@@ -405,26 +398,33 @@ class Node:
 
     def _on_end(self, message: Message) -> None:
         number = message.job
-        if not self.has(number) or number in self.loading:
+        if number in self.loading:
             return
-        self.told.pop(number, None)
-        if number in self.calls:
+        if number in self.window.jobs:
+            self.window.note_end(number)
+        elif number in self.calls:
             self.calls.discard(number)
             self._client.sessions.go_on()
         else:
-            self.window.note_end(number)
+            return
+        self.told.pop(number, None)
         job = self._registry.jobs.get(number)
         if job is None:
             return  # its caller has given it up
-        self._client.waits.forget(number)
+        self._client.waits_no_more(number)
         try:
             self._note_attempt(job, message)
-            self._client.ends.on_end(self, job, message)
+            found: object = None
+            if message.kind is Kind.FAILED:
+                found = load_own(message.payload, self.first_slot)
+            elif message.kind in _KINDS and message.payload is not None:
+                found = _frame_of(job, message)
+            self._client.on_end(job, message.kind, found)
         except BaseException as error:
             # The agent is lost for that, and its jobs with it, of which this is none any more.
             if not job.done():
                 why = error if isinstance(error, Exception) else None
-                self._client.ends.fail_lost(self, job, Delivery.STARTED, why)
+                self._client.fail_lost(self, job, Delivery.STARTED, why)
             if isinstance(error, ProtocolError) or not isinstance(error, Exception):
                 raise
             # An error of asyncpool's own may have attributes that no agent gives it.
@@ -435,18 +435,18 @@ class Node:
 
         It did not begin before the job waited for it, whatever the agent says.
         """
-        watch, now, hub = self._registry.events, self._loop.time(), self._hub
+        watch, hub = self._registry.events, self._hub
         if message.place and (hub.job_listeners or hub.tracers):
             ago, run, slot = message.deadline, message.wait, message.place - 1
             if not (0.0 <= ago < math.inf and 0.0 <= run < math.inf and slot < SLOTS):
                 text = f"an agent said that {job!r} ran for {run} s in {slot}"
                 raise ProtocolError(text)
-            began = max(job.queued_at, now - ago - run)
+            began = max(job.queued_at, self._loop.time() - ago - run)
             slot += self.first_slot
             watch.attempted(job, Attempt(slot, job.queued_at, began, run))
         elif hub.job_listeners and message.kind in {Kind.VALUE, Kind.ERROR}:
             # It was on its way before anybody listened.
-            watch.running([job], self.first_slot, now)
+            watch.running([job], self.first_slot, self._loop.time())
 
     def _on_waits(self, message: Message) -> None:
         for number in unpack_numbers(message.payload):
@@ -459,7 +459,7 @@ class Node:
             if not self.has(number):
                 continue
             self.told[number] = True
-            self._client.waits.forget(number)
+            self._client.waits_no_more(number)
             job = self._registry.jobs.get(number)
             if job is not None and self._hub.job_listeners:
                 # Its end tells which slot of the node it is in.
@@ -471,7 +471,7 @@ class Node:
             return
         if not isinstance(job, StreamJob):
             raise ProtocolError(f"an agent sent an item of {job!r}")
-        job.receive(frame_of(job, message))
+        job.receive(_frame_of(job, message))
 
     def _on_heartbeat(self, message: Message) -> None:
         job = self._own(message)
@@ -505,7 +505,7 @@ class Node:
         self._hub.publish(event)
 
 
-def frame_of(job: PoolJob[Any], message: Message) -> Frame:
+def _frame_of(job: PoolJob[Any], message: Message) -> Frame:
     """Return what a local worker would have sent.
 
     Raises:
@@ -519,16 +519,3 @@ def frame_of(job: PoolJob[Any], message: Message) -> Frame:
     else:
         payload = load_parts(payload)
     return Frame(_KINDS[message.kind], job.id, job.attempt, 0, payload)
-
-
-def reason_of(node: Node, why: Why) -> str:
-    """Return why an agent was given up, for people."""
-    if why is not None:
-        return str(why).partition("\n")[0]  # Ray's go on for many lines
-    carrier = node.carrier
-    if own := carrier.own_silence:
-        return (
-            f"it is gone, or has given this client up, which was silent for {own:.1f} s"
-        )
-    silent = asyncio.get_running_loop().time() - carrier.heard_at
-    return f"it is gone, or silent: it was heard last {silent:.1f} s before"

@@ -5,12 +5,14 @@ To the agent's pool each function of a client is one of its own, whose serialize
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import asyncio
+from collections.abc import Callable, Hashable
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from asyncpool._core.figures import FunctionTotals
 from asyncpool._core.functions import Function, FunctionTable
-from asyncpool._engine.job import Chunk, PoolJob, StreamJob
+from asyncpool._engine.job import Chunk, Holder, PoolJob, StreamJob
 from asyncpool._remote.objects import pack_log, pack_result
 from asyncpool._wire.buffers import OutOfBandPickle
 from asyncpool._wire.pickling import Serializer
@@ -18,7 +20,7 @@ from asyncpool.events import Via
 
 if TYPE_CHECKING:
     from asyncpool._engine.page import WorkerPage
-    from asyncpool._remote.agent_client import AgentClient
+    from asyncpool._remote.agent import AgentClient
 
 
 class PackedError(Exception):
@@ -144,6 +146,45 @@ JOB_TYPES: dict[Via, type[PoolJob[Any]]] = {
     "map": RelayedChunk,
     "stream": StreamJob,
 }
+
+
+class ClientKeeper:
+    """A lease keeper for the pool of an agent; a lease is the client's number of the job.
+
+    Args:
+        on_free: Called with the number of each job that no worker has any more.
+    """
+
+    def __init__(self, on_free: Callable[[int], object]) -> None:
+        self._on_free = on_free
+        self._until: dict[int, float] = {}
+        self._holders: dict[int, Holder] = {}
+
+    def keep(self, lease: Hashable, holder: Holder, /) -> None:
+        """Keep a lease until *holder* is done."""
+        assert isinstance(lease, int)
+        self._holders[lease] = holder
+        holder.add_done_callback(partial(self._done, lease))
+        holder.until = self._until.pop(lease, None)
+
+    def extend(self, number: int, until: float, *, is_coming: bool) -> None:
+        """Hear until when the lease of a job lasts, on this loop's clock.
+
+        Nothing is kept of a job that no worker has any more: it has none unless it *is coming*.
+        """
+        if number in self._holders:
+            self._holders[number].extended(until)
+        elif is_coming:
+            self._until[number] = until
+
+    def forget(self, number: int) -> None:
+        """Forget a job that the pool never got."""
+        self._until.pop(number, None)
+        self._on_free(number)
+
+    def _done(self, number: int, _: asyncio.Future[None]) -> None:
+        del self._holders[number]
+        self._on_free(number)
 
 
 class PackedFunctions(FunctionTable):

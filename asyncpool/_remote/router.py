@@ -23,7 +23,7 @@ from collections import Counter
 
 from asyncpool._core.deadlines import RecentCount
 from asyncpool._core.dispatcher import Dispatcher, InFlight
-from asyncpool._core.functions import JobTraits, KeyedTraits
+from asyncpool._core.functions import JobTraits
 
 # The most jobs of one client that an agent takes, and the most that a client gives it.
 CREDITS = 1024
@@ -51,6 +51,7 @@ class Window(InFlight):
     def __init__(self, credits: int, lanes: int) -> None:  # noqa: A002
         super().__init__(credits)
         self.credits, self.lanes = credits, lanes
+        # What follows is counted only while the window is limited.
         self._is_limited = False
         self._of_function: Counter[JobTraits] = Counter()
         self._recent: dict[JobTraits, RecentCount] = {}
@@ -59,6 +60,9 @@ class Window(InFlight):
 
     def look(self, now: float, *, is_limited: bool) -> None:
         """Count what the agent has ended of late, if that limits what it gets."""
+        if is_limited and not self._is_limited:
+            jobs = self.jobs.values()
+            self._of_function = Counter(traits.function for *_, traits in jobs)
         self._is_limited = is_limited
         least = _DEPTH * self.lanes if is_limited else self.credits
         self.concurrency = min(least, self.credits)
@@ -85,22 +89,26 @@ class Window(InFlight):
         """Add *job*, which is sent."""
         self.sent += 1
         self.jobs[job] = (self.sent, 0.0, traits)
-        self._of_function[traits.function] += 1
+        if self._is_limited:
+            self._of_function[traits.function] += 1
 
     def remove(self, job: int) -> None:
         """Forget *job*, which has come back, or has ended."""
-        function = self.jobs.pop(job)[2].function
+        traits = self.jobs.pop(job)[2]
         self.max_sent += 1
-        self._of_function[function] -= 1
-        if not self._of_function[function]:
-            del self._of_function[function]
+        if self._is_limited:
+            function = traits.function
+            self._of_function[function] -= 1
+            if not self._of_function[function]:
+                del self._of_function[function]
 
     def note_end(self, job: int) -> None:
         """Forget *job*, which the agent has ended."""
-        function = self.traits_of(job).function
-        if function not in self._recent:
-            self._recent[function] = RecentCount(_SPAN)
-        self._recent[function].add()
+        if self._is_limited:
+            function = self.traits_of(job).function
+            if function not in self._recent:
+                self._recent[function] = RecentCount(_SPAN)
+            self._recent[function].add()
         self.remove(job)
 
 
@@ -185,8 +193,3 @@ class Router:
     def _assign_buckets(self) -> list[tuple[int, int]]:
         """Spread the keys over the agents."""
         return self._dispatcher.assign_buckets({a: a for a in self._windows})
-
-
-def traits_for(traits: JobTraits, key: int | None) -> JobTraits:
-    """Return the traits of a job, by those of its function and the hash of its key."""
-    return traits if key is None else KeyedTraits(traits, key)

@@ -100,7 +100,7 @@ class Placement:
                     raise why
             self._changed.clear()
             await self._changed.wait()
-        self._client.nodes.expected = True
+        self._client.expected = True
         self._watch = self._loop.create_task(
             self._keep_looking(), name="asyncpool nodes of Ray"
         )
@@ -141,9 +141,9 @@ class Placement:
                 why = f"the head of the Ray cluster has not answered for {now - answered:.0f} s"
                 if not isinstance(error, TimeoutError):
                     why += f": {error!r}"
-                self._client.nodes.give_up(why)
+                self._client.give_up(why)
             else:
-                self._client.nodes.expected = True
+                self._client.expected = True
             answered = self._loop.time()
 
     async def _look(self) -> None:
@@ -179,7 +179,7 @@ class Placement:
                 why = f"Ray starts no agent on the node {node.address}: {error}"
                 error = ConnectionError(why)
             self._failed[node.node_id] = error
-            self._client.nodes.lost += 1
+            self._client.lost_nodes += 1
             say.NODE_REFUSED.log(LOGGER, {"node": node.address}, why=error)
             self._stop_soon(node.node_id)
         finally:
@@ -205,7 +205,7 @@ class Placement:
         end = ClientEnd(actor, self._client.threads, self._engine, plan.lease)
         end.on_close = partial(self._stop_soon, node_id)
         self._ends[node_id] = end
-        self._client.nodes.join(end, about)
+        self._client.join(end, about)
         end.begin()
 
     def _stop_soon(self, node_id: str) -> None:

@@ -50,7 +50,7 @@ def payload_of(call: bytes, values: tuple[Any, ...]) -> bytes | OutOfBandPickle:
 
 
 class RayCall:
-    """A call with references among its arguments; see :class:`asyncpool._remote.node.StoredCall`.
+    """A call with references among its arguments, in the place of the call in :attr:`PoolJob.payload`.
 
     Args:
         engine: The connection to Ray.

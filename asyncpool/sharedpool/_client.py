@@ -14,12 +14,13 @@ from typing import Any, Literal
 from asyncpool import __version__
 from asyncpool._core import checks
 from asyncpool._core.data_only import DataOnly
+from asyncpool._observe.control.paths import peer_uid
 from asyncpool._observe.control.socket_files import (
     check_length,
     closed_on_error,
     is_socket,
 )
-from asyncpool._remote.carrier import UnixCarrier, Why, is_same_user
+from asyncpool._remote.carrier import UnixCarrier, Why
 from asyncpool._remote.client import Client
 from asyncpool._remote.messages import (
     flaw,
@@ -98,7 +99,7 @@ class SharedPool(RemotePool):
             ) from None
 
         client.reconnects = self._reconnect is not None
-        client.nodes.on_lost = partial(self._on_lost, client)
+        client.on_lost = partial(self._on_lost, client)
 
     def _on_lost(self, client: Client) -> bool:
         if self._reconnect is None or client.left:
@@ -112,15 +113,15 @@ class SharedPool(RemotePool):
         """Connect again when an agent is back; give all jobs up if there is none in time."""
         try:
             async with asyncio.timeout(None if math.isinf(seconds) else seconds):
-                while not client.nodes.first:
+                while not client.nodes:
                     try:
                         await self._greet(client)
                     except (OSError, ProtocolError):
                         await asyncio.sleep(_PAUSE)
         except TimeoutError:
             why = f"no agent has been at {self._path} for {seconds:g} s (reconnect)"
-            client.nodes.give_up(why)
-        client.nodes.expected = False
+            client.give_up(why)
+        client.expected = False
 
     async def _leave(self) -> None:
         if self._reconnecting is not None:
@@ -128,18 +129,38 @@ class SharedPool(RemotePool):
             await asyncio.wait([self._reconnecting])
 
     async def _greet(self, client: Client) -> None:
-        answered = asyncio.get_running_loop().create_future()
+        """Have *client* join the agent.
+
+        Raises:
+            ProtocolError: If the agent refuses, or is none.
+        """
+        answered: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         carrier = UnixCarrier(await self._socket(), client.threads)
-        _expect_greeting(client, carrier, answered)
+
+        def answer(data: bytes) -> None:
+            about = unpack_greeting(data)
+            if answered.done():
+                return
+            why = flaw(about)
+            if not why:
+                carrier.greeted()
+                client.join(carrier, about)  # at once: a batch may follow
+            answered.set_result(why)
+
+        def gone(why: Why) -> None:
+            if answered.done():
+                return
+            if isinstance(why, Exception) and not isinstance(why, ProtocolError):
+                answered.set_exception(why)
+            else:
+                answered.set_result(str(why or flaw({})))
+
+        carrier.on_bytes, carrier.on_gone = answer, gone
         try:
             carrier.send(pack_greeting(greeting(__version__, self._codec)))
-            why = flaw(unpack_greeting(await answered))
-            if why:
-                raise ProtocolError(why)  # noqa: TRY301 - as what the carrier finds
-        except ProtocolError as error:
-            carrier.abort()
-            text = f"the agent at {self._path} refuses: {error}"
-            raise ProtocolError(text) from error
+            if why := await answered:
+                text = f"the agent at {self._path} refuses: {why}"
+                raise ProtocolError(text)  # noqa: TRY301 - as what the carrier finds
         except BaseException:
             carrier.abort()
             raise
@@ -159,7 +180,7 @@ class SharedPool(RemotePool):
                 if not is_socket(self._path):
                     text = "there is a file of that name, which is no socket"
                 raise type(error)(error.errno, text, self._path) from None
-            if not is_same_user(sock):
+            if not _is_same_user(sock):
                 raise PermissionError(
                     f"a process of another user listens at {self._path}, so the shared pool "
                     "is not used"
@@ -167,29 +188,11 @@ class SharedPool(RemotePool):
         return sock
 
 
-def _expect_greeting(
-    client: Client, carrier: UnixCarrier, answered: asyncio.Future[bytes]
-) -> None:
-    """Have *client* join when the agent has greeted, and tell what it has said."""
-
-    def answer(data: bytes) -> None:
-        about = unpack_greeting(data)
-        if answered.done():
-            return
-        if not flaw(about):
-            carrier.greeted()
-            client.nodes.join(carrier, about)  # at once: a batch may follow
-        answered.set_result(data)
-
-    def gone(why: Why) -> None:
-        if answered.done():
-            return
-        if isinstance(why, Exception):
-            answered.set_exception(why)
-        else:
-            answered.set_result(b"")
-
-    carrier.on_bytes, carrier.on_gone = answer, gone
+def _is_same_user(sock: socket.socket) -> bool:
+    try:
+        return peer_uid(sock) == os.geteuid()
+    except OSError:
+        return False
 
 
 def connect(

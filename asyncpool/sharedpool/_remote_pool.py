@@ -28,24 +28,125 @@ from asyncpool.profile import Profile
 from asyncpool.stats import PoolStats
 
 
-class Orders:
-    """The questions and orders of a pool whose workers belong to agents, which have to answer.
+class _Life:
+    """A client and its hub, before, during and after its time.
 
-    Each raises :exc:`PoolClosedError` if the only agent is gone, and what the method of
-    :class:`asyncpool.Pool` with the same name raises there.  What is about all workers is so for
-    all clients of a shared pool, and for all agents of a pool over Ray.  The slots of its first
-    agent are 0, 1 and so on, those of the second one 10000, 10001 and so on.  An agent that takes
-    the place of a lost one has numbers that none had before.
+    Args:
+        title: What errors call the pool.
+
+    Attributes:
+        hub: Where events go.
+        client: What makes the calls.
+        engine: The same, once it has joined an agent.  It has all that callers need of an engine.
+        loop: Its event loop.
+        listened: Whether agents are asked to tell of events.
     """
 
-    name: str
+    def __init__(self, title: str) -> None:
+        self._title = title
+        self.hub = PoolHub()
+        self.client: Client | None = None
+        self.engine: Client | None = None
+        self.loop: asyncio.AbstractEventLoop | None = None
+        self.listened = False
+
+    def check_loop(self) -> None:
+        """Check that the client's loop runs."""
+        check_loop(self.loop, self._title)
+
+    def running(self) -> Client:
+        """Return what makes the calls, which may have ended.
+
+        Raises:
+            PoolClosedError: If there never was one.
+        """
+        if self.engine is None:
+            text = f"{self._title} was not started: use 'async with'"
+            raise PoolClosedError(text)
+        return self.engine
+
+    def open_engine(self) -> Client:
+        """Return the same, to code that runs in its loop."""
+        client = self.running()
+        client.check_loop()
+        return client
+
+    @property
+    def over(self) -> bool:
+        """Whether the client has left its agents."""
+        return self.client is not None and self.client.left
+
+    def node_with(self, slot: int) -> str:
+        """Return the name of the node that may have a worker in *slot*; nothing if it is gone."""
+        node = None if self.client is None else self.client.with_slot(slot)
+        return "" if node is None else node.name
+
+
+class _Latest:
+    """The figures of a remote pool as they were told last, for metrics, which keep no pool alive.
+
+    Metrics end when this is gone, and that is so when the pool is: the hub may hold its life.
+
+    Args:
+        life: The pool's client.
+        name: The pool's name.
+    """
+
+    def __init__(self, life: _Life, name: str) -> None:
+        self._life, self.name = life, name
+
+    def stats(self) -> PoolStats:
+        """Return the figures, in any thread."""
+        client = self._life.client
+        if client is None:
+            return PoolStats(state=RunState.NEW, workers=0)
+        return client.stats()
+
+
+class RemotePool(JobEventSource, Submitter):
+    """A pool whose workers belong to agents; see :class:`SharedPool`.
+
+    The agents have to answer its questions and orders.  These raise :exc:`PoolClosedError` if the
+    only agent is gone, and what the method of :class:`asyncpool.Pool` with the same name raises
+    there.  What is about all workers is so for all clients of a shared pool, and for all agents of
+    a pool over Ray.  The slots of its first agent are 0, 1 and so on, those of the second one
+    10000, 10001 and so on.  An agent that takes the place of a lost one has numbers that none had
+    before.
+
+    Args:
+        title: What errors call it.
+        name: What logs and metrics call it.
+        max_queued: How many jobs may wait for an agent.
+        data: What calls may be, if the pool is data only.
+        control: The name or path of its control socket; ``""`` for its name, ``None`` for none.
+        concurrency: How many jobs each worker runs at once.
+    """
 
     # Whether it has one agent, whose pool it stands for.
     _has_one_agent = False
 
-    @abstractmethod
-    def _open(self) -> Client:
-        """Return the client."""
+    def __init__(
+        self,
+        title: str,
+        name: str,
+        *,
+        max_queued: int | None,
+        data: DataOnly | None,
+        control: str | None = None,
+        concurrency: int = 1,
+    ) -> None:
+        self._control, self._concurrency = control, concurrency
+        self._title = title
+        self.name: str = name
+        self._max_queued = max_queued
+        self._options = JobOptions(codec=None if data is None else data.how)
+        self._data = data
+        self._life: _Life = _Life(title)  # type: ignore[assignment]  # pyright: ignore[reportIncompatibleVariableOverride]
+        self._latest = _Latest(self._life, name)
+
+    def options(self, **changes: Unpack[Options]) -> BoundPool:
+        """Return a view of the pool whose jobs have these options; see :meth:`Pool.options`."""
+        return BoundPool(self, changed(self._options, changes))
 
     async def stats(self) -> PoolStats:
         """Return the figures of the shared pool, with the jobs of all clients.
@@ -58,7 +159,9 @@ class Orders:
             [(_, found)] = await self._ask_all("stats")
             stats: PoolStats = found
             return stats
-        client = self._open()
+        client = (
+            self._life.client or self._life.running()
+        )  # it has figures while it starts
         client.check_loop()
         return await client.figures.ask()
 
@@ -92,9 +195,8 @@ class Orders:
 
         Agents that come later have as many as the pool was made with.
         """
-        least, most = least_and_most(workers)
-        pair = [least, most] if isinstance(workers, tuple) else [least]
-        await self._ask_all("resize", workers=pair)
+        least_and_most(workers)  # checks them
+        await self._ask_all("resize", workers=workers)
 
     async def roll(self) -> RollResult:
         """Replace every worker by a fresh one, for all clients; see :meth:`Pool.roll`.
@@ -119,7 +221,7 @@ class Orders:
         if slot is None:
             return await self._ask_all(what, slot=None, **details)
         checks.at_least(0)("slot", slot)
-        nodes, node = self._asked(), self._open().nodes.with_slot(slot)
+        nodes, node = self._asked(), self._life.running().with_slot(slot)
         if node is None:
             raise NoWorkerError(slot, there=tuple(each.first_slot for each in nodes))
         first = node.first_slot
@@ -146,111 +248,11 @@ class Orders:
         return found
 
     def _asked(self) -> list[Node]:
-        client = self._open()
-        client.check_loop()
-        nodes = [*client.nodes]
+        client = self._life.open_engine()
+        nodes = [*client.nodes.values()]
         if self._has_one_agent and not nodes:
             raise client.no_agent()
         return nodes
-
-
-class _Life:
-    """A client and its hub, before, during and after its time."""
-
-    def __init__(self, title: str) -> None:
-        self.hub = PoolHub()
-        self.client: Client | None = None
-        # The same, once it has joined an agent.  It has all that callers need of an engine.
-        self.engine: Client | None = None
-        self.loop: asyncio.AbstractEventLoop | None = None
-        self.listened = False
-        self._title = title
-
-    def check_loop(self) -> None:
-        """Check that the client's loop runs."""
-        check_loop(self.loop, self._title)
-
-    def running(self) -> Client:
-        """Return what makes the calls, which may have ended.
-
-        Raises:
-            PoolClosedError: If there never was one.
-        """
-        if self.engine is None:
-            text = f"{self._title} was not started: use 'async with'"
-            raise PoolClosedError(text)
-        return self.engine
-
-    def open(self) -> Client:
-        """Return the same, to code that runs in its loop."""
-        client = self.running()
-        client.check_loop()
-        return client
-
-    @property
-    def over(self) -> bool:
-        """Whether the client has left its agents."""
-        return self.client is not None and self.client.left
-
-    def node_with(self, slot: int) -> str:
-        """Return the name of the node that may have a worker in *slot*; nothing if it is gone."""
-        node = None if self.client is None else self.client.nodes.with_slot(slot)
-        return "" if node is None else node.name
-
-
-class Latest:
-    """The figures of a remote pool as they were told last, for metrics, which keep no pool alive.
-
-    Args:
-        life: The pool's client.
-        name: The pool's name.
-    """
-
-    def __init__(self, life: _Life, name: str) -> None:
-        self._life, self.name = life, name
-
-    def stats(self) -> PoolStats:
-        """Return the figures, in any thread."""
-        client = self._life.client
-        if client is None:
-            return PoolStats(state=RunState.NEW, workers=0)
-        return client.figures.latest()
-
-
-class RemotePool(Orders, JobEventSource, Submitter):
-    """A pool whose workers belong to agents; see :class:`SharedPool`.
-
-    Args:
-        title: What errors call it.
-        name: What logs and metrics call it.
-        max_queued: How many jobs may wait for an agent.
-        data: What calls may be, if the pool is data only.
-        control: The name or path of its control socket; ``""`` for its name, ``None`` for none.
-        concurrency: How many jobs each worker runs at once.
-    """
-
-    def __init__(
-        self,
-        title: str,
-        name: str,
-        *,
-        max_queued: int | None,
-        data: DataOnly | None,
-        control: str | None = None,
-        concurrency: int = 1,
-    ) -> None:
-        self._control, self._concurrency = control, concurrency
-        self._title = title
-        self.name: str = name
-        self._max_queued = max_queued
-        self._options = JobOptions(codec=None if data is None else data.how)
-        self._data = data
-        self._life: _Life = _Life(title)  # type: ignore[assignment]  # pyright: ignore[reportIncompatibleVariableOverride]
-        self._latest = Latest(self._life, name)
-
-    def options(self, **changes: Unpack[Options]) -> BoundPool:
-        """Return a view of the pool whose jobs have these options; see :meth:`Pool.options`."""
-        return BoundPool(self, changed(self._options, changes))
 
     @abstractmethod
     async def start(self) -> None:
@@ -268,35 +270,31 @@ class RemotePool(Orders, JobEventSource, Submitter):
             raise RuntimeError(
                 f"{self._title} can be started only once: ask for another"
             )
-        self._life.loop = asyncio.get_running_loop()
-        hub = self._life.hub
-        client = Client(
-            self._title,
-            self.name,
-            self._data,
-            self._max_queued,
-            hub,
+        life = self._life
+        client = life.client = Client(
+            self._title, self.name, self._data, self._max_queued, life.hub
         )
-        self._life.client = client
+        life.loop = client.loop
         try:
             await self._open_control(client)
-            if self._life.listened:
+            if life.listened:
                 client.listen()
             await self._reach(client)
         except BaseException:
             await self._end(client)
             raise
-        self._life.engine = client
+        life.engine = client
 
     async def _open_control(self, client: Client) -> None:
         if self._control is None:
             return
-        from asyncpool._observe.control.pool_control import open_pool_control  # noqa: PLC0415 - few have one
-        from asyncpool._remote.orders import RemoteOrders  # noqa: PLC0415 - likewise
+        from asyncpool._observe.control.pool_control import PoolAnswers  # noqa: PLC0415 - few have one
 
         self._life.listened = True
-        orders, name = RemoteOrders(self, client), self._control or None
-        await open_pool_control(orders, client.hub, self.name, name, self._concurrency)
+        answers = PoolAnswers(
+            self, lambda: client, client.hub, self.name, self._concurrency
+        )
+        await answers.open(self._control or None)
 
     @property
     def _codec(self) -> str:
@@ -330,8 +328,7 @@ class RemotePool(Orders, JobEventSource, Submitter):
         """
         checks.one_of(("all", "running", "none"))("finish", finish)
         checks.TIMEOUT("timeout", timeout)
-        client = self._open()
-        client.check_loop()
+        client = self._life.open_engine()
         client.registry.mark_close(0)
         try:
             async with asyncio.timeout(timeout):
@@ -363,9 +360,6 @@ class RemotePool(Orders, JobEventSource, Submitter):
     ) -> None:
         """Wait for the jobs, or give them up if an exception leaves the context; leave the agents."""
         await self.close(finish="all" if error is None else "none")
-
-    def _open(self) -> Client:
-        return self._life.running()
 
     @property
     def _is_started(self) -> bool:

@@ -12,15 +12,11 @@ from typing import Self
 from asyncpool import __version__
 from asyncpool._core import checks, log_messages as say
 from asyncpool._engine.channel import READ_SIZE
-from asyncpool._engine.life_log import LOGGER
-from asyncpool._engine.loop import Alarm, Threads, check_loop
-from asyncpool._observe.control.socket_files import (
-    closed_on_error,
-    folders_locked,
-    listen_at,
-)
+from asyncpool._engine.loop import Threads, check_loop
+from asyncpool._observe.control.listener import UserSocket
+from asyncpool._observe.control.socket_files import folders_locked
 from asyncpool._remote.agent import MOST_CLIENTS, Agent
-from asyncpool._remote.carrier import UnixCarrier, Why, is_same_user
+from asyncpool._remote.carrier import UnixCarrier, Why
 from asyncpool.pool import Pool
 
 _BACKLOG = 64
@@ -29,9 +25,6 @@ _BACKLOG = 64
 # them has a descriptor of this process.
 _PATIENCE = 10.0
 MOST_STRANGERS = 64
-
-# Seconds until the next try, when this process may open no more files.
-_PAUSE = 0.1
 
 _POOL = checks.Argument((Pool,), "an asyncpool.Pool")
 _PATH = checks.Argument((str, os.PathLike), "a str or a PathLike")
@@ -82,11 +75,14 @@ class PoolServer:
         engine = self._pool._running_engine()  # noqa: SLF001
         engine.check_loop()
         loop = self._loop = asyncio.get_running_loop()
-        sock = self._sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        with closed_on_error(sock):
-            sock.setblocking(False)
-            async with folders_locked([self._path]):
-                self._file = listen_at(sock, self._path, mode=0o600, backlog=_BACKLOG)
+        async with folders_locked([self._path]):
+            self._socket = UserSocket(
+                self._path,
+                _BACKLOG,
+                say.CLIENT_NOT_ACCEPTED,
+                self._on_client,
+                lambda _: self._agent.refuse("it belongs to another user", None),
+            )
         self._threads = Threads(loop)
         self._buffer = memoryview(bytearray(READ_SIZE))
         name = f"{self._pool.name}@{os.getpid()}"
@@ -95,8 +91,7 @@ class PoolServer:
         )
         self._carriers: set[UnixCarrier] = set()
         self._greeted: dict[UnixCarrier, asyncio.TimerHandle] = {}
-        self._pause = Alarm(loop, lambda _: self._listen())
-        self._listen()
+        self._socket.listen()
         return self
 
     async def __aexit__(
@@ -116,10 +111,7 @@ class PoolServer:
             Ends the jobs at once.
         """
         check_loop(self._loop, "a PoolServer")
-        self._file.remove()
-        self._loop.remove_reader(self._sock)
-        self._pause.cancel()
-        self._sock.close()
+        self._socket.close()
         for carrier in [*self._greeted]:
             self._cut(carrier)
         try:
@@ -139,25 +131,7 @@ class PoolServer:
                 carrier.abort()
             await self._threads.close()
 
-    def _listen(self) -> None:
-        self._loop.add_reader(self._sock, self._accept)
-
-    def _accept(self) -> None:
-        # Not asyncio's server: its transports carry no descriptors.
-        try:
-            sock, _ = self._sock.accept()
-        except (BlockingIOError, ConnectionAbortedError):
-            return
-        except OSError as error:
-            say.CLIENT_NOT_ACCEPTED.log(LOGGER, {}, why=error)
-            self._loop.remove_reader(self._sock)
-            self._pause.set_in(_PAUSE)
-            return
-        sock.setblocking(False)
-        if not is_same_user(sock):
-            self._agent.refuse("it belongs to another user", None)
-            sock.close()
-            return
+    def _on_client(self, sock: socket.socket) -> None:
         carrier = UnixCarrier(sock, self._threads, self._buffer)
         carrier.on_bytes = partial(self._on_hello, carrier)
         carrier.on_gone = partial(self._cut, carrier)
@@ -165,7 +139,7 @@ class PoolServer:
         late = self._loop.call_later(_PATIENCE, self._cut, carrier, slow)
         self._greeted[carrier] = late
         if len(self._greeted) >= MOST_STRANGERS:
-            self._loop.remove_reader(self._sock)  # until one has said who it is
+            self._socket.rest()  # until one has said who it is
         self._carriers.add(carrier)
         carrier.ended.add_done_callback(lambda _: self._carriers.discard(carrier))
 
@@ -184,5 +158,5 @@ class PoolServer:
         """Wait no longer for what a client says first."""
         was_full = len(self._greeted) >= MOST_STRANGERS
         self._greeted.pop(carrier).cancel()
-        if was_full and self._sock.fileno() >= 0:
-            self._listen()
+        if was_full:
+            self._socket.listen()

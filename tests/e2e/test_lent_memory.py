@@ -15,9 +15,10 @@ import pytest
 
 from asyncpool import __version__
 from asyncpool._engine.loop import Threads
-from asyncpool._remote import memory as lent_memory
+from asyncpool._remote import carrier, memory as lent_memory
 from asyncpool._remote.memory import BorrowedMemory
-from asyncpool._remote.messages import greeting, pack_greeting, pack_lent
+from asyncpool._remote.messages import greeting, pack_greeting, pack_lent, pack_parts
+from asyncpool._wire.buffers import OutOfBandPickle
 from asyncpool._wire.frames import FrameKind, header
 from asyncpool._wire.memory import Memory, available, create
 from asyncpool.errors import JobNotPicklableError, PoolClosedError, ProtocolError
@@ -149,6 +150,29 @@ async def test_where_there_is_no_memory_to_lend_the_socket_carries_it_all(
         assert item == block
         assert not lent_by(pool)
         assert not borrowed_by(pool)
+
+
+async def test_large_calls_wait_for_memory_that_comes_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lent_memory, "MOST_LENT", 4 * MB)  # one of them
+    monkeypatch.setattr(lent_memory, "SOCKET_RATE", 1)
+    sent: list[object] = []
+
+    def pack(pickled: OutOfBandPickle) -> bytes:
+        sent.append(pickled)
+        return pack_parts(pickled)
+
+    monkeypatch.setattr(carrier, "pack_parts", pack)
+    block = Block(pattern(3 * MB))
+    async with patience(), shared(tmp_path, workers=1) as pool:
+        sums = [pool.submit(large.checksum, block) for _ in range(5)]
+        assert await asyncio.gather(*sums) == [large.checksum(block)] * 5
+        assert not sent, "by the socket"
+        monkeypatch.setattr(lent_memory, "SOCKET_RATE", 1e12)
+        sums = [pool.submit(large.checksum, block) for _ in range(5)]
+        assert await asyncio.gather(*sums) == [large.checksum(block)] * 5
+        assert sent, "it is faster"
 
 
 async def test_a_server_that_closes_waits_until_what_it_sent_was_read(

@@ -109,6 +109,7 @@ async def test_the_figures_of_nodes_and_of_their_workers() -> None:
         latest = figures_of(pool).latest()
         assert not [job for slot in latest.slots for job in slot.running]
         assert latest.completed == 4
+        assert [node.run.count for node in (await pool.stats()).nodes] == [2, 2]
 
 
 async def test_counters_outlive_the_node_that_counted() -> None:
@@ -286,7 +287,7 @@ async def test_a_partition_costs_what_had_begun_and_the_rest_goes_elsewhere(
         ]
         visitors = [await gate.visitor(str(n)) for n in range(2)]
         waiting = [submit(client, signed, n) for n in range(100)]
-        where = {client.nodes.of(job.id): job for job in begun}
+        where = {client.node_of(job.id): job for job in begun}
         names = {node.name: job for node, job in where.items() if node is not None}
         far.parted = True
         with pytest.raises(NodeLostError) as lost:
@@ -332,5 +333,5 @@ async def test_a_job_of_which_its_client_heard_nothing_may_have_begun(
             assert isinstance(error, NodeLostError)
             assert error.delivery is Delivery.UNKNOWN
             assert given[number].attempt == 1
-        assert [node.name for node in client.nodes] == ["node 1"]
+        assert [node.name for node in client.nodes.values()] == ["node 1"]
     assert max(Counter(signed.read_text().split()).values()) == 1

@@ -358,6 +358,36 @@ class Outside:
             raise OSError("down")
 
 
+async def test_figures_tell_which_client_floods_the_pool(tmp_path: Path) -> None:
+    registry = CollectorRegistry()
+    async with (
+        patience(),
+        Gate() as gate,
+        pool_and_client(tmp_path, workers=1) as (pool, greedy),
+        connect(f"unix:{tmp_path / 'pool.sock'}") as modest,
+    ):
+        register(pool, registry)
+        flood = [greedy.submit(jobs.wait_at, gate.path, str(n)) for n in range(10)]
+        visitor = await gate.visitor("0")
+        one, two = (await modest.stats()).clients
+        assert (one.name, one.jobs + one.waiting, one.ended) == (
+            f"{os.getpid()}/1",
+            10,
+            0,
+        )
+        assert (two.pid, two.jobs + two.waiting, two.ended) == (os.getpid(), 0, 0)
+        labels = {"pool": pool.name, "client": one.name}
+        found = registry.get_sample_value("asyncpool_client_jobs_waiting", labels)
+        assert found == one.waiting > 5
+        for job in flood[1:]:
+            job.cancel()
+        visitor.release()
+        await flood[0]
+        while pool.stats().clients[0].ended < 10:
+            await modest.submit(int)
+    assert not pool.stats().clients
+
+
 async def test_a_lease_is_kept_until_no_worker_has_its_job(tmp_path: Path) -> None:
     outside = Outside()
     keeper = LeaseKeeper(outside.extend, max_rate=100.0, interval=0.1, ttl=60.0)

@@ -729,7 +729,7 @@ def connect_within(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
 
 def client_of(pool: RemotePool) -> Client:
     """Return what submits the jobs of a remote pool."""
-    return pool._open()
+    return pool._life.running()
 
 
 def only_job_of(pool: Pool) -> PoolJob[Any]:
@@ -745,7 +745,7 @@ def options_in(pool: Pool) -> JobOptions:
 
 def figures_of(pool: RemotePool) -> NodeFigures:
     """Return what asks the agents of a pool for their figures."""
-    return pool._open().figures
+    return pool._life.running().figures
 
 
 async def asked_by(figures: NodeFigures) -> None:
@@ -758,20 +758,18 @@ async def asked_by(figures: NodeFigures) -> None:
 
 def lent_by(pool: SharedPool) -> set[int]:
     """Return the numbers of the segments that a client has lent its agent."""
-    node = pool._open().nodes.first
-    assert node is not None
+    [node] = pool._life.running().nodes.values()
     assert node.carrier.lent is not None
     return {*node.carrier.lent._segments._segments}
 
 
 def borrowed_by(pool: SharedPool) -> set[int]:
     """Return the numbers of the segments that an agent has lent its client."""
-    node = pool._open().nodes.first
-    assert node is not None
+    [node] = pool._life.running().nodes.values()
     assert node.carrier.borrowed is not None
     return {*node.carrier.borrowed._segments}
 
 
 def waiting_jobs(pool: SharedPool) -> int:
     """Return how many jobs of a client wait for its agent."""
-    return pool._open().queued
+    return pool._life.running().queued

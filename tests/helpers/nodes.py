@@ -25,7 +25,7 @@ def join(client: Client, agent: Agent, network: Network) -> None:
     about = unpack_greeting(there.greeting())
     # By the clock that all batches of the agent show.
     about["stamp"] += network.ahead * 1_000_000
-    client.nodes.join(here, about)
+    client.join(here, about)
     here.begin()
 
 
@@ -53,7 +53,7 @@ class NodesPool(RemotePool):
         await self._start()
 
     async def _reach(self, client: Client) -> None:
-        client.nodes.expected = True  # as nodes of a cluster are
+        client.expected = True  # as nodes of a cluster are
         for agent, network in zip(self._agents, self.networks, strict=True):
             join(client, agent, network)
 

@@ -19,6 +19,7 @@ import pytest
 
 from asyncpool._observe.control import (
     client as control_client,
+    listener,
     paths as control_paths,
     server as control_server,
 )
@@ -215,7 +216,7 @@ async def test_another_user_is_refused_and_so_is_who_is_unknown(
             raise OSError("unknown")
         return US + 1
 
-    monkeypatch.setattr(control_server, "peer_uid", peer_uid)
+    monkeypatch.setattr(listener, "peer_uid", peer_uid)
     async with serving() as path:
         for _ in range(2):
             with pytest.raises((ConnectionResetError, BrokenPipeError)):
@@ -433,7 +434,7 @@ async def test_it_waits_while_no_file_can_be_opened(
 
     refused, accepts = asyncio.Event(), socket.socket.accept
     async with serving() as path:
-        monkeypatch.setattr(control_server, "_PAUSE", pause)
+        monkeypatch.setattr(listener, "_PAUSE", pause)
         monkeypatch.setattr(socket.socket, "accept", accept)
         asking = asyncio.create_task(asked(path, STATUS))
         await refused.wait()

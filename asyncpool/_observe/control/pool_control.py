@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from asyncpool._core import log_messages as say
@@ -13,7 +13,7 @@ from asyncpool._engine.life_log import NamedLog
 from asyncpool._engine.loop import shielded
 from asyncpool._engine.options import EngineConfig
 from asyncpool._observe.control.opening import Control, ControlOwner, open_control
-from asyncpool._observe.control.protocol import Request
+from asyncpool._observe.control.protocol import Request, carry_out
 from asyncpool._observe.control.watch import JobFeed, Watching, plain
 from asyncpool._wire.profile import ProfileRequest
 from asyncpool.errors import ProtocolError
@@ -22,18 +22,13 @@ from asyncpool.profile import Profile
 from asyncpool.stats import PoolStats
 
 # Samples a second of each worker.
-RATE = 100.0
-
-
-def over(number: int) -> ProtocolError:
-    """Return the error for a job that there is not."""
-    return ProtocolError(f"job {number} is over, or never was")
+_RATE = 100.0
 
 
 class LocalOrders:
-    """What commands may ask of a pool that this process has, and have it do.
+    """The methods of a pool that :data:`ORDERS` names, for its control socket.
 
-    Each method raises what the method of a pool raises.
+    It stands for the pool itself: who drops that would not be noticed if anything else held it.
 
     Args:
         life: The pool's life.
@@ -42,42 +37,26 @@ class LocalOrders:
     def __init__(self, life: PoolLife) -> None:
         self._life = life
 
-    def latest(self) -> PoolStats:
-        """Return the figures, at once."""
+    def stats(self) -> PoolStats:
+        """Return the figures."""
         return self._life.running().stats()
 
-    async def stats(self) -> PoolStats:
-        """Return the figures as they are now."""
-        return self.latest()
-
-    async def stacks(self, slot: int | None) -> Mapping[int, str]:
+    async def stacks(self, *, slot: int | None) -> Mapping[int, str]:
         """Return the stacks of one worker or of all."""
         return await self._life.running().stacks.of_workers(slot)
 
-    async def stack_of(self, number: int) -> tuple[int, str]:
-        """Return the slot of a job and its stack, which is empty if it does not run.
-
-        Raises:
-            ProtocolError: If there is no such job.
-        """
-        job = self._life.running().registry.jobs.get(number)
-        if job is None:
-            raise over(number)
-        slot = job.slot
-        return slot or 0, await job.stack()
-
     async def profile(
-        self, seconds: float, function: str | None, slot: int | None
+        self, seconds: float, *, slot: int | None, function: str | None
     ) -> Profile:
         """Sample one worker or all."""
-        wanted = ProfileRequest(seconds, RATE, function or "")
+        wanted = ProfileRequest(seconds, _RATE, function or "")
         return await self._life.open_engine().profiles.take(wanted, slot)
 
-    async def kill(self, slot: int) -> None:
+    def kill(self, slot: int) -> None:
         """Kill a worker."""
         self._life.running().replacement.kill(slot)
 
-    async def retire(self, slot: int) -> None:
+    def retire(self, slot: int) -> None:
         """Replace a worker."""
         self._life.open_engine().replacement.retire(slot)
 
@@ -94,7 +73,8 @@ class PoolAnswers:
     """Answers what clients ask a pool.
 
     Args:
-        orders: What can be asked of the pool: :class:`LocalOrders`, or the same of a remote one.
+        pool: What has the methods of the pool: :class:`LocalOrders`, or a remote pool itself.
+        engine: Returns what makes the calls: an engine, or the client of a remote pool.
         hub: What tells its events.
         name: What it is called.
         concurrency: How many jobs each worker runs at once.
@@ -105,14 +85,45 @@ class PoolAnswers:
         watching: Lets clients watch it.
     """
 
-    def __init__(self, orders: Any, hub: PoolHub, name: str, concurrency: int) -> None:
-        self.name = name
-        self.which = ""
+    def __init__(
+        self,
+        pool: Any,
+        engine: Callable[[], Any],
+        hub: PoolHub,
+        name: str,
+        concurrency: int,
+    ) -> None:
+        self.name, self.which, self._hub = name, "", hub
         self._log = NamedLog(name, f"pool {name}")
-        self._orders = orders
+        self._pool, self._engine = pool, engine
         self._concurrency = concurrency
-        jobs = JobFeed(hub, concurrency)
-        self.watching = Watching(hub, lambda: self._shown(orders.latest()), jobs)
+        feed = JobFeed(hub, concurrency)
+        self.watching = Watching(hub, lambda: self._shown(engine().stats()), feed)
+
+    async def open(self, control: str | None) -> Control | None:
+        """Open the control socket of a pool that starts; the pool closes it at its end.
+
+        Args:
+            control: The name or path that was asked for; ``None`` for the pool's name.
+
+        Raises:
+            OSError: If a socket at that path cannot be made.
+
+        Cancellation:
+            Opens none.
+        """
+        owner = ControlOwner(
+            kind="pool",
+            name=self.name,
+            advice="Pool(control='/path') has it elsewhere",
+            # Several processes of one service have pools of one name.
+            keeps_name=False,
+        )
+        opened = await open_control(owner, control, self.answer, self.watching.watch)
+        if opened is not None:
+            self.name, self.which = opened.name, opened.which
+            self._hub.companions.append(opened.socket.close)
+        return opened
 
     async def answer(self, request: Request) -> dict[str, Any]:
         """Do what a client asks for, and return what it is told.
@@ -127,21 +138,32 @@ class PoolAnswers:
         found: dict[str, Any] = await getattr(self, f"_{request.action}")(request)
         return found
 
+    async def _do(self, order: str, **given: Any) -> Any:
+        return await carry_out(self._pool, order, **given)
+
     async def _status(self, _: Request) -> dict[str, Any]:
-        return self._shown(await self._orders.stats())
+        return self._shown(await self._do("stats"))
 
     async def _stacks(self, request: Request) -> dict[str, Any]:
         if request.job is None:
-            found = await self._orders.stacks(request.slot)
+            found = await self._do("stacks", slot=request.slot)
             return {"stacks": {str(slot): text for slot, text in found.items()}}
-        slot, text = await self._orders.stack_of(request.job)
+        job = self._engine().registry.jobs.get(request.job)
+        if job is None:
+            raise ProtocolError(f"job {request.job} is over, or never was")
+        slots = (await self._do("stats")).slots
+        slot = next((it.slot for it in slots if request.job in it.job_ids), 0)
+        text = await job.stack()
         if not text:
             raise ProtocolError(f"job {request.job} has not begun, or is over by now")
         return {"stacks": {str(slot): text}}
 
     async def _profile(self, request: Request) -> dict[str, Any]:
-        profile: Profile = await self._orders.profile(
-            request.seconds, request.function, request.slot
+        profile: Profile = await self._do(
+            "profile",
+            seconds=request.seconds,
+            slot=request.slot,
+            function=request.function,
         )
         stacks = [
             [";".join((each.function, *each.frames)), each.samples]
@@ -150,15 +172,15 @@ class PoolAnswers:
         return {"samples": profile.samples, **plain(profile), "stacks": stacks}
 
     async def _kill(self, request: Request) -> dict[str, Any]:
-        await self._orders.kill(request.slot)
+        await self._do("kill", slot=request.slot)
         return self._done(f"the worker in slot {request.slot} was killed")
 
     async def _recycle(self, request: Request) -> dict[str, Any]:
         if request.slot is not None:
-            await self._orders.retire(request.slot)
+            await self._do("retire", slot=request.slot)
             return self._done(f"the worker in slot {request.slot} is being replaced")
         self._done("all workers are being replaced, one after the other")
-        result: RollResult = await self._orders.roll()
+        result: RollResult = await self._do("roll")
         workers = "worker is" if result.replaced == 1 else "workers are"
         text = f"{result.replaced} {workers} new"
         if not result.ok:
@@ -169,8 +191,8 @@ class PoolAnswers:
         return told | self._done(text)
 
     async def _resize(self, request: Request) -> dict[str, Any]:
-        workers, before = request.workers, self._orders.latest()
-        await self._orders.resize(workers)
+        workers, before = request.workers, self._engine().stats()
+        await self._do("resize", workers=workers)
         count = f"{workers} {'worker' if workers == 1 else 'workers'}"
         text = f"{count} now, {before.workers} before"
         if before.nodes:
@@ -193,39 +215,6 @@ class PoolAnswers:
         }
 
 
-async def open_pool_control(
-    orders: Any, hub: PoolHub, name: str, control: str | None, concurrency: int
-) -> Control | None:
-    """Open the control socket of a pool that starts; the pool closes it at its end.
-
-    Args:
-        orders: As of :class:`PoolAnswers`, as are the next two.
-        hub: What tells its events.
-        name: The pool's name.
-        control: The name or path that was asked for; ``None`` for the pool's name.
-        concurrency: How many jobs each worker runs at once.
-
-    Raises:
-        OSError: If a socket at that path cannot be made.
-
-    Cancellation:
-        Opens none.
-    """
-    owner = ControlOwner(
-        kind="pool",
-        name=name,
-        advice="Pool(control='/path') has it elsewhere",
-        # Several processes of one service have pools of one name.
-        keeps_name=False,
-    )
-    answers = PoolAnswers(orders, hub, name, concurrency)
-    opened = await open_control(owner, control, answers.answer, answers.watching.watch)
-    if opened is not None:
-        answers.name, answers.which = opened.name, opened.which
-        hub.companions.append(opened.socket.close)
-    return opened
-
-
 async def open_beside(
     life: PoolLife, config: EngineConfig, control: str | None
 ) -> None:
@@ -246,9 +235,8 @@ async def open_beside(
     orders, hub, opened = LocalOrders(life), life.hub, None
     concurrency = config.worker.concurrency
     if control is not None:
-        opened = await open_pool_control(
-            orders, hub, config.name, control or None, concurrency
-        )
+        answers = PoolAnswers(orders, life.running, hub, config.name, concurrency)
+        opened = await answers.open(control or None)
     if config.trace is None or hub.ended:  # the pool may be closed meanwhile
         return
     from asyncpool._observe.trace import Trace  # noqa: PLC0415 - few have one
@@ -259,7 +247,7 @@ async def open_beside(
             name=config.name,
             concurrency=concurrency,
             hub=hub,
-            stats=orders.latest,
+            stats=orders.stats,
             most=config.max_traced,
         )
     except BaseException:

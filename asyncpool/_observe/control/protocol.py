@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
+from inspect import isawaitable
 from typing import Any
 
 from asyncpool._core.options import MAX_WORKERS
@@ -44,6 +45,30 @@ ACTIONS: dict[str, tuple[str, ...]] = {
     "reload": (),
     "stop": ("now",),
 }
+
+# What programs may have a pool do that they cannot touch: its methods of these names, which check
+# what they are given.
+ORDERS = frozenset(("stats", "stacks", "profile", "retire", "kill", "roll", "resize"))
+
+
+async def carry_out(pool: Any, order: str, **given: Any) -> Any:
+    """Have *pool* do what one of these says, and return what comes of it.
+
+    Args:
+        pool: The pool, or what has these methods.
+        order: Which method is meant.
+        given: Its arguments; a list stands for a tuple, which JSON does not have.
+
+    Raises:
+        ValueError: If there is no such order; and what the method raises.
+    """
+    if order not in ORDERS:
+        raise ValueError(f"there is no {order!r} to ask for")
+    for name, value in given.items():
+        given[name] = tuple(value) if isinstance(value, list) else value
+    found = getattr(pool, order)(**given)
+    return await found if isawaitable(found) else found
+
 
 # Between which bounds a number is, and what errors say of it.
 _BOUNDS: dict[str, tuple[float, float, str]] = {

@@ -4,24 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 import select
 import socket
-import weakref
 from collections.abc import Awaitable, Callable, Generator
 from typing import Any, TypeAlias
 
 from asyncpool._core import log_messages as say
 from asyncpool._engine.life_log import LOGGER
 from asyncpool._engine.loop import Alarm
-from asyncpool._observe.control.paths import peer_uid
+from asyncpool._observe.control.listener import UserSocket
 from asyncpool._observe.control.protocol import (
     MAX_REQUEST,
     QUESTIONS,
     Request,
     pack_reply,
 )
-from asyncpool._observe.control.socket_files import closed_on_error, listen_at
+from asyncpool._observe.control.socket_files import closed_on_error
 from asyncpool.errors import ProtocolError
 
 Answer: TypeAlias = Callable[[Request], Awaitable[dict[str, Any]]]
@@ -38,13 +36,8 @@ _LINE_TIMEOUT = 10.0
 # So that commands still get in.
 _MOST_WATCHERS = 16
 
-# Seconds until the next try, when this process may open no more files.
-_PAUSE = 0.1
-
 # Seconds between two looks whether a client is still there that waits for an answer.
 _LOOK_EVERY = 0.5
-
-_open_ones: weakref.WeakSet[ControlSocket] = weakref.WeakSet()
 
 
 class ControlSocket:
@@ -66,24 +59,20 @@ class ControlSocket:
         self._answer = answer
         self._watch = watch
         self._watchers = 0
-        self._is_copy = False
-        self._clients: dict[asyncio.Task[None], socket.socket] = {}
+        self._clients: set[asyncio.Task[None]] = set()
         self._loop = asyncio.get_running_loop()
-        self._pause = Alarm(self._loop, lambda _: self.open())
-        self._sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        with closed_on_error(self._sock):
-            self._sock.setblocking(False)
-            self._file = listen_at(self._sock, path, mode=0o600, backlog=_BACKLOG)
-        _open_ones.add(self)
+        self._socket = UserSocket(
+            path, _BACKLOG, say.CONTROL_NOT_ACCEPTED, self._on_client, _on_other
+        )
 
     @property
     def path(self) -> str:
         """The path of the socket's file."""
-        return self._file.path
+        return self._socket.path
 
     def open(self) -> None:
         """Begin to answer; clients may have connected before, and wait."""
-        self._loop.add_reader(self._sock, self._accept)
+        self._socket.listen()
 
     async def close(self) -> None:
         """Remove the file, and close all connections, for whose end clients may wait.
@@ -101,51 +90,19 @@ class ControlSocket:
 
     def shut(self) -> None:
         """Remove the file, and accept nobody any more."""
-        if self._is_copy or self._sock.fileno() < 0:
-            return
-        self._file.remove()
-        self._loop.remove_reader(self._sock)
-        self._pause.cancel()
-        self._sock.close()
+        self._socket.close()
 
-    def after_fork_in_child(self) -> None:
-        """Change into the copy in a process that this one has forked, which answers nobody.
-
-        If the copies stayed open, clients would wait for the end of that process too.
-        """
-        self._is_copy = True
-        for sock in (self._sock, *self._clients.values()):
-            # Not close(), which waits until the loop has closed it too.
-            if (fd := sock.detach()) >= 0:
-                os.close(fd)
-
-    def _accept(self) -> None:
-        if self._is_copy:
-            return
-        # Not asyncio's server, which logs an error if it is closed while a client comes.  And not
-        # sock_accept(), which loses a client that comes while it is cancelled.
-        try:
-            sock, _ = self._sock.accept()
-        except (BlockingIOError, ConnectionAbortedError):
-            return
-        except OSError as error:
-            say.CONTROL_NOT_ACCEPTED.log(LOGGER, {}, why=error)
-            self._loop.remove_reader(self._sock)
-            self._pause.set_in(_PAUSE)
-            return
-        sock.setblocking(False)
-        if not self._is_welcome(sock):
-            sock.close()
-        elif len(self._clients) >= _MOST_CLIENTS:
+    def _on_client(self, sock: socket.socket) -> None:
+        if len(self._clients) >= _MOST_CLIENTS:
             with contextlib.suppress(OSError):
                 sock.send(pack_reply(_refusal("connected", _MOST_CLIENTS)))
             sock.close()
-        else:
-            task = self._loop.create_task(
-                self._serve(sock), name="asyncpool control connection"
-            )
-            self._clients[task] = sock
-            task.add_done_callback(self._clients.pop)
+            return
+        task = self._loop.create_task(
+            self._serve(sock), name="asyncpool control connection"
+        )
+        self._clients.add(task)
+        task.add_done_callback(self._clients.discard)
 
     async def _serve(self, sock: socket.socket) -> None:
         with closed_on_error(sock):
@@ -164,17 +121,6 @@ class ControlSocket:
             raise
         finally:
             writer.close()
-
-    def _is_welcome(self, sock: socket.socket) -> bool:
-        try:
-            uid = peer_uid(sock)
-        except OSError as error:
-            say.CONTROL_UNKNOWN_USER.log(LOGGER, {}, why=error)
-            return False
-        if uid != os.geteuid():
-            say.CONTROL_REFUSED.log(LOGGER, {"uid": uid})
-            return False
-        return True
 
     async def _talk(
         self,
@@ -244,6 +190,13 @@ class ControlSocket:
             watcher.close()
 
 
+def _on_other(who: int | OSError) -> None:
+    if isinstance(who, OSError):
+        say.CONTROL_UNKNOWN_USER.log(LOGGER, {}, why=who)
+    else:
+        say.CONTROL_REFUSED.log(LOGGER, {"uid": who})
+
+
 async def _next_line(reader: asyncio.StreamReader) -> bytes | None:
     """Return the next line; nothing if the client ends before, or takes too long for it."""
     try:
@@ -289,14 +242,6 @@ def _failure(request: Request, error: Exception) -> dict[str, Any]:
 
 def _refusal(what: str, most: int) -> dict[str, str]:
     return {"error": f"{most} clients are {what} already, and there may be no more"}
-
-
-def _after_fork_in_child() -> None:
-    for each in _open_ones:
-        each.after_fork_in_child()
-
-
-os.register_at_fork(after_in_child=_after_fork_in_child)
 
 
 # Send a client that watches one line after the other, as long as it reads them.
