@@ -57,6 +57,8 @@ async def test_its_status_is_its_figures() -> None:
         for action in ("stop", "reload"):
             error = f"a pool cannot {action}: its program decides that"
             assert await ask("shop", action) == {"error": error}
+        error = "a pool has no requests, only a server has"
+        assert await ask("shop", "requests") == {"error": error}
     assert live_names() == []
     who = status["kind"], status["name"], status["pid"]
     assert who == ("pool", "shop", os.getpid())

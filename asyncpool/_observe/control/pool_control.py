@@ -24,6 +24,13 @@ from asyncpool.stats import PoolStats
 # Samples a second of each worker.
 _RATE = 100.0
 
+# What a pool cannot do, and a server can.
+_REFUSED = {
+    "reload": "a pool cannot reload: its program decides that",
+    "stop": "a pool cannot stop: its program decides that",
+    "requests": "a pool has no requests, only a server has",
+}
+
 
 class LocalOrders:
     """The methods of a pool that :data:`ORDERS` names, for its control socket.
@@ -131,10 +138,8 @@ class PoolAnswers:
         Raises:
             ProtocolError: If a pool has no such action.
         """
-        if request.action in {"reload", "stop"}:
-            raise ProtocolError(
-                f"a pool cannot {request.action}: its program decides that"
-            )
+        if request.action in _REFUSED:
+            raise ProtocolError(_REFUSED[request.action])
         found: dict[str, Any] = await getattr(self, f"_{request.action}")(request)
         return found
 
