@@ -50,7 +50,7 @@ from functools import partial
 from select import POLLIN, poll
 from time import monotonic
 
-from asyncpool._wire import messages, posix
+from asyncpool._wire import messages, posix, scripts
 from asyncpool._wire.buffers import OutOfBandPickle, ReceivedPickle, cut, lay_out
 from asyncpool._wire.frames import Frame, FrameDecoder, FrameKind, header
 from asyncpool._wire.page import STACKS_SIZE
@@ -400,6 +400,8 @@ class EndRequests:
 
     def _raise_if_requested(self, *_: object) -> None:
         if self.hold.is_on or self.interruptible not in self.requested:
+            return
+        if scripts.importing:  # else the next job would begin that import anew
             return
         frame: FrameType | None = sys._getframe()  # noqa: SLF001 - public
         while frame is not None:

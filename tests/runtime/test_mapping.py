@@ -64,7 +64,7 @@ class FakePool:
         self.others = 0
         self.let_go: list[object] = []
         self._most_open = most_open
-        self.admission = self.draining = self
+        self.admission = self.holds = self
         self.hold: Callable[[object], object] = id
         self.release = self.let_go.append
 
