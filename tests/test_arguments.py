@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from fractions import Fraction
 from functools import partial
 from typing import Any
 
@@ -534,6 +535,21 @@ def test_an_initializer_that_carries_too_much_is_refused() -> None:
 def test_a_pool_over_ray_writes_no_trace() -> None:
     with pytest.raises(TypeError, match=r"^trace: a pool over Ray writes no trace, "):
         asyncpool.ray.Pool(trace="trace.json")
+
+
+def test_numbers_of_other_libraries_are_numbers() -> None:
+    class Int64:
+        def __index__(self) -> int:
+            return 2
+
+    two: Any = Int64()
+    given: dict[str, Any] = {"timeout": Fraction(1, 2), "max_attempts": two}
+    options = Pool(two, max_queued=two).options(**given)._options
+    found = options.timeout, options.max_attempts
+    assert (found, [*map(type, found)]) == ((0.5, 2), [float, int])
+    given = {"max_attempts": Fraction(1, 2)}
+    with refused("TypeError: max_attempts must be an int, not Fraction(1, 2)"):
+        Pool(1).options(**given)
 
 
 def test_options_add_up() -> None:

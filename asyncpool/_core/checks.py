@@ -12,7 +12,9 @@ their defaults, with them, see :func:`option`.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import MISSING, field, fields
+from operator import index
 from sys import float_info
 from typing import Any, TypeAlias, TypeVar, cast
 
@@ -58,6 +60,8 @@ class Argument:
             ValueError: If it is out of bounds, or an int beyond every float, in place of a number.
         """
         types, words = self.types, self.words
+        if int in types and not isinstance(value, types):
+            value = _own_number(value, real=float in types)
         is_no_number = isinstance(value, bool) and int in types and bool not in types
         if is_no_number or not isinstance(value, types):
             raise TypeError(f"{name} must be {words}, not {value!r}")
@@ -68,6 +72,16 @@ class Argument:
         if self.holds is not None and value is not None and not self.holds(value):
             raise ValueError(f"{name} must be {self.bounds}, not {value}")
         return value
+
+
+def _own_number(value: Any, *, real: bool) -> Any:
+    """Return a number of another library, such as NumPy's, as one of Python; all else as it is."""
+    with suppress(TypeError):
+        if hasattr(value, "__index__"):
+            return index(value)
+        if real and hasattr(value, "__float__"):
+            return float(value)
+    return value
 
 
 INT = Argument((int,), "an int")

@@ -88,11 +88,11 @@ def least_and_most(workers: int | tuple[int, int]) -> tuple[int, int]:
         raise TypeError(
             f"workers must be an int, or a pair such as (2, 16), not {workers!r}"
         )
-    for number in pair:
-        checks.at_least(1)("workers", number)
-        if number > MAX_WORKERS:
-            raise ValueError(f"workers must be at most {MAX_WORKERS}, not {number}")
-    least, most = pair
+    least, most = (checks.at_least(1)("workers", number) for number in pair)
+    if max(least, most) > MAX_WORKERS:
+        raise ValueError(
+            f"workers must be at most {MAX_WORKERS}, not {max(least, most)}"
+        )
     if least > most:
         raise ValueError(f"workers must be the least and the most, not {workers!r}")
     return least, most
