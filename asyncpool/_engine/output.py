@@ -15,6 +15,7 @@ import os
 import re
 import select
 import sys
+from codecs import getincrementaldecoder
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import PurePath
@@ -118,7 +119,8 @@ class Output:
         fd: The reading end; this object owns it and closes it.
         mode: Where lines go.  In mode ``"log"`` they go to the logger
             ``asyncpool.worker``.  If that would drop them, they go straight to this
-            process's own streams, so that nothing that a job prints is lost.
+            process's own streams, so that nothing that a job prints is lost.  In mode
+            ``"inherit"`` they go there as they are.
         err: Whether the stream is the worker's stderr.
     """
 
@@ -128,6 +130,8 @@ class Output:
         self._loop, self._fd, self._mode, self._err = loop, fd, mode, err
         self._message = say.ERROR_LINE if err else say.LINE
         self._rest = b""
+        # In mode "inherit" a long line comes in pieces, and a character may be in two of them.
+        self._decode = getincrementaldecoder("utf-8")("replace").decode
         self._lines: deque[bytes] = deque()
         self._tail = StderrTail()
         self._may_hold = err  # what the interpreter says of a fatal error
@@ -157,7 +161,7 @@ class Output:
         """
         report = ""
         if crashed and self._is_held():
-            report = "\n".join(map(text.printable, self._lines))
+            report = "\n".join(text.printable(_bare(line)) for line in self._lines)
             self._lines.clear()
         self._end_hold()
         return report
@@ -181,7 +185,8 @@ class Output:
             self._detach()
             return False
         *lines, rest = (self._rest + data).split(b"\n")
-        self._rest = seen(rest)
+        lines = [line + b"\n" for line in lines]
+        self._rest = rest if self._mode == "inherit" else seen(rest)
         if len(self._rest) > _CHUNK:
             lines.append(self._rest)
             self._rest = b""
@@ -190,9 +195,8 @@ class Output:
         return True
 
     def _take(self, lines: list[bytes]) -> None:
-        lines = [seen(line).rstrip(b"\r") for line in lines]
         if self._err:
-            self._tail.extend(lines)
+            self._tail.extend(map(_bare, lines))
         self._lines.extend(lines)
 
     def _is_held(self) -> bool:
@@ -257,27 +261,34 @@ class Output:
             self._take([self._rest])
         dropped = len(self._lines) - _LINES_AT_THE_END
         if dropped > 0 and self._can_emit():
-            self._emit(b"(%d lines are left out here)" % dropped)
+            self._emit(b"(%d lines are left out here)\n" % dropped)
             self._lines = deque(self._lines, _LINES_AT_THE_END)
         self._emit_some(len(self._lines))
 
     def _emit(self, line: bytes) -> None:
         if self._to_log():
-            shown = text.printable(line)
+            shown = text.printable(_bare(line))
             self._message.log(_LINES, self._extra, line=shown, **self._words)
             return
-        if self._mode == "inherit" or self._words["trusted"]:
-            shown = line.decode(errors="replace")
+        if self._mode == "inherit":
+            shown = self._decode(line)
+        elif self._words["trusted"]:
+            shown = f"{_bare(line).decode(errors='replace')}\n"
         else:
-            shown = text.printable(line)
+            shown = f"{text.printable(_bare(line))}\n"
             if _LINES.hasHandlers():  # perhaps a log goes there
                 shown = f"{self._words['label']}: {shown}"
         stream = self._stream()
         # The pool must survive if its service's own stdout is closed or full.
         with contextlib.suppress(OSError, ValueError, AttributeError):
             if stream is not None:
-                stream.write(f"{shown}\n")
+                stream.write(shown)
                 stream.flush()
+
+
+def _bare(line: bytes) -> bytes:
+    """Return what a line shows, without its end."""
+    return seen(line.removesuffix(b"\n")).rstrip(b"\r")
 
 
 def seen(line: bytes) -> bytes:

@@ -119,10 +119,10 @@ async def test_inherited_output_goes_to_the_streams_of_this_process_as_it_is(
     log: pytest.LogCaptureFixture,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    shown = "\x1b[31mred\x1b[0m\nkey\rvalue\r\n." + "ä" * 20_000 + "\nworld"
     for err in (False, True):
         with pipe("inherit", err=err) as (_, writing):
-            os.write(writing, b"\x1b[31mred\x1b[0m\nworld")
-    shown = "\x1b[31mred\x1b[0m\nworld\n"
+            os.write(writing, shown.encode())
     assert capsys.readouterr() == (shown, shown)
     assert log.messages == []
     monkeypatch.setattr("sys.stdout", None)
