@@ -102,7 +102,7 @@ FRAGMENTS = {
         """,
         "text\n",
     ),
-    "parser = asyncpool.Sandbox.parser()  # no files, no network, no other processes": Around(
+    "box = asyncpool.Sandbox.parser()  # no files, no network, no other processes": Around(
         """
         import asyncio, pathlib, asyncpool
 
