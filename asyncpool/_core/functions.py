@@ -15,10 +15,13 @@ since that state may have changed.
 from __future__ import annotations
 
 import pickle
+import sys
+from collections import defaultdict
 from functools import partial
 from itertools import count
 from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
 from typing import TYPE_CHECKING
+from weakref import WeakSet
 
 from asyncpool._wire.frames import MAX_NUMBER
 from asyncpool._wire.pickling import MAIN, PICKLE, Serializer
@@ -27,7 +30,7 @@ from asyncpool._wire.text import function_name
 from asyncpool.errors import JobNotPicklableError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
     from typing import Any
 
     from asyncpool._core.figures import FunctionFigures, FunctionTotals
@@ -184,6 +187,83 @@ class Function:
         other = Function(self.number, self.payload, name, figures, self.serializer)
         other.traits = self.traits
         return other
+
+
+class ReloadWatch:
+    """Knows which modules were reloaded in this process, by a finder that finds nothing.
+
+    Workers go on with the module that they have imported.  So after a reload, a call that needs the
+    module would run old code, whatever way it needs it.  Libraries do not count: nobody edits them
+    while a program runs, and some reload a module of theirs, or of Python.
+
+    Attributes:
+        names: Those modules, in the order of the reloads.
+        listeners: Have their ``refresh_fast_path()`` called when there is another one.
+    """
+
+    def __init__(self) -> None:
+        self.names: list[str] = []
+        self.listeners: WeakSet[Any] = WeakSet()
+
+    def watch(self, listener: object) -> None:
+        """Tell *listener* of each reload from now on."""
+        self.listeners.add(listener)
+        if self not in sys.meta_path:
+            sys.meta_path.insert(0, self)
+
+    def find_spec(self, name: str, _: object = None, target: Any = None) -> None:
+        """Note a reload, which is the only search that has a *target*."""
+        if target is not None and _is_own(target):
+            self.names.append(name)
+            for listener in tuple(self.listeners):
+                listener.refresh_fast_path()
+
+
+RELOADS = ReloadWatch()
+
+
+def _is_own(module: ModuleType) -> bool:
+    library = module.__name__.partition(".")[0] in sys.stdlib_module_names
+    return not library and "-packages/" not in (getattr(module, "__file__", "") or "")
+
+
+def using(names: Iterable[str]) -> list[str]:
+    """Return modules, and those that have them, or a function or class of theirs, as a global."""
+    users: defaultdict[str, set[str]] = defaultdict(set)
+    for user, module in sys.modules.copy().items():
+        if type(module) is not ModuleType or not _is_own(module):
+            continue
+        for value in tuple(vars(module).values()):
+            if type(value) is ModuleType:
+                users[value.__name__].add(user)
+            elif isinstance(value, FunctionType | type):
+                users[value.__module__].add(user)
+    found = list(dict.fromkeys(names))
+    for name in found:  # it grows
+        found += users[name].difference(found, ("__main__", "__mp_main__"))
+    return found
+
+
+def check_reloaded(name: str, pickled: Packed, modules: Iterable[str]) -> None:
+    """Check that a call needs none of *modules*, of which workers may have older code.
+
+    Raises:
+        JobNotPicklableError: If its pickle has the name of one, as a reference to anything in it
+            does, and the code of a function that travels by value.
+    """
+    parts = (pickled,) if isinstance(pickled, bytes) else pickled.pieces
+    pieces = [part for part in parts if isinstance(part, bytes)]
+    for module in modules:
+        data = module.encode()
+        reference = b"\x8c%c%b" % (len(data) & 0xFF, data)
+        if any(reference in piece for piece in pieces):
+            raise JobNotPicklableError(
+                f"{name} needs {module}, which was reloaded, or uses what was, after workers "
+                "may have imported it. Await pool.roll() for workers that import it anew. What "
+                "preload or a script imports needs another pool",
+                direction="arguments",
+                name="fn",
+            )
 
 
 class _Reloaded(Serializer):

@@ -125,6 +125,17 @@ class LargeObjects(Packer):
         self._engine.core.dispatcher.preparing[job.id] = None
         self._engine.loop.call_soon(self.packed, job, payload)
 
+    def packed(self, job: PoolJob[Any], payload: bytes | OutOfBandPickle) -> None:
+        """Queue a job whose call is pickled, if workers have no older code than it needs."""
+        try:
+            function = job.function
+            self._engine.traffic.check_code(function.name, payload, function.payload)
+        except JobNotPicklableError as error:
+            if not job.done():
+                self.refused(job, error)
+        else:
+            super().packed(job, payload)
+
     def queue(self, job: PoolJob[Any]) -> None:
         """Put a job into the queue, or send it to a worker."""
         core = self._engine.core

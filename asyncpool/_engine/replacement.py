@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from asyncpool import events
 from asyncpool._core import log_messages as say
+from asyncpool._core.functions import RELOADS
 from asyncpool._core.slots import ALIVE, NOT_NEEDED, UP, Slot
 from asyncpool._engine.loop import fail_quietly
 from asyncpool._engine.worker import WorkerHandle
@@ -45,6 +46,7 @@ class WorkerReplacement:
         self._roll: asyncio.Future[events.RollResult] | None = None
         self._roll_began = 0.0
         self._reloaded: list[object] = []
+        self._reloads = 0  # there had been so many when the roll began
         # The calls of resize() that have not returned, and when they began.
         self._waits: dict[asyncio.Future[None], float] = {}
         self._size = 0, 0
@@ -130,6 +132,7 @@ class WorkerReplacement:
         roll = self._roll = self._engine.loop.create_future()
         # What is reloaded later, some of the new workers may have imported before.
         self._reloaded = self._engine.traffic.functions.usual.reloaded()
+        self._reloads = len(RELOADS.names)
         with self._engine.turn as now:
             self._roll_began = now
             extra = {"workers": self._lifecycle.sizing.size}
@@ -158,6 +161,7 @@ class WorkerReplacement:
         roll, self._roll = self._roll, None
         if not reason and not self._engine.launcher.has_imports:
             self._engine.traffic.functions.forget(self._reloaded)
+            self._engine.traffic.code_is_new(self._reloads)
         if roll is not None and not roll.done():
             result = events.RollResult(
                 replaced=replaced, filled=filled, reason=reason, crash=crash

@@ -267,6 +267,7 @@ class Broadcaster(Broadcasts):
     def _begin(self, new: Broadcast) -> None:
         if len(new.payload) > self._config.max_payload:
             raise too_large(len(new.payload), self._config.max_payload)
+        self._engine.traffic.check_code(new.name, new.payload)
         new.options = replace(
             new.options, max_attempts=1, via="broadcast", name=new.name
         )

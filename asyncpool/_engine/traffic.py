@@ -20,7 +20,14 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from asyncpool._core.endings import REVOKE_GRACE
 from asyncpool._core.figures import FunctionTotals
-from asyncpool._core.functions import LEAST_COST, Function, FunctionTable
+from asyncpool._core.functions import (
+    LEAST_COST,
+    RELOADS,
+    Function,
+    FunctionTable,
+    check_reloaded,
+    using,
+)
 from asyncpool._core.options import JobOptions
 from asyncpool._engine.job import JOB_TYPES, Chunk, PoolJob, StreamJob
 from asyncpool._engine.loop import other_loop_error
@@ -30,12 +37,13 @@ from asyncpool._wire.frames import Frame, FrameKind
 from asyncpool._wire.messages import MOMENT
 from asyncpool._wire.pickling import is_flat, too_large
 from asyncpool.enums import JobOutcome
-from asyncpool.errors import AsyncPoolError, ProtocolError
+from asyncpool.errors import AsyncPoolError, JobNotPicklableError, ProtocolError
 
 if TYPE_CHECKING:
     from asyncpool._core.data_only import DataFunctionTable, DataOnly
     from asyncpool._engine.engine import Engine
     from asyncpool._engine.sessions import Broadcast
+    from asyncpool._wire.buffers import Packed
     from asyncpool._wire.formats import Format
 
 
@@ -74,6 +82,8 @@ class Traffic:
             or config.data is not None
             or self._max_payload < HEAVY  # which bounds calls that take the short way
         )
+        self._reloads, self._stale = len(RELOADS.names), (0, 0, list[str]())
+        RELOADS.watch(self)
         self.plain = False
         self.before_refill: Callable[[float], object] | None = None
         engine.hub.on_listeners_changed = self.refresh_fast_path
@@ -84,7 +94,38 @@ class Traffic:
         """Note what the pool does for each call: it closes, is broken, or has new listeners."""
         core, hub = self._engine.core, self._engine.hub
         takes_all = core.closing.finish is None and core.broken is None
-        self.plain = takes_all and not hub.announces_jobs and not self._special
+        has_new_code = self._reloads == len(RELOADS.names)
+        usual = has_new_code and not hub.announces_jobs and not self._special
+        self.plain = takes_all and usual
+
+    def code_is_new(self, since: int) -> None:
+        """Note that workers have no code from before so many reloads."""
+        self._reloads, self._stale = since, (0, 0, [])
+        self.refresh_fast_path()
+
+    def check_code(self, name: str, payload: Packed, reference: bytes = b"") -> None:
+        """Check that workers have no older code than a call needs.
+
+        Args:
+            name: What the call is called.
+            payload: Its pickle.
+            reference: The pickle of its function, if that is not in the payload.
+
+        Raises:
+            JobNotPicklableError: If they may have it.
+        """
+        names = RELOADS.names[self._reloads :]
+        if not names or self._engine.fresh:
+            return
+        if self._engine.registry.submitted <= 1:  # this is the first one
+            self.code_is_new(len(RELOADS.names))
+            return
+        if self._stale[:2] != (len(names), len(sys.modules)):
+            self._stale = len(names), len(sys.modules), using(names)
+        stale = self._stale[2]
+        check_reloaded(name, payload, stale)
+        # A function of a reloaded module itself was looked up anew, by FunctionTable.find().
+        check_reloaded(name, reference, (it for it in stale if it not in names))
 
     # The way of a job to its worker.
 
@@ -187,6 +228,10 @@ class Traffic:
                 return registry.refuse(job, error)
             if len(payload) > self._max_payload:
                 return registry.refuse(job, too_large(len(payload), self._max_payload))
+            try:
+                self.check_code(known.name, payload, known.payload)
+            except JobNotPicklableError as error:
+                return registry.refuse(job, error)
             if not self._enter(job):
                 return job
             if engine.turn_depth > 1:

@@ -797,6 +797,59 @@ def test_a_reloaded_module_is_refused_until_workers_have_imported_it_anew(
     assert found == ["refused", after or "refused", "refused"]
 
 
+WAYS = """
+import asyncio, functools, importlib, pathlib, asyncpool
+file = pathlib.Path("changing.py")
+SOURCE = "def job(): return {0}\\nclass Shop:\\n    def job(self): return {0}\\n"
+file.write_text(SOURCE.format(1))
+pathlib.Path("using.py").write_text("from changing import job\\ndef use(): return job()\\n")
+import changing, using
+
+def call():
+    return changing.job()
+
+def apply(function):
+    return function()
+
+async def main():
+    async with asyncpool.Pool(1) as pool:
+        ways = {
+            "by value": lambda: pool.submit(call),
+            "lambda": lambda: pool.submit(lambda: changing.job()),
+            "partial": lambda: pool.submit(functools.partial(changing.job)),
+            "method": lambda: pool.submit(changing.Shop().job),
+            "argument": lambda: pool.submit(apply, changing.job),
+            "map": lambda: pool.map(apply, [changing.job]),
+            "user": lambda: pool.submit(using.use),
+            "broadcast": lambda: pool.broadcast(changing.job),
+            "large": lambda: pool.submit(len, [changing.job, bytes(1 << 20)]),
+        }
+        assert await pool.submit(call) == 1
+        file.write_text(SOURCE.format(200))
+        importlib.reload(changing)
+        for way, call_it in ways.items():
+            try:
+                print(way, await call_it())
+            except asyncpool.errors.JobNotPicklableError as error:
+                print(way, str(error).partition(", ")[0].partition(" ")[2])
+        print(await pool.submit(abs, -3))
+        await pool.roll()
+        print(await pool.submit(call), await pool.submit(using.use))
+
+asyncio.run(main())
+"""
+
+
+def test_whatever_needs_a_reloaded_module_is_refused(tmp_path: Path) -> None:
+    *ways, other, after = run_script(tmp_path, WAYS).splitlines()
+    names = "by value", "lambda", "partial", "method", "argument", "map", "broadcast"
+    expected = dict.fromkeys((*names, "large"), "needs changing")
+    expected["user"] = "needs using"
+    found = {way: text for way in expected for text in ways if text.startswith(way)}
+    assert found == {way: f"{way} {text}" for way, text in expected.items()}
+    assert (other, after) == ("3", "200 200")
+
+
 def test_a_module_beside_the_script_is_found(tmp_path: Path) -> None:
     (tmp_path / "neighbour.py").write_text("def seven():\n    return 7\n")
     source = """
