@@ -315,8 +315,17 @@ def _of_code(code: CodeType) -> Any:
     return make, tuple(code.co_filename if it == _NO_FILE else it for it in args)
 
 
+def _of_view(view: memoryview) -> Any:
+    """Return how to reduce *view* with its format and shape, of which cloudpickle loses both."""
+    if len(view.format.lstrip("@")) != 1:
+        text = f"a memoryview of {view.format!r} cannot be made elsewhere: send what it views"
+        raise pickle.PicklingError(text)
+    return make_view, (view.tobytes(), view.format, view.shape)
+
+
 _MENDED: dict[type, Callable[[Any], Any]] = {
     CodeType: _of_code,
+    memoryview: _of_view,
     cached_property: _of_cached_property,
     singledispatchmethod: _of_dispatching_method,
 }
@@ -517,6 +526,13 @@ def register_all(dispatcher: Any, kinds: dict[type, Any]) -> None:
     """Register the functions for the other types."""
     for kind, function in kinds.items():
         dispatcher.register(kind, function)
+
+
+def make_view(data: bytes, kind: str, shape: tuple[int, ...]) -> memoryview:
+    """Return a view of *data* with items of this *kind*."""
+    cast: Any = memoryview(data).cast
+    view: memoryview = cast(kind, shape)
+    return view
 
 
 def make_cached(maxsize: int | None, typed: bool, function: Any) -> Any:  # noqa: FBT001

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import array
 import asyncio
+import ctypes
 import functools
 import math
 import operator
@@ -64,6 +66,16 @@ async def test_results_come_back_whole(pair: Pool) -> None:
     assert await pair.submit(len, large) == len(large)
     many = [pair.submit(jobs.square, n) for n in range(2000)]
     assert await asyncio.gather(*many) == [n * n for n in range(2000)]
+
+
+async def test_a_view_keeps_its_format_and_shape(pool: Pool) -> None:
+    numbers = memoryview(array.array("i", range(6)))
+    for view in (numbers, numbers[::2], numbers.cast("B").cast("i", (2, 3))):
+        there = await pool.submit(jobs.call_or_return, view)
+        assert (there.format, there.tolist()) == (view.format, view.tolist())
+    odd = memoryview((ctypes.c_int * 3)())
+    with pytest.raises(JobNotPicklableError, match="a memoryview of '<i' cannot be"):
+        await pool.submit(jobs.call_or_return, odd)
 
 
 async def test_an_exception_arrives_as_itself_with_the_workers_traceback(
