@@ -267,7 +267,7 @@ def plain_fields(fields: Iterable[tuple[str, object]]) -> dict[str, Any]:
         if len(found) == _MAX_FIELDS:
             break
         if len(name) <= _MAX_NAME:
-            found[name] = value if _is_plain(value) else _text_of(value)
+            found[name] = value if _is_plain(value) else _plain(value)
     return found
 
 
@@ -277,6 +277,12 @@ def _is_plain(value: Any) -> bool:
         # This is also False for numbers that are not finite, which JSON does not have.
         return bool(abs(value) < _MAX_NUMBER)
     return value is None or (type(value) is str and len(value) <= _MAX_TEXT)
+
+
+def _plain(value: Any) -> Any:
+    numpy: Any = sys.modules.get("numpy")
+    is_scalar = numpy is not None and isinstance(value, numpy.generic)
+    return value.item() if is_scalar and _is_plain(value.item()) else _text_of(value)
 
 
 def _text_of(value: object) -> str:

@@ -14,6 +14,7 @@ from pathlib import PurePosixPath
 from typing import Any
 from uuid import UUID
 
+import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 
@@ -333,6 +334,13 @@ def test_of_other_fields_there_is_the_text(value: object, text: str) -> None:
     found = plain_fields([("field", value)])
     assert found == {"field": text}
     assert plain_fields(found.items()) == found
+
+
+def test_numbers_of_numpy_are_numbers() -> None:
+    given = {"loss": np.float64(1.5), "n": np.int64(5), "ok": np.bool_(True)}
+    found = plain_fields(given.items())
+    assert found == {"loss": 1.5, "n": 5, "ok": True}
+    assert [*map(type, found.values())] == [float, int, bool]
 
 
 def changed(fields: object = None, **given: Any) -> bytes:
