@@ -441,6 +441,8 @@ class ProcessPoolExecutor(Executor):
             takes its place; ``None`` for any number.
         worker_output: Where the lines that calls print go; see :class:`Pool`.
         worker_env: Environment variables of workers; see :class:`Pool`.
+        start_timeout: How many seconds a worker may take to start, with what it imports.  That is
+            longer than a :class:`Pool` gives it, since the standard library waits for ever.
         pool: A :class:`Pool` that was not started, or what :func:`connect` returns: calls go there,
             and nothing else may be given.  The executor starts it and closes it.  Of a shared pool,
             up to three calls for each worker count as running, and more if they are short.
@@ -465,6 +467,7 @@ class ProcessPoolExecutor(Executor):
         worker_env: Mapping[str, str]
         | Callable[[int], Mapping[str, str]]
         | None = None,
+        start_timeout: float = 120.0,
         pool: Pool | SharedPool | None = None,
     ) -> None:
         given = locals()
@@ -498,6 +501,7 @@ class ProcessPoolExecutor(Executor):
                 launcher=launcher,
                 worker_output=worker_output,
                 worker_env=worker_env,
+                start_timeout=start_timeout,
                 max_message_size=None,
             )
         else:

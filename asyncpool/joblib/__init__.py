@@ -30,7 +30,7 @@ def register() -> None:
     Each ``Parallel`` that runs more than one call at a time has an
     :class:`asyncpool.ProcessPoolExecutor`, which lasts as long as it, or as the ``parallel_config``
     that names the backend.  In its workers the backend is registered too.  ``parallel_config`` and ``Parallel`` also take what the executor takes:
-    *initializer*, *initargs*, *max_tasks_per_child*, *mp_context*, *worker_output* and, as a
+    *initializer*, *initargs*, *max_tasks_per_child*, *mp_context*, *start_timeout*, *worker_output* and, as a
     mapping, *worker_env*.
 
     If a worker dies, ``Parallel`` raises a :exc:`asyncpool.errors.WorkerCrashedError`.  When a call
