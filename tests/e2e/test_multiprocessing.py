@@ -329,11 +329,13 @@ SHARES = """
 
     async def main():
         async with asyncpool.Pool(1, launcher=sys.argv[1]) as pool:
-            # It has made one, and waits until this loop lends it the tracker.
-            maps = Path(f"/proc/{pool.stats().slots[0].pid}/maps")
+            # It has made one, and sleeps until this loop lends it the tracker.
+            worker = Path(f"/proc/{pool.stats().slots[0].pid}")
             job = pool.submit(make, "cancelled")
             await asyncio.sleep(0)
-            while "/dev/shm/psm_" not in maps.read_text():
+            while "/dev/shm/psm_" not in Path(worker, "maps").read_text():
+                pass
+            while ") S " not in Path(worker, "stat").read_text():
                 pass
             job.cancel()
             await asyncio.wait([job])
