@@ -82,7 +82,9 @@ class Traffic:
             or config.data is not None
             or self._max_payload < HEAVY  # which bounds calls that take the short way
         )
-        self._reloads, self._stale = len(RELOADS.names), (0, 0, list[str]())
+        self._reloads = len(RELOADS.names)
+        # Of so many reloads and modules: which of these workers may have older code.
+        self._stale: tuple[int, int, list[str]] = 0, 0, []
         RELOADS.watch(self)
         self.plain = False
         self.before_refill: Callable[[float], object] | None = None
@@ -100,7 +102,8 @@ class Traffic:
 
     def code_is_new(self, since: int) -> None:
         """Note that workers have no code from before so many reloads."""
-        self._reloads, self._stale = since, (0, 0, [])
+        self._reloads = since
+        self._stale = 0, 0, []
         self.refresh_fast_path()
 
     def check_code(self, name: str, payload: Packed, reference: bytes = b"") -> None:
