@@ -344,7 +344,8 @@ class Traffic:
         try:
             # Take the jobs off their worker, up to the first frame that breaks the protocol.  A job
             # is missing if its caller has given it up.
-            jobs, job_ids, large = registry.jobs, list[int](), False
+            jobs, large = registry.jobs, False
+            job_ids: list[int] = []  # list[int]() would take 0.4 us
             taken: list[PoolJob[Any] | None] = []
             for _, job_id, attempt, run_us, payload in frames:
                 job = jobs.get(job_id)
