@@ -66,6 +66,7 @@ def started(folder: Path) -> Iterator[tuple[Server, Path]]:
             folder, *arguments, *workers, before=before, fds=[sock.fileno()]
         ) as server:
             yield server.up(), path
+            assert server.end(signal.SIGTERM) == 0
 
 
 @contextmanager
@@ -143,7 +144,6 @@ def test_behind_nginx_a_reload_fails_no_request(tmp_path: Path) -> None:
             client.join()
         assert len(found) > 4
         assert set(found) == {200}
-        assert server.end(signal.SIGTERM) == 0
 
 
 def test_systemd_knows_the_words_of_the_units() -> None:

@@ -13,6 +13,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -790,8 +791,12 @@ def test_programs_in_the_background_leave_no_zombies(
 
 def sleepers_below(pid: int) -> list[psutil.Process]:
     """Return the programs that are there, zombies included."""
-    found = psutil.Process(pid).children(recursive=True)
-    return [process for process in found if process.name() == "sleep"]
+    found: list[psutil.Process] = []
+    for process in psutil.Process(pid).children(recursive=True):
+        with suppress(psutil.NoSuchProcess):  # it has ended meanwhile
+            if process.name() == "sleep":
+                found.append(process)
+    return found
 
 
 def kids(pid: int) -> list[str]:
