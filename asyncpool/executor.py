@@ -162,7 +162,7 @@ class _Engine:
         self._begun = False
         self._over = asyncio.Event()
         self._loop: asyncio.AbstractEventLoop
-        self._supervisor: PoolEngine
+        self._pool_engine: PoolEngine
         # What has ended, by the loops of the callers, and what these loops are to settle.
         self._ended_calls: _Homes = defaultdict(deque)
         self._sent: list[deque[_EndedCall]] = []
@@ -264,7 +264,7 @@ class _Engine:
         except (errors.AsyncPoolError, OSError, RuntimeError, ValueError) as error:
             self._break(partial(_not_started, self._pool.name, error))
             return
-        engine = self._supervisor = self._pool._running_engine()  # noqa: SLF001
+        engine = self._pool_engine = self._pool._running_engine()  # noqa: SLF001
         engine.limit_ahead()  # a call that an agent has counts as running
         engine.registry.on_unassigned = self._turn_soon
         self._traffic = engine.traffic
@@ -294,7 +294,7 @@ class _Engine:
         self._awake, self._coming = True, False
         if self._ended_calls:
             self._deliver()
-        queue, waiting, most = self._queue, self._supervisor.queued, self._most_waiting
+        queue, waiting, most = self._queue, self._pool_engine.queued, self._most_waiting
         if waiting > most:
             self._withdraw(most)
         for _ in range(_CALLS_A_TURN):

@@ -22,7 +22,7 @@ from functools import partial
 from typing import Any, Literal, TextIO, cast
 
 from asyncpool._core.log_messages import ERROR_LINE, LINE, LOG_UNREAD, POOL_BROKEN
-from asyncpool._engine.output import seen, worker_record
+from asyncpool._engine.output import bare, worker_record
 from asyncpool._wire.log_records import LogMessage, plain_fields
 from asyncpool._wire.text import (
     ACCESS_LOGGER,
@@ -524,7 +524,7 @@ class WorkerLog:
         head["logger"] = "asyncpool.worker"
         tail = {"message_id": message.id, "stream": name, **self._whose}
         text = ""
-        for line in map(printable, map(seen, lines)):
+        for line in map(printable, map(bare, lines)):
             if not self._json:
                 text += f"{begin}{line}\n"
             elif line[:1] == "{" and _is_object(line):

@@ -257,13 +257,19 @@ def check_reloaded(name: str, pickled: Packed, modules: Iterable[str]) -> None:
         data = module.encode()
         reference = b"\x8c%c%b" % (len(data) & 0xFF, data)
         if any(reference in piece for piece in pieces):
-            raise JobNotPicklableError(
+            raise _old_code(
                 f"{name} needs {module}, which was reloaded, or uses what was, after workers "
-                "may have imported it. Await pool.roll() for workers that import it anew. What "
-                "preload or a script imports needs another pool",
-                direction="arguments",
-                name="fn",
+                "may have imported it"
             )
+
+
+def _old_code(what: str) -> JobNotPicklableError:
+    """Return the error of a call for which workers may have older code, as *what* says."""
+    text = (
+        f"{what}. Await pool.roll() for workers that import it anew. What preload or a script "
+        "imports needs another pool"
+    )
+    return JobNotPicklableError(text, direction="arguments", name="fn")
 
 
 class _Reloaded(Serializer):
@@ -277,13 +283,9 @@ class _Reloaded(Serializer):
 
     @staticmethod
     def pack_job(function: Callable[..., Any], *_: object, **__: object) -> Packed:
-        raise JobNotPicklableError(
+        raise _old_code(
             f"{function_name(function)} is not what workers have imported by that name: "
-            f"{function.__module__} was reloaded, or the function was replaced. Await "
-            "pool.roll() for workers that import it anew. What preload or a script imports "
-            "needs another pool",
-            direction="arguments",
-            name="fn",
+            f"{function.__module__} was reloaded, or the function was replaced"
         )
 
 

@@ -161,7 +161,7 @@ class Output:
         """
         report = ""
         if crashed and self._is_held():
-            report = "\n".join(text.printable(_bare(line)) for line in self._lines)
+            report = "\n".join(text.printable(bare(line)) for line in self._lines)
             self._lines.clear()
         self._end_hold()
         return report
@@ -186,7 +186,7 @@ class Output:
             return False
         *lines, rest = (self._rest + data).split(b"\n")
         lines = [line + b"\n" for line in lines]
-        self._rest = rest if self._mode == "inherit" else seen(rest)
+        self._rest = rest if self._mode == "inherit" else _seen(rest)
         if len(self._rest) > _CHUNK:
             lines.append(self._rest)
             self._rest = b""
@@ -196,7 +196,7 @@ class Output:
 
     def _take(self, lines: list[bytes]) -> None:
         if self._err:
-            self._tail.extend(map(_bare, lines))
+            self._tail.extend(map(bare, lines))
         self._lines.extend(lines)
 
     def _is_held(self) -> bool:
@@ -267,15 +267,15 @@ class Output:
 
     def _emit(self, line: bytes) -> None:
         if self._to_log():
-            shown = text.printable(_bare(line))
+            shown = text.printable(bare(line))
             self._message.log(_LINES, self._extra, line=shown, **self._words)
             return
         if self._mode == "inherit":
             shown = self._decode(line)
         elif self._words["trusted"]:
-            shown = f"{_bare(line).decode(errors='replace')}\n"
+            shown = f"{bare(line).decode(errors='replace')}\n"
         else:
-            shown = f"{text.printable(_bare(line))}\n"
+            shown = f"{text.printable(bare(line))}\n"
             if _LINES.hasHandlers():  # perhaps a log goes there
                 shown = f"{self._words['label']}: {shown}"
         stream = self._stream()
@@ -286,12 +286,12 @@ class Output:
                 stream.flush()
 
 
-def _bare(line: bytes) -> bytes:
+def bare(line: bytes) -> bytes:
     """Return what a line shows, without its end."""
-    return seen(line.removesuffix(b"\n")).rstrip(b"\r")
+    return _seen(line.removesuffix(b"\n")).rstrip(b"\r")
 
 
-def seen(line: bytes) -> bytes:
+def _seen(line: bytes) -> bytes:
     """Return what a terminal shows of a line, as a progress bar writes each state over the last."""
     return line[line.rstrip(b"\r").rfind(b"\r") + 1 :]
 

@@ -56,6 +56,13 @@ def pids(status: dict[str, Any]) -> list[int]:
     return [slot["pid"] for slot in status["slots"]]
 
 
+def test_a_printed_line_shows_what_a_terminal_would(folder: Path) -> None:
+    write_app(folder, APP + '\n    print("half\\rdone\\r")\n')
+    with Server(folder, "app:app", *ONE) as server:
+        server.says("in slot 0: done\n").up()
+        assert server.end(signal.SIGTERM) == 0
+
+
 def test_who_reads_the_log_may_stop_reading(folder: Path) -> None:
     """As a terminal does after Ctrl-S, or a collector that hangs."""
     noisy = """

@@ -72,7 +72,7 @@ class LocalOrders:
         return await shielded(self._life.open_engine(retrying=True).replacement.roll())
 
     async def resize(self, workers: int) -> None:
-        """Change how many there are, on each node."""
+        """Change how many there are."""
         await self._life.open_engine().replacement.resize(workers, workers)
 
 
