@@ -25,7 +25,10 @@ from tests.helpers.scripts import (
 
 
 class Around(NamedTuple):
-    """What is around a block, which is in place of ``BLOCK``, and what is printed then."""
+    """What is around a block, which is in place of ``BLOCK``, and what is printed then.
+
+    A coroutine ``main`` is run.
+    """
 
     program: str
     prints: str
@@ -46,9 +49,6 @@ FRAGMENTS = {
         async def main():
             async with asyncpool.Pool(4, initializer=throw) as pool:
                 print(len(set((await pool.broadcast(throw)).values())))
-
-        if __name__ == "__main__":
-            asyncio.run(main())
         """,
         "4\n",
     ),
@@ -68,9 +68,6 @@ FRAGMENTS = {
                 os.environ["ASYNCPOOL_SHARED_POOLS"] = json.dumps({"jobs": path})
                 async with asyncpool.Pool(1) as pool, asyncpool.PoolServer(pool, path):
                     print(await thumbnail(b"abcdef"))
-
-        if __name__ == "__main__":
-            asyncio.run(main())
         """,
         "b'abc'\n",
     ),
@@ -96,9 +93,6 @@ FRAGMENTS = {
         async def main():
             BLOCK
             print(text)
-
-        if __name__ == "__main__":
-            asyncio.run(main())
         """,
         "text\n",
     ),
@@ -116,9 +110,6 @@ FRAGMENTS = {
         async def main():
             BLOCK
             print(thumbnail)
-
-        if __name__ == "__main__":
-            asyncio.run(main())
         """,
         "b'ima'\n",
     ),
@@ -147,8 +138,6 @@ FRAGMENTS = {
             path, response = ["one", "two"], Response()
             async with asyncpool.Pool(1) as pool:
                 BLOCK
-
-        asyncio.run(main())
         """,
         "one\ntwo\n",
     ),
@@ -172,8 +161,6 @@ FRAGMENTS = {
         async def main():
             BLOCK
             print(row)
-
-        asyncio.run(main())
         """,
         "row 42 of database\n",
     ),
@@ -191,8 +178,6 @@ FRAGMENTS = {
         async def main():
             BLOCK
             print(label)
-
-        asyncio.run(main())
         """,
         "cats: b'1'\n",
     ),
@@ -207,9 +192,6 @@ FRAGMENTS = {
             BLOCK
                 await pool.submit(put, 3)
                 print(found.get())
-
-        if __name__ == "__main__":
-            asyncio.run(main())
         """,
         "3\n",
     ),
@@ -233,9 +215,6 @@ FRAGMENTS = {
             async with asyncpool.Pool(2, worker_output="inherit") as pool:
                 BLOCK
                 print(page)
-
-        if __name__ == "__main__":
-            asyncio.run(main())
         """,
         "saved ledger\n('ledger', 19)\n",
     ),
@@ -253,8 +232,6 @@ FRAGMENTS = {
             async with asyncpool.Pool(2) as pool:
                 BLOCK
                 print(await pool.submit(day))
-
-        asyncio.run(main())
         """,
         "2026-11-22\n",
     ),
@@ -269,8 +246,6 @@ FRAGMENTS = {
             loop, measure, paths, image = asyncio.get_running_loop(), len, ["a", "bb"], "xyz"
             BLOCK
             print(sizes, thumbnail)
-
-        asyncio.run(main())
         """,
         "[1, 2] x\n",
     ),
@@ -296,8 +271,6 @@ FRAGMENTS = {
             BLOCK
                 await extended.wait()
                 print(await job)
-
-        asyncio.run(main())
         """,
         "one 300\nTEXT\n",
     ),
@@ -309,8 +282,6 @@ FRAGMENTS = {
             BLOCK
             print(await pool.submit(len, "ab"))
             await pool.close()
-
-        asyncio.run(main())
         """,
         "2\n",
     ),
@@ -323,8 +294,6 @@ FRAGMENTS = {
             async with asyncpool.Pool(2) as pool:
                 BLOCK
             print(sizes)
-
-        asyncio.run(main())
         """,
         "[1, 2]\n",
     ),
@@ -344,8 +313,6 @@ FRAGMENTS = {
 
         async def main():
             BLOCK
-
-        asyncio.run(main())
         """,
         "9100 {'pool': 'images'} 4\n",
     ),
@@ -365,8 +332,6 @@ FRAGMENTS = {
                 BLOCK
                 job.cancel()
             print(os.path.exists("flame.html"))
-
-        asyncio.run(main())
         """,
         "True\n",
     ),
@@ -438,6 +403,8 @@ def test_a_fragment_does_what_it_says(first: str, tmp_path: Path) -> None:
         textwrap.dedent(around.program),
         flags=re.MULTILINE,
     )
+    if "\nasync def main():\n" in program and "asyncio.run(main())" not in program:
+        program += '\nif __name__ == "__main__":\n    asyncio.run(main())\n'
     assert run_script(tmp_path, program).endswith(around.prints)
 
 
