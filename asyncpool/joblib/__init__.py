@@ -64,8 +64,12 @@ def run_packed(batch: bytes, *buffers: memoryview) -> Any:
     return pickle.loads(batch, buffers=buffers)()  # noqa: S301 - it is the program's
 
 
-def load_mapped(path: str, _number: int) -> Any:
+def load_mapped(path: str, _number: int, writeable: bool) -> Any:  # noqa: FBT001 - it is pickled
     """Map the array in a file of the backend's; the call may change its copy."""
     import joblib  # noqa: PLC0415
+    import numpy as np  # noqa: PLC0415
 
-    return joblib.load(path, "c")
+    # A plain array, as the first call got it: a memmap has another hash, say.
+    array = joblib.load(path, "c").view(np.ndarray)
+    array.flags.writeable = writeable
+    return array

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from joblib import Parallel, cpu_count, delayed, parallel_config
+from joblib import Parallel, cpu_count, delayed, hash as joblib_hash, parallel_config
 from joblib.parallel import get_active_backend
 
 import asyncpool.joblib
@@ -143,6 +143,19 @@ def test_an_array_of_many_calls_is_copied_once_and_is_each_calls_own(
         assert len({files for _, files in found[1:]}) == 1
     others = (np.full(1 << 18, 7) for _ in range(20))
     assert _look_together(gate, others) == 20 * [(7, ())]
+
+
+def _as_it_came(array: Any) -> tuple[bool, bool, str]:
+    return type(array) is np.ndarray, array.flags.writeable, joblib_hash(array)
+
+
+@pytest.mark.parametrize("writeable", [True, False])
+def test_each_call_gets_the_same_array(*, writeable: bool) -> None:
+    array = np.ones(1 << 18)
+    array.flags.writeable = writeable
+    calls = [delayed(_as_it_came)(array)] * 8
+    found = Parallel(batch_size=1, pre_dispatch="all")(calls)
+    assert set(found) == {(True, writeable, joblib_hash(array))}
 
 
 def _nested(name: str | None) -> tuple[int, set[int]]:
