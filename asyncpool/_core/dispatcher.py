@@ -27,7 +27,7 @@ The methods are plain calls, since this is the hot path.
 
 from __future__ import annotations
 
-from collections import OrderedDict, deque
+from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from enum import IntEnum
 from functools import lru_cache, partial
@@ -614,7 +614,7 @@ class AffinityQueues:
     """
 
     def __init__(self) -> None:
-        self.open: dict[int | None, JobQueue] = {}
+        self.open: defaultdict[int | None, JobQueue] = defaultdict(JobQueue)
         self.slots_by_bucket: Mapping[int, int] = {}
         self._buckets: dict[int, int] = {}  # by slot
         self._bucket_of: dict[int, int | None] = {}  # of each job that waits
@@ -635,13 +635,14 @@ class AffinityQueues:
 
     def add(self, job: int, traits: JobTraits, priority: int) -> None:
         """Queue *job*."""
-        self._enter(job, self._choose(traits.key)).add(job, traits, priority)
+        bucket = self._bucket_of[job] = self._choose(traits.key)
+        self.open[bucket].add(job, traits, priority)
 
     def requeue(self, jobs: dict[int, JobTraits]) -> None:
         """Queue *jobs* before all others, in their order."""
         for job in reversed(jobs):
-            queue = self._enter(job, self._choose(jobs[job].key))
-            queue.requeue({job: jobs[job]})
+            bucket = self._bucket_of[job] = self._choose(jobs[job].key)
+            self.open[bucket].requeue({job: jobs[job]})
 
     def note_leaving(self, job: int) -> None:
         """Record that *job* has left its queue."""
@@ -672,39 +673,26 @@ class AffinityQueues:
             return
         self._choose = _chooser([*slots_by_bucket])
         new = [bucket for bucket in slots_by_bucket if bucket not in there]
-        chosen_in: dict[int | None, list[tuple[QueuedJob, int | None]]] = {}
-        changing: set[int | None] = set()
+        waiting: list[tuple[QueuedJob, int | None]] = []
         for bucket, queue in self.open.items():
             # A bucket that stays was the first choice before, too.
             stays = bucket in slots_by_bucket
             find = _chooser([bucket, *new]) if stays else self._choose
-            found = [(entry, find(entry.traits.key)) for entry in queue.entries()]
-            chosen_in[bucket] = found
-            for _, chosen in found:
-                if chosen != bucket:
-                    changing |= {bucket, chosen}
-        moving = [it for bucket in changing for it in chosen_in.get(bucket, ())]
-        for bucket in changing:
-            self.open.pop(bucket, None)
+            waiting += [(entry, find(entry.traits.key)) for entry in queue.entries()]
+        # All queues are made anew: with many keys a bucket that comes or goes changes each of them.
+        self.open.clear()
         back: dict[int, JobTraits] = {}
-        for entry, chosen in sorted(moving):  # by age: jobs are numbered as they come
+        for entry, chosen in sorted(waiting):  # by age: jobs are numbered as they come
             if entry.priority is None:
                 back[entry.job] = entry.traits
                 continue
-            queue = self._enter(entry.job, chosen)
+            self._bucket_of[entry.job] = chosen
+            queue = self.open[chosen]
             if not queue:
                 # It keeps its count of passes: a job whose key moves often would else starve.
                 queue.restore(entry)
             queue.add(entry.job, entry.traits, entry.priority)
         self.requeue(back)
-
-    def _enter(self, job: int, bucket: int | None) -> JobQueue:
-        """Record that *job* comes to the queue of *bucket*, and return that."""
-        self._bucket_of[job] = bucket
-        queue = self.open.get(bucket)
-        if queue is None:
-            queue = self.open[bucket] = JobQueue()
-        return queue
 
 
 class Dispatcher:

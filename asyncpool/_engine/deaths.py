@@ -19,7 +19,7 @@ from asyncpool._core.lifecycle import Aftermath
 from asyncpool._core.options import costs_attempt
 from asyncpool._core.slots import CRASH, JobText, Slot, exit_cause
 from asyncpool._dataclass import replace
-from asyncpool._engine.job import Chunk, PoolJob, StreamJob
+from asyncpool._engine.job import ChunkJob, PoolJob, StreamJob
 from asyncpool._engine.machine import OomKills
 from asyncpool._engine.registry import (
     crash_error,
@@ -205,14 +205,14 @@ class Deaths:
         losses = judge([job for job in found if job is not None], handle, slot, kind)
         for loss in losses:
             job = loss.job
-            if loss.begun and isinstance(job, Chunk):
+            if loss.begun and isinstance(job, ChunkJob):
                 has_begun = job.salvage(handle.page)
                 if not has_begun and handle.broke_protocol:
                     job.assume_lost()
             if loss.requeued and isinstance(job, StreamJob):
                 job.begin_again()
             if loss.begun:
-                registry.events.lost(job, slot, handle.since)
+                engine.hub.lost(job, slot, handle.since)
                 registry.end_attempt(job)
             else:
                 registry.unassign(job, suspect=loss.suspect, costs=loss.costs)
@@ -423,9 +423,8 @@ class Deaths:
             job.function.figures.takeovers += 1
             hub.publish(events.TakenOver(job.id, job.attempt if loss.costs else 0))
             if loss.begun:  # else it is told as given back
-                registry.events.attempt_failed(
-                    job, loss.error or crash_error(job, loss.delivery)
-                )
+                error = loss.error or crash_error(job, loss.delivery)
+                hub.attempt_failed(job, error)
 
 
 def _was_killed(handle: WorkerHandle) -> bool:

@@ -29,6 +29,7 @@ from asyncpool._core.deadlines import earliest
 from asyncpool._core.endings import Finish
 from asyncpool._core.figures import Durations
 from asyncpool._core.slots import UP
+from asyncpool._engine import watch
 from asyncpool._engine.admission import Admission, Holds
 from asyncpool._engine.channel import READ_SIZE
 from asyncpool._engine.deaths import Deaths
@@ -59,14 +60,6 @@ from asyncpool._engine.replacement import WorkerReplacement
 from asyncpool._engine.segments import Segments
 from asyncpool._engine.sessions import Broadcaster, Sessions
 from asyncpool._engine.traffic import Traffic
-from asyncpool._engine.watch import (
-    Heartbeats,
-    JobTimers,
-    Pings,
-    Profiles,
-    Stacks,
-    StallWatch,
-)
 from asyncpool._engine.worker import WorkerHandle
 from asyncpool._wire.frames import Frame, FrameKind
 from asyncpool.errors import PoolBrokenError, PoolClosedError, ProtocolError
@@ -275,16 +268,16 @@ class Engine:
         self.admission = Admission(self)
         self.holds = Holds(self)
         self.large = LargeObjects(self)
-        self.heartbeats = Heartbeats(self)
-        self.timers = JobTimers(self)
-        self.stalls = StallWatch(self)
-        self.stacks = Stacks(self)
+        self.heartbeats = watch.Heartbeats(self)
+        self.timers = watch.JobTimers(self)
+        self.stalls = watch.StallWatch(self)
+        self.stacks = watch.Stacks(self)
         self.traffic = Traffic(self)
         self.replacement = WorkerReplacement(self)
         self.sessions = Sessions(self)
         self.broadcasts = Broadcaster(self, worker)
-        self.profiles = Profiles(self)
-        self.pings = Pings(self)
+        self.profiles = watch.Profiles(self)
+        self.pings = watch.Pings(self)
         # Not a task group of anyio's, which needs a current task: workers are also started in
         # timers and readers, where there is none.
         self.tasks = asyncio.TaskGroup()

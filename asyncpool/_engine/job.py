@@ -31,8 +31,7 @@ from asyncpool._core.functions import (
 from asyncpool._core.options import JobOptions
 from asyncpool._engine.loop import check_loop
 from asyncpool._wire.frames import Frame, FrameKind
-from asyncpool._wire.messages import with_parts
-from asyncpool._wire.page import CHUNK_SIZE, LOST, Beat, ChunkResult
+from asyncpool._wire.page import CHUNK_SIZE, LOST, Beat
 from asyncpool._wire.pickling import Serializer
 from asyncpool.enums import JobState, TimeLimit
 from asyncpool.errors import JobError, JobNotPicklableError, ProtocolError, job_text
@@ -411,44 +410,11 @@ class PoolJob(Job[R]):
         self.frame_end: int
         self.owner = owner
 
-    # Its way.  (The hot path does by itself what begin_attempt() and forget_call() do.)
-
+    # The hot path does this by itself.
     def begin_attempt(self, slot: int) -> None:
         """Begin an attempt: the worker in *slot* is about to get the job."""
         self.attempt += 1
         self.slot = slot
-
-    def unassigned(self, *, suspect: bool = False, costs: bool = False) -> bool:
-        """Leave a worker that has not begun the job; the attempt does not count.
-
-        Args:
-            suspect: Whether the worker died, and the job may be the cause.
-            costs: Whether the attempt counts all the same.
-
-        Returns:
-            Whether its time had counted as that of a running job.
-        """
-        self.times_suspected += suspect
-        self.attempt -= not costs
-        return self._left_worker()
-
-    def end_attempt(self) -> bool:
-        """End an attempt that had begun; the next one waits from now on.  Return as above."""
-        self.queued_at, self.has_begun = monotonic(), True
-        return self._left_worker()
-
-    def _left_worker(self) -> bool:
-        self.slot = None
-        if self.heartbeats is not None:
-            self.context = with_parts(self.context, details=self.heartbeats.details)
-        if self.began is None:
-            return False
-        self.began = self.exceeded = None
-        return True
-
-    def forget_call(self) -> None:
-        """Forget the call and the worker."""
-        self.slot, self.payload = None, b""
 
     @property
     def attempt_policy(self) -> JobOptions:
@@ -498,55 +464,28 @@ def attribute_by_number(error: JobError, number: int, attempt: int, name: str) -
 # A job that has several items of a map.
 
 
-class Chunk:
-    """A mix-in of jobs that carry several items of a map; see ``_wire/page.py``.
+class ChunkJob(PoolJob[R]):
+    """A job that carries several items of a map; see ``_wire/page.py``.
 
     A chunk that fails has no result.  Then the pool finds out which of its items are done.
 
     Attributes:
+        found: The outcomes of the items that are done, if the chunk has not ended with a
+            result; ``None`` if it has not begun with its first item.
         rounds: How many rounds of the stall watch have found it running.
     """
 
     __slots__ = ()
 
-    rounds: int
-
-    # No abstract base class: each time a job is sent isinstance() is asked, which takes longer there.
+    found: Any = None
+    rounds: int = 0
 
     def salvage(self, page: WorkerPage) -> bool:
         """Find what its worker, which is dead, has noted; return whether it has begun with its first item."""
-        raise NotImplementedError
-
-    def find_in_result(self, result: Any) -> None:
-        """Find the outcomes of its items in a result that came after its time was over."""
-        raise NotImplementedError
-
-    def assume_lost(self) -> None:
-        """Take it that each item may have begun."""
-        raise NotImplementedError
-
-
-class ChunkJob(Chunk, PoolJob[R]):
-    """A chunk whose map is here.
-
-    Attributes:
-        found: The outcomes of the items that are done, if the chunk has not ended with a
-            result; ``None`` if it has not begun with its first item.
-    """
-
-    __slots__ = ("found", "rounds")
-
-    def __init__(self, *args: Any) -> None:
-        super().__init__(*args)
-        self.rounds = 0
-        self.found: list[Any] | None = None
-
-    def salvage(self, page: WorkerPage) -> bool:
-        """Find what its worker has noted; return whether it has begun with its first item."""
         self.found = page.log(self.id, self.attempt)
         return self.found is not None
 
-    def find_in_result(self, result: ChunkResult) -> None:
+    def find_in_result(self, result: Any) -> None:
         """Find all but the last item, which was running when the time was over."""
         self.found = result.load()[:-1]
 

@@ -185,8 +185,7 @@ class LargeObjects(Packer):
         """Unpickle the outcome of a job, which has left its worker, and settle the job then."""
         self._engine.core.closing.unpacking[job.id] = None
         if frame.kind is FrameKind.ERROR:
-            watch = self._engine.registry.events
-            watch.failed(job, handle.slot, frame, handle.since)
+            self._engine.hub.failed(job, handle.slot, frame, handle.since)
         unpack(self._engine.threads, job, frame, partial(self._unpacked, handle))
 
     def _unpacked(self, handle: WorkerHandle, job: PoolJob[Any], outcome: Any) -> None:

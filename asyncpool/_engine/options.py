@@ -26,14 +26,7 @@ from asyncpool._core.options import (
     changed,
 )
 from asyncpool._dataclass import dataclass
-from asyncpool._engine.machine import (
-    check_limits,
-    check_loop_kind,
-    least_and_most,
-    main_script,
-    module_path,
-    usable_cpus,
-)
+from asyncpool._engine import machine
 from asyncpool._wire.frames import MAX_PAYLOAD
 from asyncpool._wire.messages import WorkerConfig
 from asyncpool._wire.records import Later
@@ -99,7 +92,7 @@ def check_codec(codec: object, **needing: object) -> None:
 
 
 def _workers(_: str, value: int | tuple[int, int] | None) -> tuple[int, int]:
-    return least_and_most(usable_cpus() if value is None else value)
+    return machine.least_and_most(machine.usable_cpus() if value is None else value)
 
 
 def _path(name: str, value: Any) -> str:
@@ -161,7 +154,7 @@ class EngineConfig(CoreOptions):
 
     name: str
     launcher: LauncherKind = option(checks.one_of(get_args(LauncherKind)))
-    worker_loop: LoopKind = option(check_loop_kind)
+    worker_loop: LoopKind = option(machine.check_loop_kind)
     worker_output: OutputMode = option(checks.one_of(get_args(OutputMode)))
     on_crash: CrashCallback | None = option(checks.CALLBACK)
     preload: tuple[str, ...] = option(checks.several("names of modules", each=str))
@@ -218,7 +211,7 @@ class EngineConfig(CoreOptions):
 POOL_CHECKS: dict[str, checks.Check] = {
     **checks.table_of(EngineConfig),
     "workers": _workers,
-    "worker_limits": check_limits,
+    "worker_limits": machine.check_limits,
     "max_message_size": checks.at_least(1024).or_none(),
     "initializer": checks.CALLBACK,
     "initargs": checks.several("a tuple of arguments"),
@@ -341,13 +334,13 @@ def worker_config(options: Mapping[str, Any], max_payload: int) -> WorkerConfig:
     """
     limits: WorkerLimits = options["worker_limits"]
     return WorkerConfig(
-        sys_path=module_path(),
+        sys_path=machine.module_path(),
         initializer=None,
         max_payload=max_payload,
         nice=limits.nice,
         cpus=limits.cpus,
         rlimits=tuple(limits.rlimits.items()),
         loop=options["worker_loop"],
-        script=main_script(),
+        script=machine.main_script(),
         memory=limits.memory_at_start,
     )

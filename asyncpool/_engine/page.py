@@ -14,22 +14,9 @@ from typing import Any, TypeAlias, TypeVar, cast
 from asyncpool._core import log_messages as say
 from asyncpool._engine.life_log import LOGGER
 from asyncpool._engine.machine import tell_refusal
+from asyncpool._wire import page
 from asyncpool._wire.frames import Frame, FrameKind
 from asyncpool._wire.messages import tidy
-from asyncpool._wire.page import (
-    JOB_KEY,
-    LANE_OUTCOME_SIZE,
-    LANE_STACK_SIZE,
-    NOTED,
-    STACKS_SIZE,
-    Beat,
-    PageLayout,
-    ask_to_stop,
-    copy_log,
-    has_beats,
-    read_beats,
-    read_log,
-)
 from asyncpool._wire.text import printable_block
 
 # The memory under a page, which its worker may try to take away.
@@ -150,7 +137,8 @@ class WorkerPage:
     """
 
     def __init__(self, width: int = 1) -> None:
-        self._layout = PageLayout(width)
+        self._layout = layout = page.PageLayout(width)
+        self._stacks_at = slice(layout.stacks, layout.size)
         self._memory: PageMemory | None = None
 
     def open(self) -> int:
@@ -184,21 +172,21 @@ class WorkerPage:
         return self._lane(job, attempt) is not None
 
     @_or_else(list)
-    def beats(self) -> list[Beat]:
+    def beats(self) -> list[page.Beat]:
         """Return the newest heartbeats of its jobs: two for each lane, the older one first."""
-        memory, found = self._memory, list[Beat]()
+        memory, found = self._memory, list[page.Beat]()
         for lane in range(self._layout.width):
             start = self._layout.beats_offset(lane)
-            if memory is not None and has_beats(memory, start):
-                looks = (read_beats(memory, start) for _ in range(_LOOKS))
+            if memory is not None and page.has_beats(memory, start):
+                looks = (page.read_beats(memory, start) for _ in range(_LOOKS))
                 found += next(filter(None, looks), [])
         return found
 
-    @_or_else(partial(read_log, b""))  # so that no item is begun a second time
+    @_or_else(partial(page.read_log, b""))  # so that no item is begun a second time
     def log(self, job: int, attempt: int) -> list[Any] | None:
         """Return the outcomes of the items of a chunk; ``None`` if it has not begun."""
         log = self.copy_log(job, attempt)
-        return None if log is None else read_log(log)
+        return None if log is None else page.read_log(log)
 
     @_or_else(bytes)
     def copy_log(self, job: int, attempt: int) -> bytes | None:
@@ -206,13 +194,13 @@ class WorkerPage:
         lane = self._lane(job, attempt)
         if lane is None or self._memory is None:
             return None
-        return copy_log(self._memory, self._layout.log_offset(lane), job, attempt)
+        return page.copy_log(self._memory, self._layout.log_offset(lane), job, attempt)
 
     def stop_chunk(self, job: int, attempt: int) -> None:
         """Have the worker begin no other item of this chunk, if it runs the chunk now."""
         lane = self._lane(job, attempt)
         if lane is not None and self._memory is not None:
-            ask_to_stop(self._memory, self._layout.log_offset(lane), job)
+            page.ask_to_stop(self._memory, self._layout.log_offset(lane), job)
 
     @_or_else(str)
     def stack(self, job: int, attempt: int) -> str:
@@ -221,10 +209,10 @@ class WorkerPage:
         if lane is None or self._memory is None:
             return ""
         start = self._layout.stack_offset(lane)
-        text = self._memory[start : start + LANE_STACK_SIZE]
-        if JOB_KEY.unpack_from(text) != (job, attempt):
+        text = self._memory[start : start + page.LANE_STACK_SIZE]
+        if page.JOB_KEY.unpack_from(text) != (job, attempt):
             return ""
-        text, _, _ = text[JOB_KEY.size :].partition(b"\0")
+        text, _, _ = text[page.JOB_KEY.size :].partition(b"\0")
         return printable_block(text.strip())
 
     @_or_else(dict)
@@ -238,10 +226,10 @@ class WorkerPage:
             return found
         for lane in range(self._layout.width):
             start = self._layout.outcome_offset(lane)
-            noted = self._memory[start : start + LANE_OUTCOME_SIZE]
-            job, attempt, kind, duration, size = NOTED.unpack_from(noted)
-            if kind in _OUTCOMES and size <= LANE_OUTCOME_SIZE - NOTED.size:
-                data = noted[NOTED.size : NOTED.size + size]
+            noted = self._memory[start : start + page.LANE_OUTCOME_SIZE]
+            job, attempt, kind, duration, size = page.NOTED.unpack_from(noted)
+            if kind in _OUTCOMES and size <= page.LANE_OUTCOME_SIZE - page.NOTED.size:
+                data = noted[page.NOTED.size : page.NOTED.size + size]
                 frame = Frame(FrameKind(kind), job, attempt, duration, data)
                 found[job, attempt] = frame
         return found
@@ -256,14 +244,12 @@ class WorkerPage:
         """Return the stacks that the worker has written, and erase them."""
         text = self._stacks().strip(b"\0")
         if self._memory is not None:
-            self._memory[self._layout.stacks : self._layout.size] = bytes(STACKS_SIZE)
+            self._memory[self._stacks_at] = bytes(page.STACKS_SIZE)
         return tidy(printable_block(text))
 
     @_or_else(bytes)
     def _stacks(self) -> bytes:
-        if self._memory is None:
-            return b""
-        return self._memory[self._layout.stacks : self._layout.size]
+        return b"" if self._memory is None else self._memory[self._stacks_at]
 
     def _lane(self, job: int, attempt: int) -> int | None:
         """Return the lane in which this attempt has begun; the worker may be dead by now."""
@@ -271,8 +257,8 @@ class WorkerPage:
             return None
         start, end = map(self._layout.begun_offset, (0, self._layout.width))
         table, place = self._memory[start:end], -1
-        while (place := table.find(JOB_KEY.pack(job, attempt), place + 1)) >= 0:
-            lane, inside = divmod(place, JOB_KEY.size)
+        while (place := table.find(page.JOB_KEY.pack(job, attempt), place + 1)) >= 0:
+            lane, inside = divmod(place, page.JOB_KEY.size)
             if not inside:
                 return lane
         return None

@@ -13,13 +13,13 @@ from collections.abc import Callable, Hashable, Iterable, Mapping
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
+from asyncpool import errors
 from asyncpool._core.deadlines import Deadlines
 from asyncpool._core.figures import Durations, FunctionTotals
 from asyncpool._core.options import Keeper
-from asyncpool._core.slots import Slot
-from asyncpool._engine.hub import Attempt, PoolHub
+from asyncpool._engine.hub import PoolHub
 from asyncpool._engine.job import (
-    Chunk,
+    ChunkJob,
     Failed,
     Holder,
     PoolJob,
@@ -29,22 +29,10 @@ from asyncpool._engine.job import (
 )
 from asyncpool._engine.worker import WorkerHandle
 from asyncpool._wire.frames import Frame, FrameKind
+from asyncpool._wire.messages import with_parts
 from asyncpool._wire.pickling import PICKLE, unloadable, unpicklable
 from asyncpool.enums import CrashKind, Delivery, JobOutcome, TimeLimit
-from asyncpool.errors import (
-    JobNotPicklableError,
-    JobRaisedError,
-    JobTimeoutError,
-    PoolBrokenError,
-    PoolClosedError,
-    RemoteError,
-    WorkerCrashedError,
-    WorkerHungError,
-    WorkerOutOfMemoryError,
-    WorkerStartError,
-    job_text,
-)
-from asyncpool.events import CloseSummary, JobEnded, JobQueued, JobStarted
+from asyncpool.events import CloseSummary
 from asyncpool.stats import ClientStats
 
 if TYPE_CHECKING:
@@ -58,138 +46,6 @@ def timed_out(job: PoolJob[Any], handle: WorkerHandle) -> Failed:
     """Return the error of a job that has exceeded a time limit, whatever has ended it since."""
     error = timeout_error(job, take_stack(job, handle))
     return Failed(error, may_retry=job.exceeded is not TimeLimit.DEADLINE)
-
-
-# What is told of jobs to those who listen to them, or trace them; nothing is done if nobody does.
-#
-# The pool does not hear when a job begins in its worker.  But a worker begins its next job
-# when it has ended the one before, and that it tells; so the begin of a job is known as soon
-# as anything else is.
-
-# It does what JobEnded(...) and so on do, in half of the time.
-_new = tuple.__new__  # pyright: ignore[reportUnknownMemberType] - of a bare tuple
-
-
-def job_queued(job: PoolJob[Any], at: float) -> JobQueued:
-    """Return that a job waits for an attempt since *at*."""
-    return _new(JobQueued, (job.id, job.title, job.options.via, job.attempt, at))
-
-
-def job_started(job: PoolJob[Any], slot: int, at: float) -> JobStarted:
-    """Return that an attempt has begun in *slot* at *at*."""
-    return _new(JobStarted, (job.id, job.title, job.attempt, slot, at))
-
-
-def job_ended(
-    job: PoolJob[Any], outcome: JobOutcome, attempt: Attempt | None
-) -> JobEnded:
-    """Return that a job has ended just now; *attempt* is ``None`` if its last has not begun."""
-    now, slot, run = monotonic(), None, 0.0
-    wait = now - job.queued_at
-    if attempt is not None:
-        slot, queued, began, known = attempt
-        run = now - began if known is None else known
-        wait = began - queued
-    if wait < 0.0:  # noqa: PLR1730 - max() takes 100 ns
-        wait = 0.0
-    told = job.id, job.title, outcome, job.attempt, slot, wait, run, now
-    return _new(JobEnded, told)
-
-
-class JobEvents:
-    """Publishes the events of jobs, and tells tracers.
-
-    A caller on the way of every job calls a method only while ``hub.tracks_jobs`` is true,
-    since a call costs as much as a tenth of a short job.  The methods for failures look
-    themselves.  Listeners and tracers hear of what goes well with a job only if somebody
-    listens, or if the job is traced.
-
-    Args:
-        hub: Where the events go, and which knows the tracers.
-
-    Attributes:
-        hub: As above.
-    """
-
-    def __init__(self, hub: PoolHub) -> None:
-        self.hub = hub
-        self._attempts: dict[int, Attempt] = {}
-        # The attempts of jobs that end while nobody listens would stay for ever.
-        hub.on_queued, hub.on_unwatched = self._queued, self._attempts.clear
-
-    def attempt_failed(self, job: PoolJob[Any], error: BaseException) -> None:
-        """Tell that an attempt has failed with *error*, and that the job waits for the next."""
-        attempt = self._attempts.pop(job.id, None)
-        for tracer in self.hub.tracers:
-            tracer.attempt_failed(job, error, attempt)
-        if self.hub.step_listeners:
-            self._queued(job)
-
-    def sending(self, job: PoolJob[Any], slot: int) -> None:
-        """Take note that an attempt is about to be sent to the worker in *slot*."""
-        for tracer in self.hub.tracers:
-            tracer.sending(job, slot)
-
-    def running(self, jobs: Iterable[PoolJob[Any]], slot: int, at: float) -> None:
-        """Tell which of *jobs*, those that run in *slot*, have begun since the last look."""
-        for job in jobs:
-            if job.id not in self._attempts:
-                self.attempted(job, _new(Attempt, (slot, job.queued_at, at, None)))
-
-    def attempted(self, job: PoolJob[Any], attempt: Attempt) -> None:
-        """Take note of an attempt that has begun, or ended."""
-        is_news = job.id not in self._attempts
-        self._attempts[job.id] = attempt
-        if is_news and self.hub.step_listeners:
-            self.hub.publish_job(job_started(job, attempt.slot, attempt.began))
-
-    def ran(self, job: PoolJob[Any], slot: int, frame: Frame, at: float) -> None:
-        """Take note of an attempt whose outcome, *frame*, came at *at* from *slot*."""
-        run = frame.number / 1e6
-        self.attempted(job, _new(Attempt, (slot, job.queued_at, at - run, run)))
-
-    def failed(self, job: PoolJob[Any], slot: int, frame: Frame, at: float) -> None:
-        """Take note of an attempt whose outcome is a failure, if anybody traces jobs."""
-        if self.hub.tracers:
-            self.ran(job, slot, frame, at)
-
-    def lost(self, job: PoolJob[Any], slot: Slot, since: float) -> None:
-        """Take note of an attempt that comes to no outcome, if anybody traces jobs.
-
-        Args:
-            job: The job.
-            slot: The slot of its worker.
-            since: When the worker has ended the job before, or got the first one.
-        """
-        if self.hub.tracers:
-            # In one lane it has begun when the job before it has ended.
-            began = job.sent_at if slot.in_flight.concurrency > 1 else since
-            attempt = Attempt(slot.index, job.queued_at, began, None)
-            self._attempts.setdefault(job.id, attempt)
-
-    def unassigned(self, job: PoolJob[Any]) -> None:
-        """Take note that a job has not begun after all."""
-        if job.id in self.hub.traced:
-            for tracer in self.hub.tracers:
-                tracer.unassigned(job)
-        if self._attempts.pop(job.id, None) is not None and self.hub.step_listeners:
-            self._queued(job)
-
-    def ended(
-        self, job: PoolJob[Any], outcome: JobOutcome, error: BaseException | None = None
-    ) -> None:
-        """Tell how a job has ended, and with which *error* if there is one."""
-        hub, attempt = self.hub, self._attempts.pop(job.id, None)
-        if error is not None or job.id in hub.traced:
-            for tracer in hub.tracers:
-                tracer.ended(job, outcome, error, attempt)
-            hub.forget(job.id)
-        if hub.job_listeners:
-            hub.publish_end(job_ended(job, outcome, attempt))
-
-    def _queued(self, job: PoolJob[Any]) -> None:
-        """Tell that a job waits for an attempt."""
-        self.hub.publish_job(job_queued(job, job.queued_at))
 
 
 # What a pool counts while it lives; nothing depends on it.
@@ -225,11 +81,11 @@ class PoolFigures:
 
 def outcome_of_error(error: BaseException) -> JobOutcome:
     """Return how a job has ended that its pool has failed with *error*."""
-    if isinstance(error, JobTimeoutError):
+    if isinstance(error, errors.JobTimeoutError):
         return JobOutcome.TIMEOUT
-    if isinstance(error, WorkerCrashedError):
+    if isinstance(error, errors.WorkerCrashedError):
         return JobOutcome.CRASHED
-    if isinstance(error, JobNotPicklableError):
+    if isinstance(error, errors.JobNotPicklableError):
         return JobOutcome.REFUSED
     return JobOutcome.ABORTED
 
@@ -323,7 +179,7 @@ class Leases:
 
 
 # Errors that are made before it is known which job they are for; attribute_to() fills that in.
-_UNATTRIBUTED = JobNotPicklableError | JobRaisedError | RemoteError
+_UNATTRIBUTED = errors.JobNotPicklableError | errors.JobRaisedError | errors.RemoteError
 
 
 class JobRegistry:
@@ -333,7 +189,6 @@ class JobRegistry:
         hub: Where their events go.
 
     Attributes:
-        events: What is told of them.
         jobs: The jobs, in the order in which they came.
         figures: The other counters and histograms of the pool.
         submitted: How many jobs got a number.
@@ -347,7 +202,7 @@ class JobRegistry:
     """
 
     def __init__(self, hub: PoolHub) -> None:
-        self.events, self._hub = JobEvents(hub), hub
+        self._hub = hub
         self.jobs: dict[int, PoolJob[Any]] = {}
         self.leases = Leases()
         self.deadlines: Deadlines[int] = Deadlines()
@@ -387,11 +242,11 @@ class JobRegistry:
         self.failed += 1
         if isinstance(error, SystemExit | KeyboardInterrupt):
             raise error
-        if not isinstance(error, JobNotPicklableError):
+        if not isinstance(error, errors.JobNotPicklableError):
             error = unpicklable(error)
         attribute_to(error, job)
         job.function.figures.ended(JobOutcome.REFUSED)
-        self.events.ended(job, JobOutcome.REFUSED, error)
+        self._hub.job_ended(job, JobOutcome.REFUSED, error)
         job.set_exception(error)
         return job
 
@@ -404,12 +259,12 @@ class JobRegistry:
         if job.exceeded is None:
             result = load_outcome(serializer, frame)
             if type(result) is Failed:
-                self.events.failed(job, handle.slot, frame, handle.since)
+                self._hub.failed(job, handle.slot, frame, handle.since)
                 if result.distrust:
                     handle.distrust(result.distrust)
             return result
-        self.events.failed(job, handle.slot, frame, handle.since)
-        if isinstance(job, Chunk):
+        self._hub.failed(job, handle.slot, frame, handle.since)
+        if isinstance(job, ChunkJob):
             result = load_outcome(serializer, frame)
             if isinstance(result, Failed):  # the outcome cannot be read
                 job.assume_lost()
@@ -497,16 +352,16 @@ class JobRegistry:
             self._remove(job)
             job.function.figures.ok += 1
             if self._hub.tracks_jobs:
-                self.events.ended(job, JobOutcome.OK)
+                self._hub.job_ended(job, JobOutcome.OK)
             job.set_result(loaded)
             return False
         error = loaded.error
-        raised = error.exception if isinstance(error, JobRaisedError) else error
+        raised = error.exception if isinstance(error, errors.JobRaisedError) else error
         attempt, policy = job.attempt, job.attempt_policy
         if loaded.may_retry and policy.after_exception(raised, attempt=attempt):
             job.function.figures.retries += 1
             self.lose_attempt(job)
-            self.events.attempt_failed(job, error)
+            self._hub.attempt_failed(job, error)
             return True
         if isinstance(error, _UNATTRIBUTED):
             attribute_to(error, job)
@@ -525,11 +380,31 @@ class JobRegistry:
     def unassign(
         self, job: PoolJob[Any], *, suspect: bool = False, costs: bool = False
     ) -> None:
-        """Note that an open job has not begun and has left its worker; see :meth:`PoolJob.unassigned`."""
-        if job.unassigned(suspect=suspect, costs=costs):  # it counted as running
-            self.deadlines.set(job.id, job.options.deadline)
-        self.events.unassigned(job)
+        """Note that an open job has left a worker that has not begun it.
+
+        Args:
+            job: The job.
+            suspect: Whether the worker died, and the job may be the cause.
+            costs: Whether the attempt counts all the same.
+        """
+        job.times_suspected += suspect
+        job.attempt -= not costs
+        self._leave_worker(job)
+        self._hub.unassigned(job)
         self.on_unassigned()
+
+    def end_attempt(self, job: PoolJob[Any]) -> None:
+        """Note that an attempt that had begun is over; the next one would wait from now on."""
+        job.queued_at, job.has_begun = monotonic(), True
+        self._leave_worker(job)
+
+    def _leave_worker(self, job: PoolJob[Any]) -> None:
+        job.slot = None
+        if job.heartbeats is not None:
+            job.context = with_parts(job.context, details=job.heartbeats.details)
+        if job.began is not None:  # its time counted as that of a running job
+            job.began = job.exceeded = None
+            self.deadlines.set(job.id, job.options.deadline)
 
     def fail(self, job: PoolJob[Any], error: BaseException) -> None:
         """End *job* without an outcome."""
@@ -538,7 +413,7 @@ class JobRegistry:
             return
         self.failed += 1
         self._end(job, outcome_of_error(error), error)
-        closed = isinstance(error, PoolClosedError)
+        closed = isinstance(error, errors.PoolClosedError)
         if closed and not job.awaited:
             self.unheard[job.title] += 1
         job.set_exception(error)
@@ -568,18 +443,13 @@ class JobRegistry:
         finished, failed, killed = map(operator.sub, now, self._at_close or (0, 0, 0))
         return CloseSummary(finished=finished, failed=failed, killed=killed)
 
-    def end_attempt(self, job: PoolJob[Any]) -> None:
-        """Note that an attempt of a job is over; there may be another one."""
-        if job.end_attempt():  # so it counted as running
-            self.deadlines.set(job.id, job.options.deadline)
-
     def _end(
         self, job: PoolJob[Any], outcome: JobOutcome, error: BaseException | None = None
     ) -> None:
         """Remove a job that has not returned, and tell its end."""
         self._remove(job)
         job.function.figures.ended(outcome)
-        self.events.ended(job, outcome, error)
+        self._hub.job_ended(job, outcome, error)
 
     def _remove(self, job: PoolJob[Any]) -> None:
         del self.jobs[job.id]
@@ -588,15 +458,15 @@ class JobRegistry:
             self.deadlines.discard(job.id)
         if self.leases.holders:
             self.leases.settle(job)
-        job.forget_call()
+        job.slot, job.payload = None, b""
 
 
 # The errors that the pool gives to a job, and what they tell of its worker.
 
-_ERRORS: dict[CrashKind, type[WorkerCrashedError]] = {
-    CrashKind.FAILED_START: WorkerStartError,
-    CrashKind.OUT_OF_MEMORY: WorkerOutOfMemoryError,
-    CrashKind.HUNG: WorkerHungError,
+_ERRORS: dict[CrashKind, type[errors.WorkerCrashedError]] = {
+    CrashKind.FAILED_START: errors.WorkerStartError,
+    CrashKind.OUT_OF_MEMORY: errors.WorkerOutOfMemoryError,
+    CrashKind.HUNG: errors.WorkerHungError,
 }
 
 
@@ -620,15 +490,15 @@ def delivery_of(job: PoolJob[object], handle: WorkerHandle) -> Delivery:
     return Delivery.SENT if taken else Delivery.NEVER_SENT
 
 
-def crash_error(job: PoolJob[object], delivery: Delivery) -> WorkerCrashedError:
+def crash_error(job: PoolJob[object], delivery: Delivery) -> errors.WorkerCrashedError:
     """Return the error of a job whose worker has crashed."""
     if job.has_begun:
         delivery = Delivery.STARTED  # in an earlier attempt, if not in this one
-    cls = _ERRORS.get(job.crashes[-1].kind, WorkerCrashedError)
+    cls = _ERRORS.get(job.crashes[-1].kind, errors.WorkerCrashedError)
     return cls(crashes=job.crashes, delivery=delivery, **_whose(job))
 
 
-def timeout_error(job: PoolJob[object], stack: str = "") -> JobTimeoutError:
+def timeout_error(job: PoolJob[object], stack: str = "") -> errors.JobTimeoutError:
     """Return the error of a job that has exceeded a time limit.
 
     Args:
@@ -639,12 +509,12 @@ def timeout_error(job: PoolJob[object], stack: str = "") -> JobTimeoutError:
     assert limit is not None
     seconds = getattr(job.options, limit)
     attempt = job.attempt if job.began is not None else 0
-    return JobTimeoutError(
+    return errors.JobTimeoutError(
         attempt=attempt, limit=limit, seconds=seconds, stack=stack, **_whose(job)
     )
 
 
-def expired_error(job: PoolJob[object], now: float) -> JobTimeoutError:
+def expired_error(job: PoolJob[object], now: float) -> errors.JobTimeoutError:
     """Note which of its limits a job has exceeded *now*, and return its error."""
     job.exceeded = job.options.exceeded(now, running=job.began is not None)
     return timeout_error(job)
@@ -652,7 +522,7 @@ def expired_error(job: PoolJob[object], now: float) -> JobTimeoutError:
 
 def closed_error(
     job: PoolJob[object], handles: Mapping[int, WorkerHandle]
-) -> PoolClosedError:
+) -> errors.PoolClosedError:
     """Return the error of a job whose pool closes before the job is done.
 
     Args:
@@ -666,13 +536,14 @@ def closed_error(
     if earlier_attempts > 0:
         # It had begun before.  Or it has ended, and its outcome is being unpickled.
         delivery = Delivery.STARTED
-    text = f"the pool was closed before {job_text(job.id, job.function.name)} was done"
-    return PoolClosedError(text, delivery=delivery, **_whose(job))
+    which = errors.job_text(job.id, job.function.name)
+    text = f"the pool was closed before {which} was done"
+    return errors.PoolClosedError(text, delivery=delivery, **_whose(job))
 
 
 def broken_errors(
     engine: Engine,
-) -> Callable[[PoolJob[object] | None], PoolBrokenError]:
+) -> Callable[[PoolJob[object] | None], errors.PoolBrokenError]:
     """Return what makes the errors of a broken pool, for each of its jobs or for a caller.
 
     All of them tell what is known now.  The pool may have recovered before the last one is made.
@@ -680,10 +551,12 @@ def broken_errors(
     reason, crashes = engine.core.broken or "", tuple(engine.crashes)
     retry_after = engine.core.lifecycle.retry_in(engine.loop.time())
 
-    def error_of(job: PoolJob[object] | None) -> PoolBrokenError:
-        error = PoolBrokenError(reason=reason, crashes=crashes, retry_after=retry_after)
+    def error_of(job: PoolJob[object] | None) -> errors.PoolBrokenError:
+        error = errors.PoolBrokenError(
+            reason=reason, crashes=crashes, retry_after=retry_after
+        )
         if job is not None and crashes[-1].kind is CrashKind.FAILED_START:
-            error.__cause__ = WorkerStartError(
+            error.__cause__ = errors.WorkerStartError(
                 crashes=crashes[-1:], delivery=Delivery.NEVER_SENT, **_whose(job)
             )
         return error

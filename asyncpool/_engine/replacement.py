@@ -7,7 +7,7 @@ import math
 import time
 from typing import TYPE_CHECKING
 
-from asyncpool import events
+from asyncpool import errors, events
 from asyncpool._core import log_messages as say
 from asyncpool._core.functions import RELOADS
 from asyncpool._core.slots import ALIVE, NOT_NEEDED, UP, Slot
@@ -15,12 +15,6 @@ from asyncpool._engine.loop import fail_quietly
 from asyncpool._engine.worker import WorkerHandle
 from asyncpool._wire.posix import memory_at_most, private_memory
 from asyncpool._wire.text import in_units
-from asyncpool.errors import (
-    NoWorkerError,
-    PoolClosedError,
-    ResizeError,
-    RollInProgressError,
-)
 
 if TYPE_CHECKING:
     from asyncpool._engine.engine import Engine
@@ -103,7 +97,7 @@ class WorkerReplacement:
         alive = (slot for slot in self._engine.core.slots if slot.state in ALIVE)
         ready = {slot.index: slot for slot in alive if slot.ready_at is not None}
         if index not in ready:
-            raise NoWorkerError(index, there=tuple(ready))
+            raise errors.NoWorkerError(index, there=tuple(ready))
         return ready[index]
 
     def resize(self, least: int, most: int) -> asyncio.Future[None]:
@@ -127,8 +121,8 @@ class WorkerReplacement:
             RollInProgressError: If the pool is being rolled already.
         """
         if self._lifecycle.rolling:
-            whose = self._engine.config.title
-            raise RollInProgressError(f"{whose} is being rolled: one roll at a time")
+            text = f"{self._engine.config.title} is being rolled: one roll at a time"
+            raise errors.RollInProgressError(text)
         roll = self._roll = self._engine.loop.create_future()
         # What is reloaded later, some of the new workers may have imported before.
         self._reloaded = self._engine.traffic.functions.usual.reloaded()
@@ -173,7 +167,7 @@ class WorkerReplacement:
         """End all waits: the pool closes."""
         self.on_rolled(0, "the pool was closed", 0)
         for wait in self._waits:
-            fail_quietly(wait, PoolClosedError())
+            fail_quietly(wait, errors.PoolClosedError())
 
     # Who waits until the pool has its new size, and what ends that wait.
 
@@ -210,7 +204,7 @@ class WorkerReplacement:
             self._engine.log.resized(*self._size, crash)
         for wait in ended:
             if crash is not None:
-                fail_quietly(wait, ResizeError(crash))
+                fail_quietly(wait, errors.ResizeError(crash))
             else:
                 wait.set_result(None)
 

@@ -29,7 +29,7 @@ from asyncpool._core.functions import (
     using,
 )
 from asyncpool._core.options import JobOptions
-from asyncpool._engine.job import JOB_TYPES, Chunk, PoolJob, StreamJob
+from asyncpool._engine.job import JOB_TYPES, ChunkJob, PoolJob, StreamJob
 from asyncpool._engine.loop import other_loop_error
 from asyncpool._engine.worker import NOT_PUT, CancelledJob, WorkerHandle
 from asyncpool._wire.buffers import HEAVY, SURELY_QUICK, OutOfBandPickle, OverLimitError
@@ -37,7 +37,7 @@ from asyncpool._wire.frames import Frame, FrameKind
 from asyncpool._wire.messages import MOMENT
 from asyncpool._wire.pickling import is_flat, too_large
 from asyncpool.enums import JobOutcome
-from asyncpool.errors import AsyncPoolError, JobNotPicklableError, ProtocolError
+from asyncpool.errors import AsyncPoolError, ProtocolError
 
 if TYPE_CHECKING:
     from asyncpool._core.data_only import DataFunctionTable, DataOnly
@@ -223,6 +223,7 @@ class Traffic:
                 payload = known.serializer.pack_job(
                     function, args, kwargs, number=known.number, limit=HEAVY
                 )
+                self.check_code(known.name, payload, known.payload)
             except OverLimitError:
                 if self._enter(job):
                     engine.large.pack(job, (function, args, kwargs))
@@ -231,10 +232,6 @@ class Traffic:
                 return registry.refuse(job, error)
             if len(payload) > self._max_payload:
                 return registry.refuse(job, too_large(len(payload), self._max_payload))
-            try:
-                self.check_code(known.name, payload, known.payload)
-            except JobNotPicklableError as error:
-                return registry.refuse(job, error)
             if not self._enter(job):
                 return job
             if engine.turn_depth > 1:
@@ -300,7 +297,7 @@ class Traffic:
             outbox.flush_soon()  # more may be submitted in this iteration of the loop
         if hub.job_listeners:  # the end of a job is told with the time of its begin
             self._tell_begun(slot, now)
-        long = in_flight > self._concurrency or isinstance(jobs[-1], Chunk)
+        long = in_flight > self._concurrency or isinstance(jobs[-1], ChunkJob)
         if long and not self._stalls.alarm.is_set:
             self._stalls.go()
 
@@ -311,7 +308,7 @@ class Traffic:
             # First, since the worker may die of the job at any moment.
             job.begin_attempt(slot)
             if job.id in engine.hub.traced:
-                engine.registry.events.sending(job, slot)
+                engine.hub.sending(job, slot)
             if type(job.payload) is OutOfBandPickle:
                 job.frame_end = NOT_PUT
                 engine.large.send(handle, job, job.payload)
@@ -375,7 +372,7 @@ class Traffic:
             if hub.tracks_jobs:
                 for job, frame in zip(taken, frames, strict=False):
                     if job is not None and (hub.job_listeners or job.id in hub.traced):
-                        registry.events.ran(job, slot, Frame(*frame), at)
+                        hub.ran(job, slot, Frame(*frame), at)
             if large:  # threads unpickle the outcomes that take long
                 for index, (job, bare) in enumerate(zip(taken, frames, strict=False)):
                     if job is None or job.exceeded is not None:
@@ -413,7 +410,7 @@ class Traffic:
         registry = self._engine.registry
         running = self._engine.core.slots[slot].in_flight.running
         jobs = (registry.jobs[number] for number in running if number in registry.jobs)
-        registry.events.running(jobs, slot, at)
+        self._engine.hub.running(jobs, slot, at)
 
     def on_exit(self, handle: WorkerHandle) -> None:
         """Use outcomes that a worker noted on its page and could not send before it died."""
@@ -460,7 +457,7 @@ class Traffic:
             return
         if job.id in engine.hub.traced and slot is not None and self.is_running(job):
             since = engine.handles[slot].since
-            engine.registry.events.lost(job, engine.core.slots[slot], since)
+            engine.hub.lost(job, engine.core.slots[slot], since)
         if engine.registry.remove_done(job):
             self.take_out(job, slot)
 

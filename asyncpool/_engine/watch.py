@@ -21,7 +21,7 @@ from asyncpool._core.deadlines import LATE, PingLedger
 from asyncpool._core.endings import REVOKE_GRACE
 from asyncpool._core.slots import ALIVE, UP
 from asyncpool._dataclass import dataclass
-from asyncpool._engine.job import Chunk, PoolJob, StreamJob
+from asyncpool._engine.job import ChunkJob, PoolJob, StreamJob
 from asyncpool._engine.loop import shielded
 from asyncpool._engine.machine import is_stopped
 from asyncpool._engine.registry import expired_error
@@ -321,7 +321,7 @@ class StallWatch:
         for slot, handle in self._engine.handles.items():
             for number in self._core.slots[slot].in_flight.running:
                 job = self._engine.registry.jobs.get(number)
-                if job is None or not isinstance(job, Chunk):
+                if job is None or not isinstance(job, ChunkJob):
                     continue
                 if not handle.page.begun(number, job.attempt):
                     late = True

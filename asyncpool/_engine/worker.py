@@ -38,6 +38,7 @@ from asyncpool._engine.loop import Alarm
 from asyncpool._engine.output import Output
 from asyncpool._engine.page import WorkerPage
 from asyncpool._engine.segments import Segment, SegmentOwner, Use
+from asyncpool._wire import messages
 from asyncpool._wire.buffers import LARGE, OutOfBandPickle, ReceivedPickle, cut, lay_out
 from asyncpool._wire.frames import (
     HEADER_SIZE,
@@ -46,15 +47,6 @@ from asyncpool._wire.frames import (
     FrameKind,
     header,
     pack_header,
-)
-from asyncpool._wire.messages import (
-    MAX_REASON,
-    Failure,
-    FunctionCache,
-    Identity,
-    Variables,
-    pack_numbers,
-    unpack_numbers,
 )
 from asyncpool._wire.posix import STACKS_SIGNAL, socket_pair
 from asyncpool._wire.text import printable, printable_block, printable_text
@@ -120,7 +112,7 @@ class Outbox(SegmentOwner):
         # Nothing that a worker can still write into may reach a caller then: outcomes come on
         # the job channel, into memory of this process alone.
         self._untrusted = engine.config.untrusted
-        self._functions = FunctionCache()
+        self._functions = messages.FunctionCache()
         self._context = b""  # the context that the worker has now
         self._load: object | None = None
         self.areas: list[memoryview] = []
@@ -225,7 +217,7 @@ class Outbox(SegmentOwner):
                     self._job_channel.put(b"", piece)
         else:
             segment.use = Use.WORKER
-            numbers = pack_numbers(pickled.sizes)
+            numbers = messages.pack_numbers(pickled.sizes)
             head = header(FrameKind.LENT, len(numbers), number=segment.number)
             self._job_channel.put(head, numbers)
 
@@ -262,7 +254,7 @@ class Outbox(SegmentOwner):
             case FrameKind.LENT:
                 if len(frame.payload) // 8 > self._max_payload // LARGE + _SMALL_ONES:
                     raise ProtocolError(_TOO_MANY)
-                sizes = unpack_numbers(frame.payload)
+                sizes = messages.unpack_numbers(frame.payload)
                 self._expect(sum(sizes), len(sizes))
                 segment = segments.find(self, number, Use.GRANTED)
                 view = segments.view(segment, lay_out(sizes)[1])
@@ -439,11 +431,11 @@ class WorkerHandle:
 
     def revoke(self, sequences: tuple[int, ...]) -> None:
         """Ask it not to begin the jobs with these sequence numbers."""
-        self.send_control(FrameKind.REVOKE, pack_numbers(sequences))
+        self.send_control(FrameKind.REVOKE, messages.pack_numbers(sequences))
 
     def interrupt(self, sequence: int) -> None:
         """Ask it to end the running job with this sequence number."""
-        self.send_control(FrameKind.INTERRUPT, pack_numbers((sequence,)))
+        self.send_control(FrameKind.INTERRUPT, messages.pack_numbers((sequence,)))
 
     def demand_stacks(self) -> None:
         """Have a signal handler write its stacks, since no thread of Python's may run there."""
@@ -552,7 +544,7 @@ class WorkerHandle:
             self._expect_end()
         return process
 
-    def _environment(self) -> Variables:
+    def _environment(self) -> messages.Variables:
         """Return the environment variables that it alone has.
 
         Raises:
@@ -569,7 +561,7 @@ class WorkerHandle:
             failure.trace = traceback.format_exc()
             raise failure from error
 
-    def _identity(self, variables: Variables) -> Identity:
+    def _identity(self, variables: messages.Variables) -> messages.Identity:
         """Return what it is to :mod:`multiprocessing`: a child of this process.
 
         Its key must not be on a command line or in an environment, where others could see it.
@@ -577,7 +569,7 @@ class WorkerHandle:
         this = multiprocessing.current_process()
         arguments: list[object] = [*sys.argv]
         method: str | None = multiprocessing.get_start_method(allow_none=True)
-        identity = Identity(
+        identity = messages.Identity(
             name=f"{self._config.name}-worker-{self.slot}",
             number=self.slot + 1,
             parent=(os.getpid(), this.name),
@@ -595,7 +587,7 @@ class WorkerHandle:
         known = identity._replace(authkey=_OTHER_KEY, argv=("",))
         return known._replace(folder=folder, cgroup=group)
 
-    def _open(self, theirs: list[int], variables: Variables) -> None:
+    def _open(self, theirs: list[int], variables: messages.Variables) -> None:
         """Open everything, and send the worker its configuration.
 
         The worker's ends come into *theirs*, also if an error is raised: job channel, control
@@ -741,14 +733,14 @@ class WorkerHandle:
                         pass
                     case FrameKind.REVOKED:
                         with engine.turn as now:
-                            sequences = unpack_numbers(frame.payload)
+                            sequences = messages.unpack_numbers(frame.payload)
                             engine.core.endings.revoked(self.slot, sequences, now)
                     case FrameKind.STACKS:
                         engine.stacks.written(self, frame.job or None)
                     case FrameKind.RETIRE:
                         asked = engine.replacement
                         leave = asked.replace if frame.number else asked.retire_now
-                        leave(self, printable(frame.payload[:MAX_REASON]))
+                        leave(self, printable(frame.payload[: messages.MAX_REASON]))
                     case FrameKind.PONG:
                         engine.pings.answered(self)
                     case FrameKind.SAMPLES:
@@ -781,7 +773,7 @@ class WorkerHandle:
     def _on_failure(self, frame: Frame) -> None:
         if self.detail:
             return  # only the first reason counts
-        failure = Failure.unpack(frame.payload)
+        failure = messages.Failure.unpack(frame.payload)
         self.detail = printable_text(f"{failure.stage} failed: {failure.summary}")
         self.traceback = printable_block(failure.text)
         self.final = failure.final

@@ -572,7 +572,7 @@ class Client(Packer):
         if isinstance(error, WorkerCrashedError):
             self.registry.figures.takeovers += 1
             self.hub.publish(TakenOver(job.id, job.attempt))
-        self.registry.events.attempt_failed(job, error)
+        self.hub.attempt_failed(job, error)
 
     # Agents that come and go.
 

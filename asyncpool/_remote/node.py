@@ -227,7 +227,7 @@ class Node:
             wait = max(1e-3, limit - (monotonic() - job.queued_at))
         job.begin_attempt(self.number)  # it may begin from now on
         if hub.traced:
-            self._registry.events.sending(job, self.first_slot)
+            hub.sending(job, self.first_slot)
         if hub.tracers or self._trace:
             self._tell_trace(job.context)
         function = self._tell_function(job.function, renamed=bool(options.name))
@@ -435,7 +435,7 @@ class Node:
 
         It did not begin before the job waited for it, whatever the agent says.
         """
-        watch, hub = self._registry.events, self._hub
+        hub = self._hub
         if message.place and (hub.job_listeners or hub.tracers):
             ago, run, slot = message.deadline, message.wait, message.place - 1
             if not (0.0 <= ago < math.inf and 0.0 <= run < math.inf and slot < SLOTS):
@@ -443,10 +443,10 @@ class Node:
                 raise ProtocolError(text)
             began = max(job.queued_at, self._loop.time() - ago - run)
             slot += self.first_slot
-            watch.attempted(job, Attempt(slot, job.queued_at, began, run))
+            hub.attempted(job, Attempt(slot, job.queued_at, began, run))
         elif hub.job_listeners and message.kind in {Kind.VALUE, Kind.ERROR}:
             # It was on its way before anybody listened.
-            watch.running([job], self.first_slot, self._loop.time())
+            hub.running([job], self.first_slot, self._loop.time())
 
     def _on_waits(self, message: Message) -> None:
         for number in unpack_numbers(message.payload):
@@ -463,7 +463,7 @@ class Node:
             job = self._registry.jobs.get(number)
             if job is not None and self._hub.job_listeners:
                 # Its end tells which slot of the node it is in.
-                self._registry.events.running([job], self.first_slot, now)
+                self._hub.running([job], self.first_slot, now)
 
     def _on_item(self, message: Message) -> None:
         job = self._own(message)

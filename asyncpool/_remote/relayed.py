@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from asyncpool._core.figures import FunctionTotals
 from asyncpool._core.functions import Function, FunctionTable
-from asyncpool._engine.job import Chunk, Holder, PoolJob, StreamJob
+from asyncpool._engine.job import ChunkJob, Holder, PoolJob, StreamJob
 from asyncpool._remote.objects import pack_log, pack_result
 from asyncpool._wire.buffers import OutOfBandPickle
 from asyncpool._wire.pickling import Serializer
@@ -111,19 +111,16 @@ class RelayedJob(PoolJob[Any]):
             client.on_end(self)
 
 
-class RelayedChunk(Chunk, RelayedJob):
+class RelayedChunk(RelayedJob, ChunkJob[Any]):
     """A chunk of a client's map.
 
     Attributes:
         found: What tells the client which items are done; ``None`` if it has not begun.
     """
 
-    __slots__ = ("found", "rounds")
+    __slots__ = ()
 
-    def __init__(self, *args: Any) -> None:
-        super().__init__(*args)
-        self.found: bytes | None = None
-        self.rounds = 0
+    found: bytes | None
 
     def salvage(self, page: WorkerPage) -> bool:
         """Find what its worker has noted; return whether it has begun with its first item."""

@@ -64,7 +64,6 @@ class DispatchMachine(RuleBasedStateMachine):
         self.traits = [known(cost) for cost in (7.8125, 250.0, 500.0, 1007.8125)]
         self.traits += [JobTraits(), STREAM_TRAITS]
         self.kinds: dict[int, JobTraits] = {}
-        self.ranks: dict[int, int | None] = {}
         self.announced: list[int] = []
         self.idle: list[int] = []  # the last one is the next
         self.roomy: list[int] = []  # the first one is the next
@@ -192,30 +191,19 @@ class DispatchMachine(RuleBasedStateMachine):
 
     def seat(self, count: dict[int, int]) -> None:
         """Let these slots have these places."""
-        self.seats = count
-        moved = []
-        passes = {job: line.passes(job) for line in self.lines.values() for job in line}
-        for place, line in self.lines.items():
-            moved += [(job, line) for job in line if self.place_of(job) != place]
-        for job, line in moved:
-            self.ranks[job] = None if job in line.returned else line.priorities[job]
-            line.remove(job)
-        self.close_lines()
-        for place in {self.place_of(job) for job, _ in moved}:
-            present = self.lines.pop(place, ListQueue(self.patience))
-            for job in present:
-                back = job in present.returned
-                self.ranks[job] = None if back else present.priorities[job]
-            jobs = [job for job, _ in moved if self.place_of(job) == place]
-            line = self.lines[place] = ListQueue(self.patience)
-            for job in sorted([*present, *jobs]):
-                rank = self.ranks[job]
-                if rank is None:
-                    line.returned.append(job)
+        if self.seats.keys() != count.keys():
+            before = {job: line for line in self.lines.values() for job in line}
+            self.lines = {}
+            self.seats = count
+            for job in sorted(before):
+                if job in before[job].returned:
+                    self.join(job).returned.append(job)
                 else:
-                    line.add(job, rank)
-            if line.came:
-                line.history = passes[line.oldest]
+                    self.join(job).add(job, before[job].priorities[job])
+            for line in self.lines.values():
+                if line.came:
+                    line.history = before[line.oldest].passes(line.oldest)
+        self.seats = count
         expected = self.expect_to_serve(count.values())
         placed = self.dispatcher.assign_buckets(count)
         assert placed == [

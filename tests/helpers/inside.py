@@ -611,7 +611,7 @@ def read_notes_by(
     monkeypatch: pytest.MonkeyPatch, function: Callable[..., Any]
 ) -> None:
     """Have pools read by *function* what dead workers have noted of a chunk."""
-    from asyncpool._engine import page
+    from asyncpool._wire import page
 
     monkeypatch.setattr(page, "read_log", function)
 

@@ -18,7 +18,6 @@ import pytest
 
 from asyncpool._core.options import JobOptions
 from asyncpool._engine.hub import PoolHub
-from asyncpool._engine.registry import JobEvents
 from asyncpool._observe.trace import Trace, TraceFile
 from asyncpool._observe.traces import HEAD
 from asyncpool._wire.frames import Frame, FrameKind
@@ -102,9 +101,9 @@ async def test_a_listener_may_fail_or_remove_itself(
 
 async def test_who_listens_to_ends_hears_of_nothing_else() -> None:
     hub, ends, all_of_it = PoolHub(), list[JobEnded](), list[Event | JobEvent]()
-    unwatched = list[None]()
-    hub.on_unwatched = lambda: unwatched.append(None)
+    job: Any = QuickJob(2)
     hub.add_end_listener(ends.append)
+    hub.running([job], 0, 1.0)
     assert (hub.job_listeners, hub.step_listeners) == (True, False)
     hub.publish(SOME)
     hub.publish_end(END)
@@ -112,13 +111,12 @@ async def test_who_listens_to_ends_hears_of_nothing_else() -> None:
     assert hub.step_listeners
     hub.publish_end(END)
     assert hub.remove_listener(ends.append) == 1
-    assert unwatched == []
+    assert hub._attempts
     hub.publish_end(END)
     assert ends == all_of_it == [END, END]
-    # The end of all listening is noticed once.
+    # Nobody hears of the end of that job, so nothing is kept of it.
     hub.remove_listener(all_of_it.append)
-    hub.remove_listener(all_of_it.append)
-    assert unwatched == [None]
+    assert not hub._attempts
 
 
 # The trace.
@@ -151,9 +149,8 @@ class QuickJob:
 
 
 def end_job(hub: PoolHub, job: Any, microseconds: int, now: float) -> None:
-    watch = JobEvents(hub)
-    watch.ran(job, 0, Frame(FrameKind.VALUE, job.id, 1, microseconds, b""), now)
-    watch.ended(job, JobOutcome.OK)
+    hub.ran(job, 0, Frame(FrameKind.VALUE, job.id, 1, microseconds, b""), now)
+    hub.job_ended(job, JobOutcome.OK)
 
 
 def run_jobs(hub: PoolHub, first: int, count: int) -> None:

@@ -11,8 +11,8 @@ from typing import NoReturn
 
 import pytest
 
-from asyncpool._engine import page
 from asyncpool._engine.page import WorkerPage
+from asyncpool._wire import page
 from asyncpool._wire.frames import Frame, FrameKind
 from asyncpool._wire.page import (
     CHUNK_SIZE,
@@ -131,7 +131,8 @@ def test_what_cannot_be_read_counts_as_begun_and_lost(
         raise MemoryError
 
     desk.begin(1, 11)
-    for name in ("copy_log", "read_beats", "has_beats", "tidy"):
+    monkeypatch.setattr("asyncpool._engine.page.tidy", fail)
+    for name in ("copy_log", "read_beats", "has_beats"):
         monkeypatch.setattr(page, name, fail)
     assert desk.page.log(11, 1) == [LOST] * CHUNK_SIZE
     assert desk.page.beats() == []

@@ -184,10 +184,11 @@ async def test_half_a_frame_is_of_no_use_to_a_worker(taken: int, told: str) -> N
 
 
 async def test_an_earlier_attempt_may_have_had_effects_too() -> None:
-    job = Parts().add()
+    parts = Parts()
+    job = parts.add()
     job.crashes = (crash_with(),)
     assert crash_error(job, Delivery.SENT).delivery == "sent"
-    job.end_attempt()
+    parts.registry.end_attempt(job)
     assert crash_error(job, Delivery.SENT).delivery == "started"
 
 
