@@ -18,7 +18,7 @@ from multiprocessing.reduction import ForkingPickler
 from typing import TYPE_CHECKING, Any, cast
 
 from asyncpool._wire.messages import MAX_HOOK, MAX_INITIALIZER
-from asyncpool._wire.pickling import dumps_call, refuse, unpicklable
+from asyncpool._wire.pickling import Subject, dumps_call, refuse, unpicklable
 from asyncpool._wire.posix import Handed
 from asyncpool._wire.text import function_name
 
@@ -62,8 +62,7 @@ class Handover:
             parts = [("initializer", initializer)]
             parts += [(f"initargs[{i}]", value) for i, value in enumerate(initargs)]
             attempt = partial(dumps_call, others=self._reducers)
-            whole = "the initializer with its arguments"
-            refuse(error, parts, attempt, whole)
+            refuse(error, parts, attempt, Subject("the initializer with its arguments"))
         finally:
             set_spawning_popen(before)
             self._mappings.clear()
@@ -121,7 +120,7 @@ def packed_hook(around: Callable[..., object] | str) -> tuple[str, bytes]:
     try:
         payload = dumps_call(around)
     except Exception as error:
-        raise unpicklable(error, "around") from error
+        raise unpicklable(error, Subject("around")) from error
     if len(payload) > MAX_HOOK:
         raise ValueError(
             f"around has {len(payload)} bytes when pickled, and {MAX_HOOK} is the most: "

@@ -12,7 +12,7 @@ from typing import Any
 from asyncpool._core import checks
 from asyncpool._wire import scripts
 from asyncpool._wire.messages import MAX_VARIABLES, with_parts
-from asyncpool._wire.pickling import dump, dumps_call, refuse
+from asyncpool._wire.pickling import Subject, dump, dumps_call, refuse
 from asyncpool.errors import JobNotPicklableError
 
 _UNSET = object()
@@ -49,7 +49,7 @@ class Propagation:
         try:
             packed = dumps_call(values) if values else b""
         except Exception as error:  # noqa: BLE001 - a value's
-            refuse(error, values, dump, values[0][0], kind="context variable ")
+            refuse(error, values, dump, Subject(values[0][0]), kind="context variable ")
         # Mostly nothing has changed since the last job.  Then all jobs share one object, too.
         before, variables, together = self._last
         if packed == variables and context == before:

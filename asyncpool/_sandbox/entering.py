@@ -23,14 +23,15 @@ from importlib.machinery import PathFinder, all_suffixes
 from asyncpool._sandbox import plan as rules
 from asyncpool._sandbox.leftovers import check_leftovers
 from asyncpool._wire.messages import threads_outside
+from asyncpool._wire.posix import HANDED
 
 TYPE_CHECKING = False  # see _wire/records.py
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
     from importlib.machinery import ModuleSpec
     from typing import Any
 
     from asyncpool._worker.process import Preloading
+    from asyncpool._worker.runner import JobRunner
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -56,28 +57,20 @@ asyncio cloudpickle ctypes encodings.idna json logging resource select threading
 """
 
 
-def enter(
-    plan: rules.SandboxPlan,
-    folder: str,
-    cgroup: str,
-    descriptors: Iterable[int],
-    preloading: Preloading,
-    open_loop: Callable[[], object] | None,
-) -> None:
-    """Shut this process in.
+def enter(runner: JobRunner, preloading: Preloading) -> None:
+    """Shut this worker in, as its configuration says.
 
     Args:
-        plan: What is to be done.
-        folder: The private folder of this worker.
-        cgroup: The folder of its cgroup; empty if it has none.
-        descriptors: What this worker needs, beside its standard streams.
+        runner: Has the configuration, and what else this worker needs.
         preloading: Knows what has started threads here.
-        open_loop: Opens the event loop of its jobs, if that needs an epoll.
 
     Raises:
         OSError: If the kernel refuses a step.
         RuntimeError: If *preload* has left something that would be outside of the sandbox.
     """
+    config, identity = runner.config, runner.control.identity
+    plan, folder = config.sandbox, identity.folder
+    assert plan is not None
     warm_up()
     _do_without()
     is_root = os.geteuid() == 0
@@ -91,12 +84,14 @@ def enter(
     is_separate = bool(plan.namespaces) and _separate(plan.namespaces)
     if threads := preloading.left():
         raise RuntimeError(threads_outside(threads))
-    check_leftovers(descriptors)
-    if cgroup:
-        with open(f"{cgroup}/cgroup.procs", "w") as members:  # noqa: PTH123
+    handed = [fd for fd in HANDED if fd is not None]
+    check_leftovers((*runner.control.fds(), *handed))
+    if identity.cgroup:
+        with open(f"{identity.cgroup}/cgroup.procs", "w") as members:  # noqa: PTH123
             members.write("0")
     os.environ.clear()
-    os.environ.update({"HOME": folder, "TMPDIR": folder}, **dict(plan.env))
+    os.environ.update({"HOME": folder, "TMPDIR": folder})
+    os.environ.update((*plan.env, *identity.environment))
     if tempfile := sys.modules.get("tempfile"):
         vars(tempfile)["tempdir"] = None  # it may have looked already
     os.chdir(folder if plan.workdir is None else plan.workdir)
@@ -119,7 +114,7 @@ def enter(
     limits = dict(plan.rlimits)
     if plan.tasks is not None:
         # Does the kernel count the processes of this worker apart?
-        is_counted = is_separate or bool(cgroup) or plan.apart
+        is_counted = is_separate or bool(identity.cgroup) or plan.apart
         most = plan.tasks[0 if is_counted else 1]
         if not most:
             raise OSError(
@@ -147,9 +142,9 @@ def enter(
     if plan.landlock[0]:
         _restrict(plan, folder)
     if plan.filter:
-        if open_loop is not None:
-            _filter_calls(rules.NO_RINGS)  # uvloop has one if it can
-            open_loop()
+        if config.loop == "uvloop":  # which needs an epoll, and has a ring if it can
+            _filter_calls(rules.NO_RINGS)
+            runner.loop()
         _filter_calls(plan.filter)
     sys.meta_path.insert(0, ReachableModules())
 

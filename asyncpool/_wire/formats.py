@@ -19,7 +19,7 @@ from itertools import chain
 from typing import Any, Protocol, get_args, get_origin, runtime_checkable
 
 from asyncpool._wire import plain_data
-from asyncpool._wire.pickling import SCALARS, describe, too_large
+from asyncpool._wire.pickling import SCALARS, Subject, describe, too_large
 from asyncpool._wire.plain_data import HEAD, PIECE, MalformedError, NotDataError
 from asyncpool._wire.text import printable_text
 from asyncpool.errors import JobNotPicklableError, ProtocolError
@@ -265,8 +265,8 @@ class Kind:
             what = f"{self.what}, of type {name},"
             raise unsendable(self.how, what, "result", name, where, why) from why
         if limit is not None and len(data) > limit:
-            how = f"as {self.how.name}"
-            raise too_large(len(data), limit, self.what, "result", "", how)
+            about, how = Subject(self.what, "result", ""), f"as {self.how.name}"
+            raise too_large(len(data), limit, about, how)
         return data
 
     def load(self, payload: Payload, pause: Pause | None = None) -> Any:

@@ -32,7 +32,6 @@ from asyncpool.errors import ProtocolError
 
 TYPE_CHECKING = False  # see _wire/records.py
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from typing import Any
 
 VERSION = 2
@@ -168,9 +167,6 @@ class FrameDecoder:
     Args:
         max_payload: The largest payload to accept, in bytes.  The decoder checks it
             as soon as it has the header, before it keeps any of the payload.
-        allocate: A function that makes room for a long payload, without touching
-            it.  The kernel gives what it returns by default only as it is written, so a long
-            payload costs memory as its parts arrive, and not when its header announces it.
         most: How many frames one call of :meth:`feed` may return.  If there is *more*, feed
             it nothing, ``b""``.
         bare: Whether the frames may be tuples without names, which take 0.1 us less each.
@@ -185,15 +181,9 @@ class FrameDecoder:
     """
 
     def __init__(
-        self,
-        *,
-        max_payload: int,
-        allocate: Callable[[int], bytearray | mmap] = functools.partial(mmap, -1),  # noqa: B008
-        most: int = MAX_PAYLOAD,
-        bare: bool = False,
+        self, *, max_payload: int, most: int = MAX_PAYLOAD, bare: bool = False
     ) -> None:
-        self.max_payload, self._allocate = max_payload, allocate
-        self._frame_range, self._bare = range(most), bare
+        self.max_payload, self._frame_range, self._bare = max_payload, range(most), bare
         self.rest, self.is_empty, self.more = bytearray(), True, False
         # How many bytes are needed before there is anything to parse.
         self._need = HEADER_SIZE
@@ -260,8 +250,10 @@ class FrameDecoder:
             elif length <= _LONG:
                 self._need = HEADER_SIZE + length
             else:
+                # The kernel gives memory only as this is written: it costs some as parts of the
+                # payload arrive, and not when the header announces it.
                 try:
-                    payload = memoryview(self._allocate(length))
+                    payload = memoryview(mmap(-1, length))
                 except (OSError, MemoryError) as error:
                     text = f"there is no memory for a payload of {length} bytes"
                     self.error = ProtocolError(f"{text}: {error}")

@@ -1,14 +1,11 @@
 """The memory that a worker shares with the pool: its layout, heartbeats, and the outcomes of a chunk.
 
-First comes which job the worker has begun.  The newest heartbeats of its jobs follow,
-then the outcomes of the items of a chunk.  The stacks of its threads come last, since
-what ``faulthandler`` writes there may reach the end of the memory.  Memory is used only
-where something is written.
-
-A worker that runs several jobs at once has *lanes* before the stacks.  A table says
-which job each lane has begun last.  The rest follows for each lane, also with the stack
-of its coroutine, and with the outcome of its last job, which the worker may not have
-sent.  The parts for one job, at the beginning, are not used then.
+A worker has as many *lanes* as it may run jobs at once.  First comes a table: which job each
+lane has begun last.  Then follow, for each lane, the newest heartbeats of its jobs and the
+outcomes of the items of a chunk; and, if there are several lanes, the stack of its coroutine,
+and the outcome of its last job, which the worker may not have sent.  The stacks of threads come
+last, since what ``faulthandler`` writes there may reach the end of the memory.  Memory is used
+only where something is written.
 
 There is room for two heartbeats of each job, and the worker writes them in turn.  So one of
 them is whole whenever the worker dies.  A record begins with a checksum of the rest.  A SIGKILL
@@ -66,14 +63,8 @@ BEATS_SIZE = 2 * _BEAT_SIZE
 # A job and an attempt.
 JOB_KEY = struct.Struct("=QQ")
 
-BEATS_START = 4096
-LOG_START = BEATS_START + BEATS_SIZE
-# The size of the log for the items of a chunk, and the size of all that is before it.
+# The log for the items of a chunk.
 LOG_SIZE = 131_072
-# Without lanes.
-STACKS_START = LOG_START + LOG_SIZE
-STACKS_SIZE = 65_536
-PAGE_SIZE = STACKS_START + STACKS_SIZE
 
 # The text of a stack, after its job and attempt as in the table.
 LANE_STACK_SIZE = 16_384
@@ -83,6 +74,8 @@ NOTED = struct.Struct("=QQQQQ")
 LANE_OUTCOME_SIZE = 4096
 _LANE_SIZE = BEATS_SIZE + LOG_SIZE + LANE_STACK_SIZE + LANE_OUTCOME_SIZE
 
+STACKS_SIZE = 65_536
+
 # More lanes are not useful; use more workers instead.
 MAX_LANES = 1024
 
@@ -91,28 +84,23 @@ class PageLayout:
     """Where the lanes are, and what comes after them.
 
     Args:
-        width: How many lanes there are; one needs none.
+        width: How many lanes there are.
 
     Attributes:
         width: As above.
-        table: Where the table begins that says which job each lane has begun.
         stacks: Where the stacks of threads begin.
         size: How large the memory is.
     """
 
     def __init__(self, width: int) -> None:
         self.width = width
-        self.table, self._lanes, self.stacks = 0, BEATS_START, STACKS_START
-        if width > 1:
-            self.table = STACKS_START
-            in_pages = -(-width * JOB_KEY.size // 4096)
-            self._lanes = STACKS_START + in_pages * 4096
-            self.stacks = self._lanes + width * _LANE_SIZE
+        self._lanes = -(-width * JOB_KEY.size // 4096) * 4096  # whole pages
+        self.stacks = self._lanes + width * _LANE_SIZE
         self.size = self.stacks + STACKS_SIZE
 
     def begun_offset(self, lane: int) -> int:
         """Return where the job is written that *lane* has begun."""
-        return self.table + lane * JOB_KEY.size
+        return lane * JOB_KEY.size
 
     def beats_offset(self, lane: int) -> int:
         """Return where the heartbeats of *lane* are."""

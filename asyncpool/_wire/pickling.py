@@ -40,6 +40,7 @@ from asyncpool._wire.buffers import (
     OverLimitError,
     ReceivedPickle,
 )
+from asyncpool._wire.records import Record
 from asyncpool._wire.text import printable_block, printable_text
 from asyncpool.errors import (
     HookError,
@@ -89,6 +90,24 @@ _ONLY_HERE = (
     "of its package, there before the pool starts (for pytest's --import-mode=importlib: by "
     "`pythonpath` in its configuration)"
 )
+
+
+class Subject(Record):
+    """What the error for something is about that cannot be pickled or unpickled.
+
+    Attributes:
+        text: How the text of the error names it.
+        direction: As the error has it.
+        name: How the error names it; ``None`` for as the text does.
+    """
+
+    text: str
+    direction: Direction = "arguments"
+    name: str | None = None
+
+
+CALL, RESULT = Subject("the call"), Subject("the job's result", "result", "")
+DETAILS = Subject("the details of a heartbeat", "details", "")
 
 
 def dump(
@@ -380,27 +399,23 @@ def pack_value(value: object, limit: int | None = None) -> Packed:
         name = type(value).__qualname__
         is_generator = name in {"generator", "async_generator"}
         hint = "; stream() yields what it yields" if is_generator else ""
-        what = f"the job's result, of type {name},"
+        about = Subject(f"{RESULT.text}, of type {name},", "result", name)
         parts = [("result", value)]
-        refuse(error, parts, lambda it: dumps(it, []), what, "result", name, hint=hint)
+        refuse(error, parts, lambda it: dumps(it, []), about, hint=hint)
     if limit is not None and len(data) > limit:
-        raise too_large(len(data), limit, "the job's result", "result", "")
+        raise too_large(len(data), limit, RESULT)
     return data
 
 
 def load_value(
-    payload: Payload,
-    pause: Pause | None = None,
-    what: str = "the job's result",
-    direction: Direction = "result",
+    payload: Payload, pause: Pause | None = None, about: Subject = RESULT
 ) -> Any:
     """Read what came with a ``VALUE`` frame.
 
     Args:
         payload: The payload, with its buffers.
         pause: Called now and then while a large object is unpickled.
-        what: What errors call it.
-        direction: As the error has it.
+        about: What errors are about.
 
     Raises:
         JobNotPicklableError: If the value cannot be unpickled here.
@@ -410,7 +425,7 @@ def load_value(
             return pickle.loads(payload)
         return loads(payload, pause=pause)
     except BaseException as error:  # what is unpickled may raise anything
-        raise unpicklable(error, what, direction, "", verb=_UNPICKLED) from error
+        raise unpicklable(error, about, verb=_UNPICKLED) from error
 
 
 def is_flat(values: Iterable[Any]) -> bool:
@@ -441,9 +456,7 @@ def refuse(
     error: Exception,
     parts: Iterable[tuple[str, object]],
     attempt: Callable[[object], object],
-    whole: str = "the call",
-    direction: Direction = "arguments",
-    name: str = "",
+    about: Subject = CALL,
     *,
     kind: str = "",
     hint: str = "",
@@ -455,10 +468,8 @@ def refuse(
         error: What pickling it has raised.
         parts: Its parts, each with its name.
         attempt: Pickles one.
-        whole: What it is, for the text: if each part can be pickled, or if *name* is given.
-        direction: As the error has it.
-        name: How the error names it; by default that is the part, or *whole*.
-        kind: What precedes that in the text.
+        about: What it is.  Without a name there the error is about the part, if that is known.
+        kind: What precedes the part in the text.
         hint: Ends the text if the reason contains one of *when*.
         when: Parts of reasons.
 
@@ -490,13 +501,14 @@ def refuse(
                 }:
                     break
                 todo = _parts_of(value)
-    what = whole if name else kind + (part or whole)
+    if about.name is None:
+        name = part or about.text
+        about = Subject(kind + name, about.direction, name)
     where = "" if path == part else f" - at `{path}`"
     if any(text in describe(error) for text in when):
         where += hint
-    name = name or part or whole
     try:
-        raise unpicklable(error, what, direction, name, hint=where) from error
+        raise unpicklable(error, about, hint=where) from error
     finally:
         del error  # no cycle of a traceback and its frame
 
@@ -522,28 +534,21 @@ def _parts_of(whole: Any) -> Iterator[tuple[str, object]]:
 
 def unpicklable(
     error: BaseException,
-    what: str = "the call",
-    direction: Direction = "arguments",
-    name: str | None = None,
+    about: Subject = CALL,
     *,
     hint: str = "",
     verb: str = "pickled",
 ) -> JobNotPicklableError:
-    """Return the error for a call, or for *what* else, whose pickling has raised *error*.
+    """Return the error for a call, or for something else, whose pickling has raised *error*.
 
     Args:
         error: What pickling it has raised.
-        what: How the text names it.
-        direction: As the error has it.
-        name: How the error names it; as the text does by default.
+        about: What it is.
         hint: What the text ends with.
         verb: What cannot be done, if that is something else.
     """
-    refusal = JobNotPicklableError(
-        f"{what} cannot be {verb}: {describe(error)}{hint}",
-        direction=direction,
-        name=what if name is None else name,
-    )
+    text = f"{about.text} cannot be {verb}: {describe(error)}{hint}"
+    refusal = _refusal(text, about)
     refusal.__cause__ = error
     return refusal
 
@@ -551,29 +556,26 @@ def unpicklable(
 _UNPICKLED = "unpickled here"
 
 # Returns the error for a result whose unpickling has raised the argument.
-unloadable = partial(
-    unpicklable, what="the job's result", direction="result", name="", verb=_UNPICKLED
-)
+unloadable = partial(unpicklable, about=RESULT, verb=_UNPICKLED)
 
 
 def too_large(
-    size: int,
-    limit: int,
-    what: str = "the call",
-    direction: Direction = "arguments",
-    name: str = "the call",
-    how: str = "when pickled",
+    size: int, limit: int, about: Subject = CALL, how: str = "when pickled"
 ) -> JobNotPicklableError:
-    """Return the error for a call, or for *what* else, that has more bytes than *limit*."""
-    text = f"{what} has {size} bytes {how}, and max_message_size is {limit}"
-    return JobNotPicklableError(text, direction=direction, name=name)
+    """Return the error for a call, or for something else, that has more bytes than *limit*."""
+    text = f"{about.text} has {size} bytes {how}, and max_message_size is {limit}"
+    return _refusal(text, about)
+
+
+def _refusal(text: str, about: Subject) -> JobNotPicklableError:
+    name = about.text if about.name is None else about.name
+    return JobNotPicklableError(text, direction=about.direction, name=name)
 
 
 def describe(error: BaseException) -> str:
     """Return the type and the text of *error*."""
-    if issubclass(
-        type(error), scripts.GlobalError
-    ):  # reading its __class__ may run code
+    # isinstance() would read its __class__, which may run code.
+    if issubclass(type(error), scripts.GlobalError):
         return str(error)
     return f"{type(error).__qualname__}: {text_of(error)}"
 
@@ -1017,9 +1019,7 @@ class Serializer:
     load_value: Callable[..., Any] = staticmethod(load_value)
     load_item: Callable[..., Any] = staticmethod(load_value)
     load_error: Callable[..., BaseException] = staticmethod(load_error)
-    load_details: Callable[..., Any] = staticmethod(
-        partial(load_value, what="the details of a heartbeat", direction="details")
-    )
+    load_details: Callable[..., Any] = staticmethod(partial(load_value, about=DETAILS))
     is_heavy: Callable[..., bool] = staticmethod(is_heavy)
 
 

@@ -16,7 +16,7 @@ from time import monotonic
 
 from asyncpool._wire.messages import MAX_DETAILS, JobContext
 from asyncpool._wire.page import BEAT_INTERVAL, Beat, beat_offset
-from asyncpool._wire.pickling import load_job, unpicklable
+from asyncpool._wire.pickling import DETAILS, load_job, unpicklable
 from asyncpool._wire.records import Record
 from asyncpool._wire.text import JOB_LOGGER, function_name
 
@@ -108,14 +108,18 @@ def current_job() -> CurrentJob:
     job = current.get()
     if job is None:
         raise RuntimeError("current_job() was called outside a job of a pool")
-    number, attempt, context, began, function = job
-    if function is None or type(function) is bytes:
-        name = ""
-    else:
-        name = function if type(function) is str else function_name(function)  # type: ignore[arg-type]
-    end = context.end(began)
+    number, attempt, context, began, _ = job
+    end, name = context.end(began), name_in(job)
     slot = 0 if _runner is None else _runner.control.identity.rank
     return CurrentJob(number, attempt, end, context.details, name, slot)
+
+
+def name_in(job: Running) -> str:
+    """Return the name of the function that *job* calls; empty until that is unpickled."""
+    function = job[4]
+    if function is None or type(function) is bytes:
+        return ""
+    return function if type(function) is str else function_name(function)  # type: ignore[arg-type]
 
 
 def name_function(function: Callable[..., Any]) -> None:
@@ -198,8 +202,8 @@ def heartbeat(details: object = None) -> None:
         if details is not None:
             packed = _runner.serializer.pack_details(details)
     except Exception as error:
-        what, name = "the details of a heartbeat", type(details).__qualname__
-        raise unpicklable(error, what, "details", name) from error
+        about = DETAILS._replace(name=type(details).__qualname__)
+        raise unpicklable(error, about) from error
     if len(packed) > MAX_DETAILS:
         raise ValueError(
             f"the details of a heartbeat have {len(packed)} bytes when pickled, and "

@@ -37,7 +37,6 @@ import _thread  # threading would do, see _worker/__init__.py
 import contextlib
 import errno
 import faulthandler
-import json
 import os
 import pickle
 import signal
@@ -55,7 +54,7 @@ from asyncpool._wire.buffers import OutOfBandPickle, ReceivedPickle, cut, lay_ou
 from asyncpool._wire.frames import Frame, FrameDecoder, FrameKind, header
 from asyncpool._wire.page import STACKS_SIZE
 from asyncpool._wire.pickling import format_error, text_of, users_traceback
-from asyncpool._wire.profile import ProfileRequest
+from asyncpool._wire.profile import ProfileRequest, SampleChunk
 
 # Nothing is imported later, when it is needed: beside a job that computes, each of the hundred
 # system calls of an import may cost this thread 20 ms until it has the GIL again, and it is late
@@ -715,10 +714,10 @@ class Control:
         try:
             request = ProfileRequest.unpack(frame.payload)
             self._sampler = Sampler(request, self.endings.main, send)
-            self._sampler.start()
         except Exception as error:
             # A job may have taken away what it takes, such as threads.
-            send(json.dumps([[], [], [0, 0, 0], repr(error)[:500]]).encode(), last=True)
+            [payload] = SampleChunk({}, error=repr(error)).pack()
+            send(payload, last=True)
 
     def _report_thread(self, args: ExceptHookArgs) -> None:
         if args.exc_type is SystemExit:

@@ -44,8 +44,7 @@ import traceback
 from asyncpool._wire import posix
 from asyncpool._wire.frames import FrameDecoder, FrameKind, header
 from asyncpool._wire.messages import SCRIPT, Failure, LauncherConfig, is_final
-from asyncpool._worker.identity import install_script, load_script
-from asyncpool._worker.process import Preloading, forking, load_title, prctl, show, work
+from asyncpool._worker import process
 
 TYPE_CHECKING = False  # see _wire/records.py
 if TYPE_CHECKING:
@@ -99,7 +98,7 @@ def main(file: int, channel_fd: int) -> NoReturn:
         reaper.end_all()
         os._exit(status)
     # After everything of the launcher is freed, which takes up to 0.9 ms.
-    work(*worker)
+    process.work(*worker)
 
 
 class _Forked(BaseException):
@@ -132,7 +131,7 @@ class LauncherProcess:
         adopt_orphans()
         # The end of the channel says the same, unless somebody has forked the pool's process:
         # then the fork keeps the channel open.  It is the end of the thread that started this.
-        prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+        process.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
         try:
             self._send(*self._import())
             poll = select.poll()
@@ -161,12 +160,12 @@ class LauncherProcess:
         config = self._config
         sys.path[:] = config.sys_path
         sys.argv[:] = [""]
-        load_title()
-        show("pool-launcher", "launcher")
+        process.load_title()
+        process.show("pool-launcher", "launcher")
         faulthandler.enable(self._file)
         # The pool asks where this is, if it takes too long.
         faulthandler.register(posix.STACKS_SIGNAL, self._file)
-        preloading = Preloading()
+        preloading = process.Preloading()
         for name in config.preload:
             try:
                 self._note(name)
@@ -181,10 +180,10 @@ class LauncherProcess:
 
             warm_up()
         if config.script is not None:
-            install_script(config.script)
+            process.install_script(config.script)
             self._note(SCRIPT)
             with preloading.step(SCRIPT):
-                failed = load_script()
+                failed = process.load_script()
             if failed:  # the next launcher leaves it to the workers
                 return FrameKind.FAILED, Failure("script", failed).pack()
         for stream in (sys.stdout, sys.stderr):
@@ -236,7 +235,7 @@ class LauncherProcess:
             # it waits until the worker has let go of that.
             before = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGTERM,))
             try:
-                with forking():
+                with process.forking():
                     pid = self._reaper.fork()
                     if pid == 0:
                         raise _Forked(*self._become_worker(variables, fds))
@@ -441,7 +440,7 @@ def adopt_orphans() -> None:
     Not if the system does not list children: then they could only be waited for, not killed.
     """
     if os.path.exists(f"{_PROC}/{os.getpid()}/stat"):  # noqa: PTH110 - no pathlib here
-        prctl(_PR_SET_CHILD_SUBREAPER, 1)
+        process.prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
 
 def children() -> set[int]:

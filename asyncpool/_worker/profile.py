@@ -26,8 +26,7 @@ from asyncpool._wire.profile import (
     count_stack,
 )
 from asyncpool._wire.records import Record
-from asyncpool._wire.text import function_name
-from asyncpool._worker.api import current
+from asyncpool._worker.api import current, name_in
 from asyncpool._worker.stacks import start_thread, waiting_frames
 
 TYPE_CHECKING = False  # see _wire/records.py
@@ -38,6 +37,8 @@ if TYPE_CHECKING:
     from typing import Any
 
     from asyncpool._wire.profile import Stack
+
+    Send = Callable[[bytes, bool], None]
 
 # How many different stacks are counted until the next report, and the seconds between two.
 _MOST_STACKS = 2000
@@ -78,35 +79,24 @@ _SWITCHING = _Switching()
 
 
 class Sampler:
-    """Samples this worker, and sends what it finds.
+    """Samples this worker from now on, and sends what it finds.
 
     Args:
         request: What to sample.
         main: The thread that jobs run in.
         send: Sends the payload of a frame, and whether it is the last one.
+
+    Raises:
+        RuntimeError: If no thread can be started.
     """
 
-    def __init__(
-        self,
-        request: ProfileRequest,
-        main: int,
-        send: Callable[[bytes, bool], None],
-    ) -> None:
-        self._request = request
-        self._main = main
+    def __init__(self, request: ProfileRequest, main: int, send: Send) -> None:
+        self._request, self._main, self._send = request, main, send
         self._control = _thread.get_ident()
-        self._send = send
         self._stacks: dict[Stack, int] = {}
         self._idle = self._skipped = self._missed = 0
         self._ended = _thread.allocate_lock()
         self._ended.acquire()
-
-    def start(self) -> None:
-        """Begin.
-
-        Raises:
-            RuntimeError: If no thread can be started.
-        """
         start_thread(self._run)
 
     def stop(self) -> None:
@@ -162,7 +152,7 @@ class Sampler:
 AWAITING = "(awaiting)"
 ASYNCPOOL = "(asyncpool)"
 
-_JOB, _STEP, _LOOP = range(1, 4)
+_JOB, _STEP, _LOOP, _CALL = range(1, 5)
 
 # The frames that say what runs, and which of their variables has the context of the job, or is
 # that context.
@@ -172,8 +162,8 @@ _TELLING_FRAMES = {
     (_RUNNER, "JobRunner._run_loop"): (_LOOP, "", ""),
     (_RUNNER, "Lane._step"): (_STEP, "self", "context"),
     ("asyncio.events", "Handle._run"): (_STEP, "self", "_context"),
+    (_RUNNER, "JobRunner._call"): (_CALL, "", ""),
 }
-_CALL = (_RUNNER, "JobRunner._call")
 
 # What stands for the function of a map until that is unpickled.
 _CHUNK = "asyncpool._worker.api.run_chunk"
@@ -194,19 +184,18 @@ class _Code(Record):
     mark: int
     variable: str
     attribute: str
-    is_call: bool
     is_runner: bool
     is_wait: bool
 
 
 def _known_of(module: str, code: CodeType) -> _Code:
-    which, dotted = (module, code.co_qualname), f"{module}."
+    telling = _TELLING_FRAMES.get((module, code.co_qualname), (0, "", ""))
+    dotted = f"{module}."
     if module == "__mp_main__":  # what workers call the script
         module = "__main__"
     return _Code(
         as_name(f"{module}.{code.co_qualname}:{code.co_firstlineno}"),
-        *_TELLING_FRAMES.get(which, (0, "", "")),
-        which == _CALL,
+        *telling,
         dotted.startswith(_RUNNERS),
         dotted.startswith(_WAITS),
     )
@@ -295,7 +284,7 @@ def _of_job(function: str, calls: list[_Code]) -> Stack:
     if not _is_idle(calls):
         return function, _named(calls)
     # A function in C has no frame of its own.
-    return function, () if calls and calls[0].is_call else (ASYNCPOOL,)
+    return function, () if calls and calls[0].mark == _CALL else (ASYNCPOOL,)
 
 
 def _job_in(frame: FrameType, code: _Code) -> str:
@@ -312,11 +301,8 @@ def _function_in(context: Context) -> str:
     job = context.get(current)
     if job is None:
         return NO_JOB
-    function: Any = job[4]
-    if function is None or type(function) is bytes:  # it is not unpickled yet
-        return ASYNCPOOL
-    name = as_name(function if type(function) is str else function_name(function))
-    return ASYNCPOOL if name == _CHUNK else name
+    name = as_name(name_in(job))
+    return ASYNCPOOL if name in {"", _CHUNK} else name
 
 
 def _is_idle(calls: list[_Code]) -> bool:

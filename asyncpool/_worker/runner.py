@@ -596,7 +596,8 @@ class JobRunner:
             payload = pack(error)
             if len(payload) <= most:
                 return payload
-            told = pickling.too_large(len(payload), most, what, "exception", name)
+            about = pickling.Subject(what, "exception", name)
+            told = pickling.too_large(len(payload), most, about)
         except Exception as why:  # else its caller would wait for ever
             text = f"{what} cannot be sent: {type(why).__name__}: {why}"
             told = JobNotPicklableError(text, direction="exception", name=name)

@@ -5,8 +5,7 @@ from __future__ import annotations
 import itertools
 import random
 import struct
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import pytest
 from hypothesis import given, strategies as st
@@ -171,10 +170,8 @@ def long_frame(size: int, *, start: int = 0, job: int = 1) -> Frame:
 class Receiver:
     """Does what a channel does: what there is a target for goes there."""
 
-    def __init__(
-        self, *, limit: int = 2 * MOST, allocate: Callable[[int], Any] = bytearray
-    ) -> None:
-        self.decoder = FrameDecoder(max_payload=limit, allocate=allocate)
+    def __init__(self, *, limit: int = 2 * MOST) -> None:
+        self.decoder = FrameDecoder(max_payload=limit)
         self.frames: list[Frame] = []
 
     def take(self, data: bytes) -> int:
@@ -233,14 +230,20 @@ def test_long_payloads_come_back_as_they_were_however_the_stream_is_cut(
     assert receiver.decoder.error is None
 
 
-def test_a_long_payload_stays_where_it_was_received() -> None:
+MMAP = "asyncpool._wire.frames.mmap"
+
+
+def test_a_long_payload_stays_where_it_was_received(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     made: list[bytearray] = []
 
-    def allocate(size: int) -> bytearray:
+    def allocate(_: int, size: int) -> bytearray:
         made.append(bytearray(size))
         return made[-1]
 
-    receiver, frame = Receiver(allocate=allocate), long_frame(MOST + 1)
+    monkeypatch.setattr(MMAP, allocate)
+    receiver, frame = Receiver(), long_frame(MOST + 1)
     stream = encode(frame)
     receiver.take(stream[: HEADER_SIZE + 5])
     assert [len(buffer) for buffer in made] == [MOST + 1]
@@ -252,8 +255,11 @@ def test_a_long_payload_stays_where_it_was_received() -> None:
         assert found.payload.obj is buffer
 
 
-def test_a_payload_is_put_together_up_to_1_mib_and_if_it_comes_at_once() -> None:
-    receiver = Receiver(allocate=lambda size: pytest.fail(f"{size} bytes of room"))
+def test_a_payload_is_put_together_up_to_1_mib_and_if_it_comes_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(MMAP, lambda _, size: pytest.fail(f"{size} bytes of room"))
+    receiver = Receiver()
     at_most, longer = long_frame(MOST), long_frame(MOST + 1)
     receiver.take_all(encode(at_most)[:-1])
     assert receiver.decoder.target is None
@@ -273,12 +279,13 @@ def test_a_payload_is_put_together_up_to_1_mib_and_if_it_comes_at_once() -> None
 )
 @pytest.mark.parametrize("received", [0, 5])
 def test_no_room_for_a_long_payload_is_a_protocol_error(
-    received: int, error: Exception, text: str
+    monkeypatch: pytest.MonkeyPatch, received: int, error: Exception, text: str
 ) -> None:
-    def allocate(size: int) -> bytearray:
+    def allocate(_: int, size: int) -> bytearray:
         raise error
 
-    decoder = FrameDecoder(max_payload=2 * MOST, allocate=allocate)
+    monkeypatch.setattr(MMAP, allocate)
+    decoder = FrameDecoder(max_payload=2 * MOST)
     small = Frame(FrameKind.VALUE, 1, 1, 0, b"small")
     begun = encode(long_frame(MOST + 1))[: HEADER_SIZE + received]
     assert decoder.feed(encode(small) + begun) == [small]
@@ -291,27 +298,30 @@ def test_no_room_for_a_long_payload_is_a_protocol_error(
         )
         assert caught.value is decoder.error
     # If nothing came before it, it is raised at once.
-    decoder = FrameDecoder(max_payload=2 * MOST, allocate=allocate)
+    decoder = FrameDecoder(max_payload=2 * MOST)
     with pytest.raises(ProtocolError, match="there is no memory for a payload of "):
         decoder.feed(begun)
     assert decoder.pending <= len(begun)
 
 
-def test_there_is_no_room_for_a_long_payload_above_the_limit() -> None:
+def test_there_is_no_room_for_a_long_payload_above_the_limit(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     asked: list[int] = []
 
-    def allocate(size: int) -> bytearray:
+    def allocate(_: int, size: int) -> bytearray:
         asked.append(size)
         return bytearray(size)
 
+    monkeypatch.setattr(MMAP, allocate)
     for length in (MOST + 2, 1 << 40):
-        decoder = FrameDecoder(max_payload=MOST + 1, allocate=allocate)
+        decoder = FrameDecoder(max_payload=MOST + 1)
         with pytest.raises(ProtocolError) as caught:
             decoder.feed(header(FrameKind.AREA, length))
         assert str(caught.value) == (
             f"a payload of {length} bytes exceeds the limit of {MOST + 1}"
         )
     assert asked == []
-    decoder = FrameDecoder(max_payload=MOST + 1, allocate=allocate)
+    decoder = FrameDecoder(max_payload=MOST + 1)
     assert decoder.feed(header(FrameKind.AREA, MOST + 1)) == []
     assert asked == [MOST + 1]

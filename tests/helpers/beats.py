@@ -11,7 +11,7 @@ from typing import Any, NoReturn
 import asyncpool
 from asyncpool import heartbeat
 from asyncpool._wire.frames import FrameKind, header
-from asyncpool._wire.page import BEATS_START, Beat, beat_offset
+from asyncpool._wire.page import Beat, PageLayout, beat_offset
 from asyncpool._wire.posix import INTERRUPT_SIGNAL
 from asyncpool.errors import JobCancelled
 from tests.helpers import faults
@@ -188,7 +188,7 @@ def write_on_page(what: str) -> str:
             "of nobody": _beat(number, job=2**63).pack(),
             "of another attempt": _beat(number, attempt=7).pack(),
         }[what]
-        start = BEATS_START + beat_offset(number)
+        start = PageLayout(1).beats_offset(0) + beat_offset(number)
         page[start : start + len(record)] = record
     return ring_for_nothing(10)
 
@@ -197,7 +197,7 @@ def claim_and_sleep(gate: str, at: float) -> None:
     """Beat at that time, and then no more."""
     page = worker_page()
     record = _beat()._replace(at=at).pack()
-    start = BEATS_START + beat_offset(1)
+    start = PageLayout(1).beats_offset(0) + beat_offset(1)
     page[start : start + len(record)] = record
     ring_for_nothing(1)
     sleep(gate, "")

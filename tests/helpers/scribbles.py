@@ -6,12 +6,12 @@ import os
 import random
 import signal
 
-from asyncpool._wire.page import ENTRY, LOG_HEAD, LOG_SIZE, LOG_START
+from asyncpool._wire.page import ENTRY, LOG_HEAD, LOG_SIZE, PageLayout
 from tests.helpers.inside import worker_page
 
 __all__ = ["SCRIBBLES", "echo_or_scribble"]
 
-_ENTRIES = LOG_START + LOG_HEAD.size
+_ENTRIES = PageLayout(1).log_offset(0) + LOG_HEAD.size
 
 # Where each writes, and what.
 SCRIBBLES: dict[str, tuple[int, bytes]] = {

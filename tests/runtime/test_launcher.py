@@ -22,7 +22,7 @@ from asyncpool._engine import launcher, machine
 from asyncpool._engine.launcher import Launcher, LaunchError, Process
 from asyncpool._wire.frames import FrameDecoder, FrameKind, header
 from asyncpool._wire.messages import Identity, WorkerConfig
-from asyncpool._wire.page import PAGE_SIZE
+from asyncpool._wire.page import PageLayout
 from tests.helpers.guards import marked_processes
 from tests.helpers.inside import config_of
 from tests.helpers.loops import BOTH_LOOPS
@@ -40,7 +40,7 @@ class Ends:
         self.jobs, self._jobs = socket.socketpair()
         self.control, self._control = socket.socketpair()
         self.page = os.memfd_create("page")
-        os.ftruncate(self.page, PAGE_SIZE)
+        os.ftruncate(self.page, PageLayout(1).size)
         self.out, self._out = os.pipe()
         for sock in (self.jobs, self.control):
             sock.setblocking(False)

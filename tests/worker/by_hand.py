@@ -31,7 +31,7 @@ from asyncpool._wire.messages import (
     pack_numbers,
     unpack_numbers,
 )
-from asyncpool._wire.page import STACKS_SIZE, STACKS_START, Beat, unpack_beat
+from asyncpool._wire.page import STACKS_SIZE, Beat, PageLayout, unpack_beat
 from asyncpool._wire.pickling import dumps, load_error, load_value, pack_job
 from asyncpool._wire.posix import Handed, command_line, receive_fds
 from tests.helpers.parcels import plain
@@ -40,7 +40,6 @@ from tests.helpers.patience import PATIENCE
 __all__ = [
     "MAX_DETAILS",
     "STACKS_SIZE",
-    "STACKS_START",
     "Door",
     "Failure",
     "Frame",
@@ -48,6 +47,7 @@ __all__ = [
     "FrameKind",
     "Handed",
     "Identity",
+    "PageLayout",
     "Worker",
     "context_frame",
     "dumps",

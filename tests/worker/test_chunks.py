@@ -16,10 +16,12 @@ import pytest
 from hypothesis import given, strategies as st
 
 from asyncpool._wire.messages import PLAIN
-from asyncpool._wire.page import LOG_START, PAGE_SIZE, ask_to_stop, copy_log, read_log
+from asyncpool._wire.page import PageLayout, ask_to_stop, copy_log, read_log
 from asyncpool._wire.pickling import pack_error
 from asyncpool._worker.api import current
 from asyncpool._worker.runner import ChunkLog, JobRunner, begin, call_items
+
+LOG_START = PageLayout(1).log_offset(0)
 
 large = st.integers(min_value=2**63) | st.integers(max_value=-(2**63) - 1)
 number = st.integers() | st.floats(allow_nan=False) | st.booleans() | large
@@ -44,8 +46,8 @@ class Page(mmap.mmap):
 @pytest.fixture(name="page", scope="module")
 def _page() -> Iterator[Page]:
     with tempfile.TemporaryFile() as file:
-        file.truncate(PAGE_SIZE)
-        page = Page(file.fileno(), PAGE_SIZE)
+        file.truncate(PageLayout(1).size)
+        page = Page(file.fileno(), PageLayout(1).size)
         page.log = ChunkLog(file.fileno(), LOG_START)
         yield page
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tests.worker import serves
-from tests.worker.by_hand import STACKS_SIZE, STACKS_START, Door, FrameKind, header
+from tests.worker.by_hand import STACKS_SIZE, Door, FrameKind, PageLayout, header
 from tests.worker.master import Master
 
 Start = Callable[..., Master]
@@ -125,7 +125,7 @@ def test_a_ping_is_answered_when_the_loop_turns(master: Master, door: Door) -> N
     for kind in (FrameKind.PING, FrameKind.STACKS):
         control.sendall(header(kind, 0))
     master.worker.told(FrameKind.STACKS)
-    text = os.pread(master.worker.page, STACKS_SIZE, STACKS_START).decode()
+    text = os.pread(master.worker.page, STACKS_SIZE, PageLayout(1).stacks).decode()
     assert "in block" in text
     door.release()
     master.worker.told(FrameKind.PONG)
