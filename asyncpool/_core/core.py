@@ -19,7 +19,7 @@ Effects are tuples: a name, and arguments.  A slot is given by its index.
 ``unassign, jobs``                  the jobs are with no worker any more, and have not begun;
                                     the callers may have given up some of them before
 ``drop_pinned, jobs``               forget jobs that were pinned to a worker which goes
-``offer, slot, session``            the worker belongs to the caller that has waited longest
+``offer, slot, session``            give the worker to the caller that has waited longest, as *session*
 ``end_session, session, jobs``      the session's worker is gone, and its waiting jobs fail
 ``refuse_sessions``                 refuse all callers that wait for a session
 ``revoke, slot, sequences``         ask a worker not to begin these jobs
@@ -389,7 +389,7 @@ class Core:
         slots: Every slot.
         dispatcher: The jobs that have no worker, and which workers may have them.
         lifecycle: How workers start in the slots, are replaced, and end; and how many there are.
-        sessions: The jobs that need certain workers.
+        affinity: The jobs that need one particular worker: pinned ones, calls of sessions, jobs with keys.
         endings: The jobs that the pool ends.
         closing: The end of the pool.
     """
@@ -400,7 +400,7 @@ class Core:
         self.serving = options.serving is not None
         self.todo: list[tuple[Any, ...]] = []
         # While a worker ends, the jobs that can have no other one.
-        self._lost_with_worker: set[int] | None = None
+        self._unplaceable: set[int] | None = None
         self.slots: list[Slot] = []
         self.dispatcher = Dispatcher()
         self.lifecycle = Lifecycle(self)
@@ -415,9 +415,9 @@ class Core:
         self.todo.append(effect)
 
     def end_jobs(self, jobs: Collection[int], *effect: Any) -> None:
-        """Have *jobs* ended by an effect."""
-        if self._lost_with_worker is not None:
-            self._lost_with_worker.update(jobs)
+        """Append an effect that ends *jobs*, for which there is no other worker."""
+        if self._unplaceable is not None:
+            self._unplaceable.update(jobs)
         self.todo.append(effect)
 
     def fail(
@@ -480,12 +480,12 @@ class Core:
         slot = self.slots[index]
         if slot.state is not SlotState.BUSY:
             return  # it ends already
-        endings, in_flight = slot.job_endings, slot.in_flight
-        must_end = endings and endings.killing is not None
+        records, in_flight = slot.job_endings, slot.in_flight
+        must_end = records and records.killing is not None
         if must_end or slot.faulty or slot.draining or self.lifecycle.broken:
             self.endings.end_worker(slot, now)
         elif (not in_flight.jobs or in_flight.wants_more) and not (
-            endings and endings.by_itself
+            records and records.any_ends_by_itself
         ):
             if not in_flight.jobs:
                 slot.state, slot.idle_since = SlotState.IDLE, now
@@ -636,21 +636,22 @@ class Core:
             What follows in the slot, and which jobs can have no other worker.
         """
         slot = self.slots[index]
-        given_up = self._lost_with_worker = set()
+        unplaceable = self._unplaceable = set()
         self.dispatcher.exclude(index)
         in_flight, old = self.lifecycle.gone(slot)
         self.affinity.drop_pinned(slot)
         self.put_back({job: in_flight.traits_of(job) for job in requeue})
-        by_jobs = slot.faulty and in_flight.ended > 0 and not self.serving
-        blamed = had_begun or by_jobs
+        # A thread that has ended with an error was probably started by a job, if any has run here.
+        faulty_by_jobs = slot.faulty and in_flight.ended > 0 and not self.serving
+        blamed = had_begun or faulty_by_jobs
         aftermath = self.lifecycle.follow_end(
             slot, old, now, blamed=blamed, jitter=jitter, final=final
         )
         self.affinity.gone(slot)
         self.affinity.grant_waiting()
         self.after_change(now)
-        self._lost_with_worker = None
-        return aftermath, given_up
+        self._unplaceable = None
+        return aftermath, unplaceable
 
     def after_change(self, now: float) -> None:
         """Do what follows when a worker has come or gone."""
@@ -699,8 +700,8 @@ class Core:
         how, reason = StopStage.KILLED, "kill() was called"
         self.lifecycle.stop(slot, how, now, planned=planned, reason=reason)
 
-    def release(self, now: float) -> None:
-        """Record that a source has no more jobs, which held the pool open."""
+    def hold_released(self, now: float) -> None:
+        """Record that a map or a session that held the pool open submits no more jobs."""
         self.closing.holds -= 1
         self.closing.advance(now)
 

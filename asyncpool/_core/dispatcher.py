@@ -459,7 +459,7 @@ class InFlight:
         self.sent -= 1
         self.max_sent -= 1
 
-    def block(self, jobs: Iterable[int]) -> None:
+    def expect_no_end(self, jobs: Iterable[int]) -> None:
         """Note that nobody knows when *jobs* end, so that the pool sends no job behind them."""
         for job in jobs:
             sequence, cost, traits = self.jobs[job]
@@ -530,8 +530,8 @@ class InFlight:
         return back, [by_sequence[number] for number in asked if number in by_sequence]
 
     def _cost(self, traits: JobTraits) -> float:
-        # The lower bound is that of one lane, since more than DEEPEST jobs gain nothing
-        # either.
+        # Never below the least cost of one lane: with several, too, more than DEEPEST jobs in flight
+        # gain nothing.
         lanes = self.concurrency
         return traits.cost if lanes == 1 else max(traits.cost / lanes, LEAST_COST)
 

@@ -99,20 +99,20 @@ class Closing:
         core, before = self._core, self.finish
         self.finish = max(finish, before or Finish.ALL)
         self.due = earliest(self.due, deadline)
-        over = self.due is not None and self.due <= now
-        if over:
+        time_is_over = self.due is not None and self.due <= now
+        if time_is_over:
             self.finish, self.due = Finish.NOTHING, None
             core.lifecycle.retry_at = None  # a start may be due now, too
         if self.finish is not Finish.ALL:
             core.lifecycle.stop_exits()
             dropped = core.affinity.take_all()
-            first = before is not self.finish is Finish.NOTHING
+            first = self.finish is Finish.NOTHING and before is not Finish.NOTHING
             begun = self._give_up_begun() if first else []
             core.fail([*begun, *core.dispatcher.take_all(), *dropped], "closed")
             for slot in core.slots:
-                if over and slot.state in EMPTY:
+                if time_is_over and slot.state in EMPTY:
                     slot.due = None
-                elif over and slot.state in ALIVE:
+                elif time_is_over and slot.state in ALIVE:
                     core.lifecycle.stop(slot, StopStage.KILLED, now, planned=True)
                 elif self.finish is Finish.NOTHING and slot.state is SlotState.BUSY:
                     core.lifecycle.stop(slot, StopStage.TERMINATED, now, planned=True)
@@ -238,7 +238,7 @@ class Endings:
             if not seen or seen != slot.seen or slot.state is SlotState.STOPPING:
                 continue
             if self._revoke_waiting(slot):
-                in_flight.block(slot.seen)
+                in_flight.expect_no_end(slot.seen)
                 self._core.dispatcher.exclude(slot.index)
 
     def revoked(self, index: int, sequences: Iterable[int], now: float) -> None:
@@ -268,10 +268,10 @@ class Endings:
             if slot.state is SlotState.BUSY and mode is not None:
                 self._end_running(slot, job, mode, now)
         core.fail(expired, "expired")
-        if (core.closing.finish or Finish.ALL) is not Finish.ALL:
-            core.fail(wanted, "closed")
-        else:
+        if core.closing.finish in (None, Finish.ALL):
             core.put_back(wanted)
+        else:
+            core.fail(wanted, "closed")
         core.refill(index, now)
         core.closing.advance(now)
 
@@ -421,7 +421,7 @@ class Endings:
         """Give *job* time until *due*; nothing may wait behind it meanwhile."""
         slot.job_endings.apply(job, event, due)
         slot.due = slot.job_endings.due
-        slot.in_flight.block((job,))
+        slot.in_flight.expect_no_end((job,))
         self._core.dispatcher.exclude(slot.index)
         self._revoke_waiting(slot)
 

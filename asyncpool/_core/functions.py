@@ -57,7 +57,9 @@ _WEIGHT = 1 / 8
 
 
 class JobTraits:
-    """What the jobs of one function have in common: their run times.
+    """By what the core places a job: what it is expected to cost, and whether it must run alone.
+
+    All jobs of a function share one, but for those that must run in a certain worker.
 
     Args:
         exclusive: As below.
@@ -227,8 +229,8 @@ def _is_own(module: ModuleType) -> bool:
     return not library and "-packages/" not in (getattr(module, "__file__", "") or "")
 
 
-def using(names: Iterable[str]) -> list[str]:
-    """Return modules, and those that have them, or a function or class of theirs, as a global."""
+def modules_that_use(names: Iterable[str]) -> list[str]:
+    """Return *names*, and the modules that have one of those found so far, or a function or class of it, as a global."""
     users: defaultdict[str, set[str]] = defaultdict(set)
     for user, module in sys.modules.copy().items():
         if type(module) is not ModuleType or not _is_own(module):
@@ -296,7 +298,8 @@ class FunctionTable:
         totals: Where their jobs are counted.
 
     Attributes:
-        known: What is known of functions: by themselves, or by their kin and their name.
+        known: What is known of functions: by the function itself, or, where none may be kept, by its
+            name and what it has in common with those that take equally long (:func:`_kin_of`).
     """
 
     # The types of functions that may be known by themselves, and not only by their kin.
@@ -332,8 +335,9 @@ class FunctionTable:
         name = function_name(function)
         payload, serializer = self._describe(function)
         figures = self._totals.of(name, "submit")
-        same = payload and any(it.payload == payload for it in self.known.values())
-        if found is not None or same:
+        # Another function has this reference: its module was reloaded.
+        replaced = payload and any(it.payload == payload for it in self.known.values())
+        if found is not None or replaced:
             return Function(0, b"", name, figures, _Reloaded())
         number = next(self._numbers) if payload else 0
         if 0 < number <= MAX_NUMBER:

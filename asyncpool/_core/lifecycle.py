@@ -36,6 +36,7 @@ from asyncpool._core.slots import (
     NOT_NEEDED,
     STARTING_OR_UP,
     UP,
+    RollPart,
     Sizing,
     Slot,
     SlotEvent,
@@ -83,9 +84,10 @@ class Aftermath(NamedTuple):
 # The reason for recycling that a roll gives.
 ROLL = "roll"
 
-# The probing start of a parked slot has succeeded, or nobody needs it any more.  (A worker that was told
-# to end before it was ready has not succeeded: its end is the result of its start.)
-_SETTLED = UP | NOT_NEEDED
+# A roll waits no more for a parked slot in one of these states: its start has succeeded, or nobody needs
+# it.  (A worker that was told to end before it was ready has not succeeded: its end is the result of its
+# start.)
+_FILLED_OR_NOT_NEEDED = UP | NOT_NEEDED
 
 
 class Lifecycle:
@@ -104,7 +106,7 @@ class Lifecycle:
             there is none.
         gave_up: Whether the pool has given up for good, and tries no more starts.
         stopped: Whether no planned exit is granted any more, since the pool ends.
-        rolling: Whether a roll is under way; ``Slot.rolled`` says which workers have to go.
+        rolling: Whether a roll is under way; ``Slot.roll_part`` says which workers have to go.
         kills: How many processes had to be killed.
         restarts: How many workers were started after others, or to replace them.
         ledger: What the restart policy remembers.
@@ -131,14 +133,16 @@ class Lifecycle:
         self._restart_delays: dict[int, float | None] = {}
         self._failed_in_a_row = 0  # replacements
         self._replace_at: float | None = None  # when to try again after them
-        self._unstarted = 0  # by how many the size has grown that are not started yet
+        # How many of the workers to start are additional ones, since the pool has grown: their starts
+        # are no restarts.
+        self._to_add = 0
         self._told_size = least
         # The parked slots that the roll fills, and how many workers it has replaced and slots it has filled.
         self._unfilled: list[Slot] = []
         self._replaced = self._filled = 0
-        # Whether the last start that failed began after the roll did, and the longest streak of failed
-        # starts that began before it.
-        self._roll_start_failed, self._most_failures = False, 0
+        # A start that fails ends the roll only if it began after it: whether the last one did, and
+        # how many failures the ledger counts as far as starts from before the roll have brought it.
+        self._last_failure_is_rolls, self._failures_before_roll = False, 0
 
     def ensure_slots(self, count: int, state: SlotState = SlotState.UNUSED) -> None:
         """Have at least *count* slots; new ones begin in *state*."""
@@ -186,8 +190,9 @@ class Lifecycle:
     def _growth_left(self) -> int:
         """How many more workers there may be.
 
-        Those of a server that have failed, and as many others that drain as it has workers, take up
-        nothing: their clients may take as long as they like, and others are replaced meanwhile.
+        In a cluster two kinds of workers do not count against this, since their clients may keep them
+        for as long as they like: those that have failed; and those that drain, up to the size of
+        the cluster.
         """
         filled = sum(slot.state not in NOT_NEEDED for slot in self._slots)
         left = self.sizing.size + self._options.max_surge - filled
@@ -372,7 +377,7 @@ class Lifecycle:
             self._probe = None
         if slot.ready_at is None and not slot.exit_planned:
             # One that began before the roll did may have failed because of old code.
-            self._roll_start_failed = slot.rolled is None
+            self._last_failure_is_rolls = not slot.roll_part
         slot.draining = False
         slot.due = slot.drain_deadline = slot.replace_reason = slot.replaces = None
         self._promote(slot)
@@ -452,10 +457,10 @@ class Lifecycle:
         If its start began before a roll that is under way, another one follows at once.
         """
         slot.apply(SlotEvent.RELEASE)
-        if slot.rolled is False:
+        if slot.roll_part is RollPart.GOES:
             return Aftermath(NextStep.KEEP_WORKER, 0.0)
         self._failed_in_a_row += 1
-        if old.rolled is not None:
+        if old.roll_part:
             self._end_roll("a replacement did not start")
         if old.replace_reason == ROLL:  # its roll is over, since another start failed
             old.replace_reason = None
@@ -490,7 +495,7 @@ class Lifecycle:
                 self._park(slot, reason, now)
             elif slot.state in {SlotState.IDLE, SlotState.STARTING}:
                 self.stop(slot, StopStage.ASKED, now, planned=True)
-        self._suspend("the pool broke")
+        self._forget_replacements("the pool broke")
         core.fail(core.affinity.take_all(), "broken")
         core.affinity.break_off(now)
 
@@ -589,32 +594,33 @@ class Lifecycle:
             starts = slot.state in ALIVE and slot.ready_at is None
             stays = slot.state in UP or (starts and not slot.exit_planned)
             goes = slot.replaces is not None or (stays and not slot.draining)
-            slot.rolled = slot.replaces is None if goes else None
+            part = RollPart.COUNTED if slot.replaces is None else RollPart.GOES
+            slot.roll_part = part if goes else RollPart.NONE
         self._unfilled = self.slots_in(SlotState.PARKED)
         self._replaced = self._filled = 0
-        self._roll_start_failed = False
+        self._last_failure_is_rolls = False
         self.reconcile(now)
 
     def _inherit_roll(self, successor: Slot, old: Slot) -> None:
         """Note for the roll that the worker of *successor* has replaced that of *old*."""
-        if successor.rolled is False:
+        if successor.roll_part is RollPart.GOES:
             # From now on the successor is the worker to replace.  But both of them have to
             # go.
-            successor.rolled = True
-            if old.rolled is not None:
-                old.rolled = False
+            successor.roll_part = RollPart.COUNTED
+            if old.roll_part:
+                old.roll_part = RollPart.GOES
 
     def _fill_parked(self, now: float) -> None:
-        """Have one start show whether the slots that the roll is to fill can be filled, without waiting."""
+        """Try the parked slots that the roll is to fill; or end it, if a start has failed that began after it."""
         failures = self.ledger.failures
         # Not counted one by one: the ledger counts starts that fail together once.
-        if not self._roll_start_failed or failures < self._most_failures:
-            self._most_failures = failures  # none of them is the roll's own, so far
-        parked = any(
-            slot.rolled is not None for slot in self.slots_in(SlotState.PARKED)
-        )
-        if parked or any(slot.state not in _SETTLED for slot in self._unfilled):
-            if failures > self._most_failures:
+        if not self._last_failure_is_rolls or failures < self._failures_before_roll:
+            self._failures_before_roll = failures
+        parked = any(slot.roll_part for slot in self.slots_in(SlotState.PARKED))
+        if parked or any(
+            slot.state not in _FILLED_OR_NOT_NEEDED for slot in self._unfilled
+        ):
+            if failures > self._failures_before_roll:
                 self._end_roll("a start failed again")
             else:
                 self.try_now(now)
@@ -622,23 +628,25 @@ class Lifecycle:
     def _go_on_rolling(self) -> None:
         """Replace the workers that are left, and end the roll if there are none."""
         for slot in self._slots:
-            if slot.rolled is not None and slot.state not in EMPTY:
+            if slot.roll_part and slot.state not in EMPTY:
                 if slot.state in UP and slot.replace_reason is None:
                     slot.replace_reason = ROLL
-            elif slot.rolled and slot.state is SlotState.PARKED:
-                slot.rolled = None
+            elif slot.roll_part is RollPart.COUNTED and slot.state is SlotState.PARKED:
+                slot.roll_part = RollPart.NONE
                 self._unfilled.append(slot)
             else:
                 self._note_rolled(slot)
         self._filled += sum(slot.state in UP for slot in self._unfilled)
-        self._unfilled = [slot for slot in self._unfilled if slot.state not in _SETTLED]
-        if not self._unfilled and all(slot.rolled is None for slot in self._slots):
+        self._unfilled = [
+            slot for slot in self._unfilled if slot.state not in _FILLED_OR_NOT_NEEDED
+        ]
+        if not self._unfilled and not any(it.roll_part for it in self._slots):
             self._end_roll("")
 
     def _note_rolled(self, slot: Slot) -> None:
         """Count the worker of *slot*, which has gone, as replaced, if it had to go."""
-        self._replaced += bool(slot.rolled)
-        slot.rolled = None
+        self._replaced += slot.roll_part is RollPart.COUNTED
+        slot.roll_part = RollPart.NONE
 
     def _end_roll(self, why: str) -> None:
         """End the roll, if there is one: for the reason *why*, or because it is complete.
@@ -650,7 +658,7 @@ class Lifecycle:
         self.rolling, self._unfilled = False, []
         coming = {slot.replaces for slot in self._slots}
         for slot in self._slots:
-            slot.rolled = None
+            slot.roll_part = RollPart.NONE
             stays = not slot.draining and slot.index not in coming
             if slot.replace_reason == ROLL and stays:
                 slot.replace_reason = None
@@ -663,16 +671,16 @@ class Lifecycle:
         """
         if not self.stopped:
             self.stopped = True
-            self._suspend("the pool was closed")
+            self._forget_replacements("the pool was closed")
 
-    def _suspend(self, why: str) -> None:
+    def _forget_replacements(self, why: str) -> None:
         """Forget which workers were to replace which."""
         for slot in self._slots:
             slot.replaces = slot.replace_reason = None
         self._end_roll(why)
 
     def _promote(self, slot: Slot) -> bool:
-        """Let the replacement of *slot*'s worker, if there is one, stay in its own right."""
+        """Let the replacement of *slot*'s worker count by itself; return whether there is one that stays."""
         for other in self._slots:
             if other.replaces == slot.index:
                 other.replaces = None
@@ -702,7 +710,7 @@ class Lifecycle:
     def _tell_size(self) -> None:
         size = self.sizing.size
         grown, self._told_size = size - self._told_size, size
-        self._unstarted = max(0, self._unstarted + grown)
+        self._to_add = max(0, self._to_add + grown)
         if grown:
             self._core.do("resized", size)
 
@@ -766,10 +774,10 @@ class Lifecycle:
         self.sizing.grow(now, waiting=unserved, coming=self.coming)
         self._tell_size()
         missing = self.missing
-        self._unstarted = min(self._unstarted, max(0, missing))
+        self._to_add = min(self._to_add, max(0, missing))
         for _ in range(min(missing, self._growth_left)):
-            self.spawn(self._unused(), now, new=self._unstarted > 0)
-            self._unstarted = max(0, self._unstarted - 1)
+            self.spawn(self._unused(), now, new=self._to_add > 0)
+            self._to_add = max(0, self._to_add - 1)
         self._shrink(now)
         if self._may_let_idle_go:
             self._let_idle_go(now)
@@ -821,10 +829,10 @@ class Lifecycle:
             why, serves_one = slot.replace_reason, slot.session is not None
             if why is None or not slot.stays or slot.index in coming or serves_one:
                 continue
-            missing = self.sizing.size - sum(it.stays for it in self._slots)
+            unavailable = self.sizing.size - sum(it.stays for it in self._slots)
             if self._growth_left > 0 and self._options.max_surge > 0:
                 self.spawn(self._unused(), now, replaces=slot.index)
-            elif missing < self._options.max_unavailable:
+            elif unavailable < self._options.max_unavailable:
                 self.drain(slot, why, now)
 
     def _age(self, now: float) -> None:

@@ -455,7 +455,7 @@ class RestartLedger:
             self.failures += 1
             self._failed_at = now
         self.final = final
-        if self._is_one_too_many(now):
+        if self._count_death(now):
             return None
         in_a_row = self.failures + (MAX_FAILED_STARTS - 1 if final else 0)
         return self.policy.delay(in_a_row, jitter=jitter)
@@ -470,7 +470,7 @@ class RestartLedger:
         Returns:
             In how many seconds the next worker starts; ``None`` if the pool gives up.
         """
-        if self._is_one_too_many(now):
+        if self._count_death(now):
             return None
         if blamed:
             return 0.0
@@ -483,7 +483,8 @@ class RestartLedger:
         self._free = min(self._free + come, BURST * self.workers)
         self._filled_at = now
 
-    def _is_one_too_many(self, now: float) -> bool:
+    def _count_death(self, now: float) -> bool:
+        """Count a death, and return whether the policy allows no such number."""
         policy = self.policy
         if policy.max_restarts is None:
             return False

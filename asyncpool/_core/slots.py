@@ -294,8 +294,8 @@ class JobEndings(dict[int, JobEnding]):
         return earliest(*(ending.due for ending in self.values()))
 
     @property
-    def by_itself(self) -> bool:
-        """Whether one of them has time to end by itself."""
+    def any_ends_by_itself(self) -> bool:
+        """Whether one of the jobs has time to end by itself."""
         return any(it.stage in BY_ITSELF for it in self.values())
 
     @property
@@ -338,6 +338,14 @@ EMPTY = frozenset({SlotState.VACANT, SlotState.PARKED, SlotState.UNUSED})
 NOT_NEEDED = frozenset({SlotState.UNUSED, SlotState.REMOVED})
 
 
+class RollPart(enum.IntEnum):
+    """What a roll has to do with a worker; it is false if the worker stays."""
+
+    NONE = 0  # there is no roll, or the worker's start began after it
+    GOES = 1  # it must go, and another one is counted: it was to replace that one, or has been
+    COUNTED = 2  # it must go, and is counted as replaced then
+
+
 class SlotEvent(_Event):
     """What can happen to a slot."""
 
@@ -372,9 +380,7 @@ class Slot:
         recycle_limits: When its worker is due for recycling.
         replace_reason: Why the worker is to be replaced, if it is.
         replaces: The slot whose worker this one replaces as soon as it is ready.
-        rolled: Whether its worker is part of the roll under way: true if it must go and counts as
-            replaced then; false if it must go and does not count, since it replaces one that
-            does; ``None`` if it stays.
+        roll_part: What the roll under way has to do with its worker.
         bucket: The number by which jobs with keys find its workers; see
             ``_core/core.py``.
         draining: The worker gets no more jobs, and ends when it has finished what
@@ -392,8 +398,8 @@ class Slot:
             that.
         began_at: When the worker was started.
         ready_at: When the worker said hello; ``None`` before that.
-        due: When the pool must act on the slot at the latest: to start a
-            worker, to probe, or to take the next step in ending a process.
+        due: When the pool must act on the slot at the latest: to start a worker, to probe, or to take
+            the next step in ending the process, or one of its jobs (then it is ``job_endings.due``).
         exit_planned: The pool itself ends the worker, so its end is no crash.
         faulty: The worker must not get another job, since something in it is
             broken.
@@ -413,7 +419,7 @@ class Slot:
     recycle_limits: RecycleLimits = _NEW
     replace_reason: str | None = None
     replaces: int | None = None
-    rolled: bool | None = None
+    roll_part: RollPart = RollPart.NONE
     bucket: int | None = None
     draining: bool = False
     drain_deadline: float | None = None

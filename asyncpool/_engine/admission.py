@@ -43,7 +43,7 @@ class Admission:
         Args:
             hold: The caller's map or session: while it holds the pool open, a pool that
                 drains still admits the caller.
-            retrying: Whether a pool will do that is broken, and still tries to start workers.
+            retrying: Accept a broken pool too, if it still tries to start workers.
 
         Raises:
             PoolClosedError: If the pool is closed.
@@ -118,7 +118,7 @@ class Admission:
                 self._core.lifecycle.sizing.job_waits(now)
 
     def update_saturated(self) -> None:
-        """Wake the callers that wait for room, if nobody waits for a worker; too many did before."""
+        """Wake the callers that wait for room, if the queue, which was full, is empty."""
         core, closing = self._core, self._core.closing
         if self._waiting:
             return
@@ -217,7 +217,7 @@ class Holds:
         if hold in self.holds:
             del self.holds[hold]
             with self._engine.turn as now:
-                self._engine.core.release(now)
+                self._engine.core.hold_released(now)
 
     def begin(self) -> None:
         """Note that the pool closes."""

@@ -350,7 +350,7 @@ class Channel:
         return size if decoder.error is None else 0
 
     def _check_partial_frame(self) -> None:
-        """Handle what is left of the bytes that came: a part of a frame, or none, or too much for a turn."""
+        """Handle what is left of the bytes that came: a part of a frame, or none, or too much for an iteration."""
         if self._ended:
             return
         if self._decoder.error is not None:

@@ -122,9 +122,10 @@ def judge(
 ) -> list[Loss]:
     """Return what the death of a worker means for *jobs*, which it had in flight."""
     losses: list[Loss] = []
-    # The first job that has not begun may be the cause as well, if nothing else ran in its lane;
-    # but the worker cannot have begun a large call that was still on its way.
-    suspect_next = not slot.exit_planned and not handle.outbox.loading
+    # The worker may have died as it took a job, before it could note that.  So the first job that has
+    # not begun is a suspect too, if there was a lane for it; but not a large call that was still on
+    # its way.
+    may_have_been_taken = not slot.exit_planned and not handle.outbox.loading
     for job in jobs:
         delivery = delivery_of(job, handle)
         # A worker that broke the protocol may have erased its page, so that its jobs run twice.
@@ -134,8 +135,8 @@ def judge(
             delivery = Delivery.STARTED
         policy, times = job.attempt_policy, job.times_suspected
         suspect = delivery is Delivery.STARTED
-        if not suspect and suspect_next:
-            suspect, suspect_next = slot.in_flight.runs(job.id), False
+        if not suspect and may_have_been_taken:
+            suspect, may_have_been_taken = slot.in_flight.runs(job.id), False
         costs = suspect and costs_attempt(delivery=delivery, times_suspected=times)
         error: BaseException | None = None
         if job.exceeded is not None:
@@ -221,7 +222,7 @@ class Deaths:
             handle.read_requested_stacks()
         # 4. What follows in its slot.
         had_begun = bool(begun) if serving is None else serving.had_served(handle)
-        after, given_up = engine.core.ended(
+        after, unplaceable = engine.core.ended(
             handle.slot,
             now,
             had_begun=had_begun,
@@ -236,9 +237,10 @@ class Deaths:
         # 5. The report.  A server that was told to stop may still crash, and cut its connections.
         # Its slot goes on as planned.
         crashed = not planned or (serving is not None and was_ready and handle.failed)
+        # It names the first of these: the silent one, if a job was silent.
         begun.sort(key=lambda job: job.id != silent)
-        only = killed_for if planned else None
-        end = self.report(handle, kind, begun, only, now, after, planned=planned)
+        why = killed_for if planned else None
+        end = self.report(handle, kind, begun, why, now, after, planned=planned)
         handle.page.close()
         # 6. Counters, events, the log.
         if crashed:
@@ -257,16 +259,18 @@ class Deaths:
             engine.figures.exits[cause] += 1
             told = {name: getattr(end, name) for name in _EXIT_FIELDS}
             engine.hub.publish(events.Exited(**told, reason=reason))
-            if was_ready:  # told in the next turn, and before what follows from it
+            if (
+                was_ready
+            ):  # logged in the next iteration of the loop, before what follows from it
                 engine.log.exited(handle, end, reason, error, killed_for)
         # 7. Which jobs go to another worker.  Told before the effects, since with them an idle
         # worker gets such a job at once, and that is its next attempt.
-        self._publish_takeovers(losses, given_up, end)
+        self._publish_takeovers(losses, unplaceable, end)
         # 8. The next worker starts before a log handler, a callback or a future hears of this end:
         # those take half a millisecond and more.
         engine.act()
         # 9. The log, and the callback.  Not at once: it may submit, cancel or close, and the
-        # supervisor is in the middle of a decision.  But still before the callbacks
+        # engine is in the middle of a decision.  But still before the callbacks
         # of the jobs that fail in step 10.
         stderr = handle.stderr
         report = "" if stderr is None else stderr.end_report(crashed=crashed)
@@ -287,7 +291,7 @@ class Deaths:
     def kind_of(self, handle: WorkerHandle, slot: Slot, now: float) -> CrashKind:
         """Return what a worker died of, if nobody had asked for its end.
 
-        A kill that the kernel has counted is used up by it.
+        An OOM kill that explains this death explains no other one from then on.
         """
         lacked_memory = False
         if _was_killed(handle):
@@ -405,9 +409,9 @@ class Deaths:
             self._engine.log.now(say.ON_CRASH_FAILED, extra, error=error)
 
     def _publish_takeovers(
-        self, losses: list[Loss], given_up: set[int], crash: Crash
+        self, losses: list[Loss], unplaceable: set[int], crash: Crash
     ) -> None:
-        """Count and tell which jobs wait for another worker, or are about to get one."""
+        """Count and tell which jobs another worker takes over: those that this one may have begun."""
         registry, hub = self._engine.registry, self._engine.hub
         for loss in losses:
             job = loss.job
@@ -416,7 +420,7 @@ class Deaths:
             if not loss.begun:
                 self._engine.timers.watch_requeued(job)
             # What had not begun, and is not suspected, is only queued again.
-            if not (loss.suspect or loss.error) or job.id in given_up:
+            if not (loss.suspect or loss.error) or job.id in unplaceable:
                 continue
             _note(loss, crash)
             registry.figures.takeovers += 1

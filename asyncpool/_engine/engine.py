@@ -1,4 +1,4 @@
-"""The engine, the part of a pool in the service's process: it makes the others, runs, and closes them.
+"""The engine: the part of a pool in the service's process, which makes, connects and closes all others.
 
 It carries out what the core decides, hears what workers send, and passes each thing to the part
 that it is for; ``deaths.py`` does what the end of a worker requires.  All of this runs in the
@@ -68,7 +68,7 @@ from asyncpool.stats import PoolStats
 
 # How many jobs fail in one iteration of the loop.  Each takes some microseconds, and a queue may have a
 # million of them.
-_FAILED_A_TURN = 500
+_FAILED_AT_ONCE = 500
 
 _CRASHES_KEPT = 10
 
@@ -508,7 +508,7 @@ class Engine:
         }
 
         def fail_some() -> None:
-            for _ in range(min(len(jobs), _FAILED_A_TURN)):
+            for _ in range(min(len(jobs), _FAILED_AT_ONCE)):
                 job = jobs.popleft()
                 self.registry.fail(job, errors[why](job))
 

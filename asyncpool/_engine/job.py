@@ -183,7 +183,7 @@ class Progress:
     """
 
     def __init__(self, job: Any) -> None:  # its types are no public matter
-        self._job, self._log, self._seen = job, job.listen(), 0
+        self._job, self._newest, self._seen = job, job.listen(), 0
 
     def __aiter__(self) -> Self:
         return self
@@ -199,13 +199,13 @@ class Progress:
             Safe: nothing is lost.
         """
         check_loop(self._job.get_loop(), "the progress of a job")
-        log = self._log
-        while self._seen == log.heard:
+        newest = self._newest
+        while self._seen == newest.heard:
             if self._job.done():
                 raise StopAsyncIteration
-            await log.news.wait()
-        self._seen = log.heard
-        return self._job.function.serializer.load_details(log.details)
+            await newest.news.wait()
+        self._seen = newest.heard
+        return self._job.function.serializer.load_details(newest.details)
 
 
 R = TypeVar("R")
@@ -443,7 +443,7 @@ class PoolJob(Job[R]):
         return bool(self._callbacks)
 
     def listen(self) -> LastHeartbeat:
-        """Return what hears of its beats."""
+        """Return its newest heartbeat, which is kept from now on."""
         if self.heartbeats is None:
             self.heartbeats = LastHeartbeat(self)
         return self.heartbeats

@@ -470,7 +470,7 @@ _ERRORS: dict[CrashKind, type[errors.WorkerCrashedError]] = {
 }
 
 
-def _whose(job: PoolJob[object]) -> dict[str, Any]:
+def _fields_of(job: PoolJob[object]) -> dict[str, Any]:
     """Return what each of them tells of the job itself."""
     return {"job_id": job.id, "function": job.function.name}
 
@@ -495,7 +495,7 @@ def crash_error(job: PoolJob[object], delivery: Delivery) -> errors.WorkerCrashe
     if job.has_begun:
         delivery = Delivery.STARTED  # in an earlier attempt, if not in this one
     cls = _ERRORS.get(job.crashes[-1].kind, errors.WorkerCrashedError)
-    return cls(crashes=job.crashes, delivery=delivery, **_whose(job))
+    return cls(crashes=job.crashes, delivery=delivery, **_fields_of(job))
 
 
 def timeout_error(job: PoolJob[object], stack: str = "") -> errors.JobTimeoutError:
@@ -510,7 +510,7 @@ def timeout_error(job: PoolJob[object], stack: str = "") -> errors.JobTimeoutErr
     seconds = getattr(job.options, limit)
     attempt = job.attempt if job.began is not None else 0
     return errors.JobTimeoutError(
-        attempt=attempt, limit=limit, seconds=seconds, stack=stack, **_whose(job)
+        attempt=attempt, limit=limit, seconds=seconds, stack=stack, **_fields_of(job)
     )
 
 
@@ -538,7 +538,7 @@ def closed_error(
         delivery = Delivery.STARTED
     which = errors.job_text(job.id, job.function.name)
     text = f"the pool was closed before {which} was done"
-    return errors.PoolClosedError(text, delivery=delivery, **_whose(job))
+    return errors.PoolClosedError(text, delivery=delivery, **_fields_of(job))
 
 
 def broken_errors(
@@ -557,7 +557,7 @@ def broken_errors(
         )
         if job is not None and crashes[-1].kind is CrashKind.FAILED_START:
             error.__cause__ = errors.WorkerStartError(
-                crashes=crashes[-1:], delivery=Delivery.NEVER_SENT, **_whose(job)
+                crashes=crashes[-1:], delivery=Delivery.NEVER_SENT, **_fields_of(job)
             )
         return error
 

@@ -155,7 +155,7 @@ class WorkerReplacement:
         roll, self._roll = self._roll, None
         if not reason and not self._engine.launcher.has_imports:
             self._engine.traffic.functions.forget(self._reloaded)
-            self._engine.traffic.code_is_new(self._reloads)
+            self._engine.traffic.workers_have(self._reloads)
         if roll is not None and not roll.done():
             result = events.RollResult(
                 replaced=replaced, filled=filled, reason=reason, crash=crash

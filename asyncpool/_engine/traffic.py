@@ -26,7 +26,7 @@ from asyncpool._core.functions import (
     Function,
     FunctionTable,
     check_reloaded,
-    using,
+    modules_that_use,
 )
 from asyncpool._core.options import JobOptions
 from asyncpool._engine.job import JOB_TYPES, ChunkJob, PoolJob, StreamJob
@@ -83,7 +83,8 @@ class Traffic:
             or self._max_payload < HEAVY  # which bounds calls that take the short way
         )
         self._reloads = len(RELOADS.names)
-        # Of so many reloads and modules: which of these workers may have older code.
+        # A cache of check_code(): for so many reloads and imported modules, the modules of which
+        # workers may have older code.
         self._stale: tuple[int, int, list[str]] = 0, 0, []
         RELOADS.watch(self)
         self.plain = False
@@ -100,9 +101,9 @@ class Traffic:
         usual = has_new_code and not hub.announces_jobs and not self._special
         self.plain = takes_all and usual
 
-    def code_is_new(self, since: int) -> None:
-        """Note that workers have no code from before so many reloads."""
-        self._reloads = since
+    def workers_have(self, reloads: int) -> None:
+        """Note that all workers have the code as it was after the first *reloads* reloads."""
+        self._reloads = reloads
         self._stale = 0, 0, []
         self.refresh_fast_path()
 
@@ -121,10 +122,10 @@ class Traffic:
         if not names or self._engine.fresh:
             return
         if self._engine.registry.submitted <= 1:  # this is the first one
-            self.code_is_new(len(RELOADS.names))
+            self.workers_have(len(RELOADS.names))
             return
         if self._stale[:2] != (len(names), len(sys.modules)):
-            self._stale = len(names), len(sys.modules), using(names)
+            self._stale = len(names), len(sys.modules), modules_that_use(names)
         stale = self._stale[2]
         check_reloaded(name, payload, stale)
         # A function of a reloaded module itself was looked up anew, by FunctionTable.find().

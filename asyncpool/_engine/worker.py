@@ -90,7 +90,9 @@ _TOO_MANY = "it sent an outcome in more parts than an outcome can have"
 
 
 class Outbox(SegmentOwner):
-    """What goes to one worker for its jobs; the segments that it sees belong to this.
+    """The traffic of jobs with one worker, whose segments belong to this.
+
+    It puts what goes there, and collects the large buffers that come back ahead of an outcome.
 
     Args:
         engine: Has segments, and threads that copy into them.
@@ -729,7 +731,7 @@ class WorkerHandle:
                         engine.worker_logs.add(
                             self, self.control_channel, frame.payload
                         )
-                    case kind if kind in _ANSWERS and self._is_late(kind):
+                    case kind if kind in _ANSWERS and self._counts_no_more(kind):
                         pass
                     case FrameKind.REVOKED:
                         with engine.turn as now:
@@ -765,7 +767,7 @@ class WorkerHandle:
         if has_heartbeats and not self.ignored:
             engine.heartbeats.on_notice(self)
 
-    def _is_late(self, kind: FrameKind) -> bool:
+    def _counts_no_more(self, kind: FrameKind) -> bool:
         """Return whether an answer counts no more, since the worker is to end."""
         # A worker that serves may be asked for its stacks while it drains, so that answer counts.
         return self.ignored and (kind is not FrameKind.STACKS or self.link is None)

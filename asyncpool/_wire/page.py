@@ -183,9 +183,12 @@ def read_beats(memory: Readable, start: int = 0) -> list[Beat]:
 # The most items of a chunk: items without any work then take a millisecond.
 CHUNK_SIZE = 4096
 
-# The head of a log: how many items are done; the job that must begin no other item
-# (0 for none); which job and attempt it is.  The outcomes follow as entries, which takes 0.4 us each.
+# The head of a log, as words: how many items are done; whether the chunk is to begin no other item;
+# which job and attempt it is.  The pool asks a chunk to stop by writing its job number, so that a
+# later chunk does not obey; the worker itself writes 1, and only while the chunk runs.  The outcomes
+# follow as entries, which takes 0.4 us each.
 LOG_HEAD = struct.Struct("=QQQQ")
+DONE, STOP, JOB, ATTEMPT = range(4)
 _STOP = struct.Struct("=Q")
 
 # The head of an entry: how many bytes follow, and their checksum.  A worker that dies may

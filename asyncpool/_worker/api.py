@@ -91,10 +91,10 @@ class CurrentJob(Record):
 # The job number of calls that are no jobs of the pool, such as an initializer.
 NO_JOB = 0
 
-# The job's number and attempt, its context, if the context needs it, when the job began, and
-# its function.  That is a function which modules have, or a name: the context may outlive the
-# job, and must not keep what belongs to the job.  It is None until the function is unpickled.
-# Most jobs never call current_job(), so the CurrentJob is made only when one does.
+# The job's number, its attempt and its context; when it began, or 0.0 if nothing needs that; and its
+# function.  That is one which a module has, or bytes until it is unpickled, or a name: this may
+# outlive the job, and must not keep what belongs to the job.  Most jobs never call current_job(), so
+# the CurrentJob is made only when one does.
 Running = tuple[int, int, JobContext, float, object]
 current: ContextVar[Running | None] = ContextVar("asyncpool_job", default=None)
 
@@ -210,7 +210,7 @@ def heartbeat(details: object = None) -> None:
             f"{MAX_DETAILS} is the most: say how far the job is, and put its results "
             "elsewhere, for example into a file"
         )
-    if not _runner.forked:
+    if not _runner.is_forked_by_job:
         with _runner.heartbeat_lock:
             _write(_runner, packed)
 

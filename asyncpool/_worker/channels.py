@@ -362,7 +362,7 @@ class EndRequests:
         if self.requested and _thread.get_ident() == self.main:
             if self.interruptible is not None:
                 self._raise_if_requested()
-            elif self.forget(sequence):
+            elif self.take(sequence):
                 raise JobCancelled
 
     def request(self, sequence: int) -> bool:
@@ -385,8 +385,8 @@ class EndRequests:
         """Have the main thread end that job, if it may be ended now; called by another thread."""
         _signal.pthread_kill(self.main, posix.INTERRUPT_SIGNAL)
 
-    def forget(self, sequence: int) -> bool:
-        """Tell whether that job is to end, and forget that it is."""
+    def take(self, sequence: int) -> bool:
+        """Take the request to end that job; return whether there was one."""
         found = sequence in self.requested
         self.requested.discard(sequence)
         return found
@@ -407,7 +407,7 @@ class EndRequests:
             if frame.f_globals is _IMPORT:
                 return  # an import is under way
             frame = frame.f_back
-        if self.forget(self.interruptible):
+        if self.take(self.interruptible):
             raise self.error
 
     def fence(self, sequence: int, until: float) -> None:

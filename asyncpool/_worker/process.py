@@ -198,7 +198,10 @@ def _initialize(runner: JobRunner) -> None:
     install_script(config.script)
     if config.sandbox is None:
         control.start()
-    stage, fixed = "limits", True
+    stage, fixed = (
+        "limits",
+        True,
+    )  # fixed: whether this stage does the same at each start
     try:
         _apply_bounds(config)
         preloading = Preloading()

@@ -74,7 +74,7 @@ else:
 _JOB, _STREAM = FrameKind.JOB, FrameKind.STREAM
 _TASK = "asyncpool job"
 
-# Nanoseconds after which the loop has a turn between two items of a chunk that do not wait.
+# Nanoseconds after which other tasks have the loop between two items of a chunk that do not wait.
 _YIELD_NS = 10_000_000
 
 # A worker remembers so many functions of maps.
@@ -155,7 +155,7 @@ class Lane:
                 return step(*args)
             finally:
                 if is_job:
-                    self._runner.end_copy()
+                    self._runner.exit_if_forked_by_job()
                 if (seconds := perf_counter() - began) > self._limit:
                     self._tell(seconds)
         except BaseException as error:
@@ -204,7 +204,7 @@ class ChunkLog:
         start: The offset of the log on the page.
 
     Attributes:
-        words: The head of the log, see ``_wire/page.py``.
+        words: The head of the log: ``DONE``, ``STOP``, ``JOB`` and ``ATTEMPT`` of ``_wire/page.py``.
         write: Writes behind what was written before.
     """
 
@@ -220,9 +220,9 @@ class ChunkLog:
     def begin(self, job: int, attempt: int) -> None:
         """Begin a new log."""
         words = self.words
-        words[0], words[2], words[3] = 0, job, attempt
-        if words[1] != job:  # else the pool has told it to stop already
-            words[1] = 0
+        words[page.DONE], words[page.JOB], words[page.ATTEMPT] = 0, job, attempt
+        if words[page.STOP] != job:  # else the pool has told it to stop already
+            words[page.STOP] = 0
         self._seek(self._first)
 
 
@@ -266,8 +266,8 @@ class JobRunner:
         hook: Enters the pool's hook, if there is one; see ``load_hook()``.
         state: What jobs keep in this worker.
         shown: The coroutine that runs, if it is no job's.
-        server_stacks: Returns those of the tasks of a server, in place of those of jobs; its open
-            requests, if it is given another number than 0.
+        server_stacks: In a worker that serves: makes the text that answers a ``WHERE``.  For 0 it has
+            the stacks of the server's tasks, for any other number its open requests.
         control: As above.
         endings: Knows which jobs are to end before their time.
         heartbeat_lock: Whoever writes a heartbeat has this.  A job may call ``heartbeat()`` in several
@@ -303,7 +303,7 @@ class JobRunner:
         self._pending: deque[Frame] = deque()
         self._outcomes: list[bytes] = []
         self._loop: Any = None  # once there is a coroutine
-        self._looping = self._turn_is_due = False
+        self._looping = self._begin_is_due = False
         self._failure: BaseException | None = None
         self.heartbeat_lock = RLock()
         self.noticed_at = 0.0
@@ -357,7 +357,7 @@ class JobRunner:
         """Run the event loop while coroutines of jobs run."""
         loop, channel = self._loop, self._job_socket.fileno()
         if self._several:
-            loop.add_reader(channel, self._turn, channel)
+            loop.add_reader(channel, self._begin_more, channel)
             os.set_blocking(channel, True)  # uvloop has changed that
         self._looping = True
         try:
@@ -376,17 +376,17 @@ class JobRunner:
             self._flush()
 
     def _soon(self) -> None:
-        """Have the loop send outcomes, and begin jobs, behind what it does in this turn."""
-        if not self._turn_is_due:
-            self._turn_is_due = True
+        """Have the loop send outcomes, and begin jobs, behind what it does in this iteration."""
+        if not self._begin_is_due:
+            self._begin_is_due = True
             # In the worker's context, and not in that of the job that has just ended.
-            self._loop.call_soon(self._turn, context=self._worker_context)
+            self._loop.call_soon(self._begin_more, context=self._worker_context)
 
-    def _turn(self, channel: int | None = None) -> None:
+    def _begin_more(self, channel: int | None = None) -> None:
         """Begin jobs while coroutines run; if the *channel* can be read, read it first."""
         try:
             if channel is None:
-                self._turn_is_due = False
+                self._begin_is_due = False
             else:
                 frames = receive(self._job_socket, self._incoming, wait=False)
                 if frames is None:
@@ -466,7 +466,7 @@ class JobRunner:
                 task = self._loop.create_task(lane, name=_TASK, context=context)
                 if lane.context is context:  # or else an eager task has ended already
                     lane.task = task
-                if self.endings.forget(lane.sequence):  # it was asked to end before
+                if self.endings.take(lane.sequence):  # it was asked to end before
                     lane.cancel(JobCancelled())
                 return False
         except BaseException as error:  # a job has closed the loop, say
@@ -583,7 +583,7 @@ class JobRunner:
                 found = [it for it in map(function_name, classes) if it in names]
                 if found:
                     if lane.log is not None:  # no other item of the chunk, if it is one
-                        lane.log.words[1] = 1
+                        lane.log.words[page.STOP] = 1
                     self.retire(f"by retire_on, after {found[0]}")
         return error
 
@@ -619,7 +619,7 @@ class JobRunner:
             # The next broadcast does not see what this one sets in its context.
             copy_context().run(self._run_missed_broadcast, lane, frame)
         finally:
-            self.end_copy()
+            self.exit_if_forked_by_job()
             del self.by_job[lane.job_key]
             self.endings.interruptible = None
 
@@ -756,15 +756,15 @@ class JobRunner:
         """End the job with this sequence number, if it runs in the loop, which calls this."""
         for lane in self.by_job.values():
             loops = lane.sequence == sequence and lane.task is not None
-            if loops and self.endings.forget(sequence):
+            if loops and self.endings.take(sequence):
                 lane.cancel(JobCancelled())
 
     @property
-    def forked(self) -> bool:
+    def is_forked_by_job(self) -> bool:
         """Whether this process is a copy that a job has made; C code calls no hook at a fork."""
         return os.getpid() != self._worker
 
-    def end_copy(self) -> None:
+    def exit_if_forked_by_job(self) -> None:
         """End this process if it is a copy that a job has made, back from the job's call."""
         if os.getpid() != self._worker:
             os._exit(0)
@@ -892,6 +892,7 @@ async def call_items(
     result = ChunkResult([], [])
     # A call of a function for each item would take a fifth more time.
     write, words, add = log.write, log.words, result.outcomes.append
+    done_word, stop_word = page.DONE, page.STOP
     enter, leave, coroutine = runner.hook, None, None
     try:
         for done in range(len(items)):
@@ -923,21 +924,21 @@ async def call_items(
                 error = context.run(runner.error_for_caller, lane, error)
                 value, outcome = None, (runner.pack_error(error), True)
                 entry = note(outcome)
-                words[1] |= isinstance(error, JobCancelled)
+                words[stop_word] |= isinstance(error, JobCancelled)
             add(outcome)
             try:
                 write(entry)
             except ValueError:  # the log is full, so no other item may begin
                 break
-            words[0] = done + 1  # the outcome counts as noted from here on
-            if words[1]:
+            words[done_word] = done + 1  # the outcome counts as noted from here on
+            if words[stop_word]:
                 break
     except JobCancelled:
         pass  # between two items: those that are done keep their outcomes
     except Exception as broken:  # it is not an item's: the log is broken
         # The item that was not noted has run, and must not count as one that has not begun.
         add((runner.pack_error(broken), True))
-    words[1] = 0  # another attempt is another chunk
+    words[stop_word] = 0  # another attempt is another chunk
     # While coroutines wait, others run.
     jobs = 1 if coroutine is None else len(runner.by_job)
     return result._replace(microseconds=(perf_counter_ns() - began) / 1000 / jobs)

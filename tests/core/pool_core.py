@@ -146,7 +146,7 @@ class Core:
         self.resize = self._told(core.lifecycle.resize)
         self.roll = self._told(core.lifecycle.roll)
         # The end, and time.
-        self.release = self._told(core.release)
+        self.release = self._told(core.hold_released)
         self.close = self._told(core.closing.begin)
         self.abandon = core.closing.abandon
         self.next_deadline = core.next_deadline

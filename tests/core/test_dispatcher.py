@@ -372,7 +372,7 @@ class DispatchMachine(RuleBasedStateMachine):
         slot = data.draw(st.sampled_from(busy))
         hand, in_flight = self.hands[slot], self.flights[slot]
         head, *behind = hand
-        in_flight.block([head])
+        in_flight.expect_no_end([head])
         self.leaves(slot)
         self.submit(kind, 0)
         hand[head] = UNKNOWN_COST
