@@ -10,17 +10,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import itertools
 import math
 from collections.abc import Callable
-from dataclasses import field
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 from asyncpool._core.deadlines import LATE, PingLedger
 from asyncpool._core.endings import REVOKE_GRACE
 from asyncpool._core.slots import ALIVE, UP
-from asyncpool._dataclass import dataclass
 from asyncpool._engine.job import ChunkJob, PoolJob, StreamJob
 from asyncpool._engine.loop import shielded
 from asyncpool._engine.machine import is_stopped
@@ -570,27 +567,6 @@ def _demand_at(due: float, now: float) -> float:
 _LAST_SAMPLES = 2.0
 
 
-@dataclass(slots=True)
-class _Run:
-    """The profile that is being taken.
-
-    Attributes:
-        number: Tells its samples from those of others.
-        request: What the workers sample.
-        slot: The only slot that counts; ``None`` for all.
-        until: When it ends.
-        book: Whom the pool has asked, and what they sent.
-        over: Set when the pool has ended, or when nothing more will come.
-    """
-
-    number: int
-    request: ProfileRequest
-    slot: int | None
-    until: float
-    book: ProfileBook
-    over: asyncio.Event = field(default_factory=asyncio.Event)
-
-
 class Profiles:
     """The profiles of one pool, one at a time.
 
@@ -600,8 +576,16 @@ class Profiles:
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
-        self._numbers = itertools.count(1)
-        self._run: _Run | None = None
+        # Whom the pool has asked, and what they have sent, while a profile is being taken.
+        self._book: ProfileBook | None = None
+        # Tells its samples from those of others.
+        self._number = 0
+        # What the workers sample until when, and the only slot that counts, or None for all.
+        self._request: ProfileRequest
+        self._until: float
+        self._slot: int | None
+        # Set when the pool has ended, or when nothing more will come.
+        self._over = asyncio.Event()
 
     async def take(self, request: ProfileRequest, slot: int | None) -> Profile:
         """Sample the workers; see :meth:`asyncpool.Pool.profile`.
@@ -613,8 +597,8 @@ class Profiles:
         Cancellation:
             Ends the samplers.
         """
-        engine = self._engine
-        if self._run is not None:
+        engine, over = self._engine, self._over
+        if self._book is not None:
             whose = f"a profile of {engine.config.title}"
             text = f"{whose} is being taken already: wait until it is over"
             raise ProfileInProgressError(text)
@@ -622,32 +606,44 @@ class Profiles:
         handles = {index: engine.handles[index] for index in ready}
         if slot is not None and slot not in handles:
             raise NoWorkerError(slot, there=tuple(handles))
-        from asyncpool.profile import ProfileBook  # noqa: PLC0415 - few take one
+        from asyncpool.profile import Profile, ProfileBook  # noqa: PLC0415 - few take one
 
-        now = engine.loop.time()
-        number, until = next(self._numbers), now + request.seconds
-        run = self._run = _Run(number, request, slot, until, ProfileBook())
+        began, book = engine.loop.time(), ProfileBook()
+        self._book, self._number = book, self._number + 1
+        self._request, self._slot = request, slot
+        self._until = began + request.seconds
+        over.clear()
         for handle in handles.values():
             self.join(handle)
         try:
-            await _wait(run.over, request.seconds)
-            took = engine.loop.time() - now
-            self._look(run)
-            await _wait(run.over, _LAST_SAMPLES)
+            await _wait(over, request.seconds)
+            took = engine.loop.time() - began
+            self._look()
+            await _wait(over, _LAST_SAMPLES)
         finally:
-            self._run = None
-            self._end(run)
-        return self._profile_of(run, took)
+            self._book = None
+            for handle in engine.handles.values():  # of whom some are still at work
+                if (handle.slot, handle.generation) in book.open and not handle.ignored:
+                    handle.send_control(FrameKind.PROFILE, b"", self._number)
+        return Profile(
+            pool=engine.config.title,
+            seconds=took,
+            rate=request.rate,
+            slot=slot,
+            function=request.function or None,
+            stacks=book.stacks,
+            workers=book.workers,
+        )
 
     def join(self, handle: WorkerHandle) -> None:
         """Ask a worker for samples that is ready, if a profile is being taken."""
-        run, now = self._run, self._engine.loop.time()
-        if run is None or run.slot not in {None, handle.slot} or now >= run.until:
+        book, now = self._book, self._engine.loop.time()
+        if book is None or self._slot not in {None, handle.slot} or now >= self._until:
             return
         assert handle.pid is not None
-        run.book.ask(handle.slot, handle.generation, handle.pid)
-        request = run.request._replace(seconds=run.until - now)
-        handle.send_control(FrameKind.PROFILE, request.pack(), run.number)
+        book.ask(handle.slot, handle.generation, handle.pid)
+        request = self._request._replace(seconds=self._until - now)
+        handle.send_control(FrameKind.PROFILE, request.pack(), self._number)
 
     def hear(self, handle: WorkerHandle, frame: Frame) -> None:
         """Count samples that a worker has sent.
@@ -655,50 +651,29 @@ class Profiles:
         Raises:
             ProtocolError: If they cannot be read.
         """
-        run = self._run
-        if run is None or frame.job != run.number:
+        if self._book is None or frame.job != self._number:
             return  # they are of a profile that was cancelled
         from asyncpool._wire.profile import SampleChunk  # noqa: PLC0415 - see above
 
         chunk, last = SampleChunk.unpack(frame.payload), bool(frame.number)
-        run.book.hear(handle.slot, handle.generation, chunk, last=last)
-        self._look(run)
+        self._book.hear(handle.slot, handle.generation, chunk, last=last)
+        self._look()
 
     def lose(self, handle: WorkerHandle) -> None:
         """Note that a worker has ended."""
-        if self._run is not None:
-            self._run.book.lost(handle.slot, handle.generation)
-            self._look(self._run)
+        if self._book is not None:
+            self._book.lost(handle.slot, handle.generation)
+            self._look()
 
     def stop(self) -> None:
         """End the profile that is being taken, since the pool ends."""
-        if self._run is not None:
-            self._run.over.set()
+        self._over.set()
 
-    def _look(self, run: _Run) -> None:
+    def _look(self) -> None:
         """End a profile whose time is over when all workers have sent everything."""
-        if self._engine.loop.time() >= run.until and not run.book.open:
-            run.over.set()
-
-    def _end(self, run: _Run) -> None:
-        """End the samplers that are still at work."""
-        for handle in self._engine.handles.values():
-            which = handle.slot, handle.generation
-            if which in run.book.open and not handle.ignored:
-                handle.send_control(FrameKind.PROFILE, b"", run.number)
-
-    def _profile_of(self, run: _Run, took: float) -> Profile:
-        from asyncpool.profile import Profile  # noqa: PLC0415 - see above
-
-        return Profile(
-            pool=self._engine.config.title,
-            seconds=took,
-            rate=run.request.rate,
-            slot=run.slot,
-            function=run.request.function or None,
-            stacks=run.book.stacks,
-            workers=run.book.workers,
-        )
+        is_over = self._engine.loop.time() >= self._until
+        if is_over and self._book is not None and not self._book.open:
+            self._over.set()
 
 
 async def _wait(event: asyncio.Event, seconds: float) -> None:
