@@ -224,12 +224,12 @@ class Iteration(Generic[T]):
         """
         self._check_loop()
         self._begun = True
-        demand = self._demand
-        if demand.closing is None:
+        closing = self._demand.closing
+        if closing is None:
             await close(self._items)
             return
         try:
-            await shielded(demand.closing)
+            await shielded(closing)
         finally:
-            if demand.closing.done():
-                demand.closing = None
+            if closing.done():
+                self._demand.closing = None
