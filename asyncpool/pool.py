@@ -218,15 +218,12 @@ def _with_hints(init: Callable[P, None]) -> Callable[P, None]:
 
 
 class Submitter:
-    """The ways to run functions: submit, map, stream, broadcast, worker."""
+    """Something that functions are submitted to: a pool, or a session's worker."""
 
     __slots__ = ()
 
     _options: JobOptions
     _life: PoolLife
-
-    def __reduce__(self) -> NoReturn:
-        raise not_picklable(self)
 
     def _running_engine(self) -> Engine:
         """Return what makes the calls.
@@ -246,11 +243,10 @@ class Submitter:
         """Submit a call with *options*, whatever those of this caller are."""
         if not callable(fn):  # asked here too, since a call costs each job time
             checks.called("submit", fn)
-        engine = self._running_engine()
-        lease = options.lease
-        if lease is None:
-            return engine.traffic.submit(fn, args, kwargs, options)
+        engine, lease = self._running_engine(), options.lease
         submit = engine.traffic.submit
+        if lease is None:
+            return submit(fn, args, kwargs, options)
         return engine.leases.submit(lease[1], submit, fn, args, kwargs, options)
 
     @overload
@@ -306,6 +302,51 @@ class Submitter:
             return engine.traffic.submit(fn, args, kwargs, options)
         return self._submit(fn, args, kwargs, options)
 
+    def stream(
+        self, fn: Callable[P, Items[R]], /, *args: P.args, **kwargs: P.kwargs
+    ) -> Stream[R]:
+        """Run a generator function in a worker; return its items, for ``async for``.
+
+        The items come as the generator yields them.  The worker is ahead of the caller by
+        *prefetch* items at the most (see :meth:`Pool.options`); then it waits, so a slow caller
+        needs no memory for them.  The worker does nothing else until the generator has ended:
+        each stream that is not read to its end occupies a worker.
+
+        The stream is one job with the options of :meth:`Pool.options`.  Its *timeout* is for the
+        whole stream, each item counts as a heartbeat, and there is another attempt only as long
+        as no item was taken.
+
+        Args:
+            fn: A generator function, an async one, or any function that returns an iterator.
+            *args: Its arguments, see :meth:`Pool.submit`.
+            **kwargs: Its keyword arguments.
+
+        Returns:
+            A :class:`asyncpool.Stream`.  Iterating over it raises the errors of
+            :meth:`submit` and of awaiting a job.
+
+        Raises:
+            TypeError: If *fn* is not callable.
+            PoolClosedError: If the pool was never started.
+
+        Cancellation:
+            Closes the generator by ``GeneratorExit``, and so does leaving the loop.
+        """
+        checks.called("stream", fn)
+        options = replace(self._options, via="stream")
+        return stream.Stream(
+            self._running_engine(), partial(self._submit, fn, args, kwargs, options)
+        )
+
+
+class PoolSubmitter(Submitter):
+    """The ways to run functions in a pool: also map, broadcast, worker."""
+
+    __slots__ = ()
+
+    def __reduce__(self) -> NoReturn:
+        raise not_picklable(self)
+
     @overload
     def submit_threadsafe(
         self, fn: Callable[P, Async[R]], /, *args: P.args, **kwargs: P.kwargs
@@ -347,42 +388,6 @@ class Submitter:
                 "submit_threadsafe() is for other threads: in the pool's event loop use submit()"
             )
         return asyncio.run_coroutine_threadsafe(call(), home)
-
-    def stream(
-        self, fn: Callable[P, Items[R]], /, *args: P.args, **kwargs: P.kwargs
-    ) -> Stream[R]:
-        """Run a generator function in a worker; return its items, for ``async for``.
-
-        The items come as the generator yields them.  The worker is ahead of the caller by
-        *prefetch* items at the most (see :meth:`Pool.options`); then it waits, so a slow caller
-        needs no memory for them.  The worker does nothing else until the generator has ended:
-        each stream that is not read to its end occupies a worker.
-
-        The stream is one job with the options of :meth:`Pool.options`.  Its *timeout* is for the
-        whole stream, each item counts as a heartbeat, and there is another attempt only as long
-        as no item was taken.
-
-        Args:
-            fn: A generator function, an async one, or any function that returns an iterator.
-            *args: Its arguments, see :meth:`Pool.submit`.
-            **kwargs: Its keyword arguments.
-
-        Returns:
-            A :class:`asyncpool.Stream`.  Iterating over it raises the errors of
-            :meth:`submit` and of awaiting a job.
-
-        Raises:
-            TypeError: If *fn* is not callable.
-            PoolClosedError: If the pool was never started.
-
-        Cancellation:
-            Closes the generator by ``GeneratorExit``, and so does leaving the loop.
-        """
-        checks.called("stream", fn)
-        options = replace(self._options, via="stream")
-        return stream.Stream(
-            self._running_engine(), partial(self._submit, fn, args, kwargs, options)
-        )
 
     @overload
     async def broadcast(
@@ -474,9 +479,7 @@ class Submitter:
             While it waits: safe.  If the session has just got a worker, the pool gives it to the
             next one.  Inside the context: cancels the calls of the session.
         """
-        return session.WorkerSession(
-            self._running_engine, self._options, timeout=timeout, fresh=fresh
-        )
+        return session.WorkerSession(self, timeout=timeout, fresh=fresh)
 
     @overload
     def map(
@@ -729,10 +732,10 @@ class Supervised(EventSource):
 
 
 @dataclass(frozen=True, slots=True)
-class BoundPool(Submitter):
+class BoundPool(PoolSubmitter):
     """A pool together with options for its jobs; :meth:`Pool.options` makes it."""
 
-    _pool: Submitter
+    _pool: PoolSubmitter
     _options: JobOptions
 
     def options(self, **changes: Unpack[Options]) -> BoundPool:
@@ -747,7 +750,7 @@ class BoundPool(Submitter):
 _FINISH = {"all": Finish.ALL, "running": Finish.RUNNING, "none": Finish.NOTHING}
 
 
-class Pool(Submitter, Supervised, JobEventSource):
+class Pool(PoolSubmitter, Supervised, JobEventSource):
     """Supervised worker processes, and a queue before them.
 
     Use it as an async context manager, or call :meth:`start` and :meth:`close`,

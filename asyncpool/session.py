@@ -3,26 +3,19 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import AsyncIterable, Callable, Coroutine, Iterable
-from functools import partial
-from typing import Any, ParamSpec, Self, TypeVar, Unpack, overload
+from typing import TYPE_CHECKING, Any, Self, Unpack
 
 from asyncpool._core import checks
 from asyncpool._core.options import JobOptions, Options, changed
-from asyncpool._dataclass import replace
-from asyncpool._engine.engine import Engine
-from asyncpool._engine.job import Job
-from asyncpool._engine.large import Call
+from asyncpool._engine.job import Job, PoolJob  # pyright: ignore[reportUnusedImport]
 from asyncpool._engine.sessions import SessionWorker
-from asyncpool.stream import Stream
+from asyncpool.pool import PoolSubmitter, Submitter
+from asyncpool.stream import Stream  # pyright: ignore[reportUnusedImport]
 
 __all__ = ["WorkerSession"]
 
-P = ParamSpec("P")
-R = TypeVar("R")
 
-
-class WorkerSession:
+class WorkerSession(Submitter):
     """A worker that belongs to one caller while the context is entered.
 
     A call of the session finds what earlier calls have left in the worker: globals, open files,
@@ -31,17 +24,13 @@ class WorkerSession:
     """
 
     def __init__(
-        self,
-        engine: Callable[[], Engine],
-        options: JobOptions,
-        *,
-        timeout: float | None,
-        fresh: bool,
+        self, pool: PoolSubmitter, *, timeout: float | None, fresh: bool
     ) -> None:
         checks.TIMEOUT("timeout", timeout)
         checks.SWITCH("fresh", fresh)
-        self._running_engine = engine
-        self._options = _checked(options)
+        # With its life alone, nothing would keep the pool from being collected.
+        self._pool, self._life = pool, pool._life  # noqa: SLF001 - it makes this
+        self._options = _checked(pool._options)  # noqa: SLF001
         self._timeout = timeout
         self._fresh = fresh
         # All views of the session share it, so each knows when the session begins and ends.
@@ -79,70 +68,49 @@ class WorkerSession:
         view._options = _checked(changed(self._options, changes))  # noqa: SLF001 - its copy
         return view
 
-    @overload
-    def submit(
-        self,
-        fn: Callable[P, Coroutine[Any, Any, R]],
-        /,
-        *args: P.args,
-        **kwargs: P.kwargs,
-    ) -> Job[R]: ...
+    if not TYPE_CHECKING:  # for checkers they are as those of a pool
 
-    @overload
-    def submit(
-        self, fn: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs
-    ) -> Job[R]: ...
+        def submit(self, fn: Any, /, *args: Any, **kwargs: Any) -> Job[Any]:
+            """Run ``fn(*args, **kwargs)`` in this worker; return a future of its result.
 
-    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Job[Any]:
-        """Run ``fn(*args, **kwargs)`` in this worker; return a future of its result.
+            The call begins when the calls before it have ended.  It has one attempt.
 
-        The call begins when the calls before it have ended.  It has one attempt.
+            Args:
+                fn: Any callable, as in :meth:`asyncpool.Pool.submit`.
+                *args: Its arguments.
+                **kwargs: Its keyword arguments.
 
-        Args:
-            fn: Any callable, as in :meth:`asyncpool.Pool.submit`.
-            *args: Its arguments.
-            **kwargs: Its keyword arguments.
+            Returns:
+                A :class:`asyncpool.Job`.  Awaiting it raises the same errors as a job of
+                :meth:`asyncpool.Pool.submit`, and :exc:`WorkerGoneError` if the worker died before
+                the call began.
 
-        Returns:
-            A :class:`asyncpool.Job`.  Awaiting it raises the same errors as a job of
-            :meth:`asyncpool.Pool.submit`, and :exc:`WorkerGoneError` if the worker died before
-            the call began.
+            Raises:
+                WorkerGoneError: If the worker is gone.
+                PoolClosedError: If the pool is closed.
+                PoolBrokenError: If no worker can be kept alive.
+                RuntimeError: If the context is not entered, or outside the pool's event loop.
 
-        Raises:
-            WorkerGoneError: If the worker is gone.
-            PoolClosedError: If the pool is closed.
-            PoolBrokenError: If no worker can be kept alive.
-            RuntimeError: If the context is not entered, or outside the pool's event loop.
+            Cancellation:
+                As in the pool.  If the pool has to kill the worker for it, the session loses it.
+            """
+            checks.called("submit", fn)
+            return self._submit(fn, args, kwargs, self._options)
 
-        Cancellation:
-            As in the pool.  If the pool has to kill the worker for it, the session loses it.
-        """
-        checks.called("submit", fn)
-        return self._call((fn, args, kwargs), self._options)
+        def stream(self, fn: Any, /, *args: Any, **kwargs: Any) -> Stream[Any]:
+            """Run a generator function in this worker; return its items, for ``async for``.
 
-    def stream(
-        self,
-        fn: Callable[P, Iterable[R] | AsyncIterable[R]],
-        /,
-        *args: P.args,
-        **kwargs: P.kwargs,
-    ) -> Stream[R]:
-        """Run a generator function in this worker; return its items, for ``async for``.
+            See :meth:`asyncpool.Pool.stream`.  A stream is a call of the session: later calls wait
+            until it has ended or was closed, and so does leaving the context.
 
-        See :meth:`asyncpool.Pool.stream`.  A stream is a call of the session: later calls wait
-        until it has ended or was closed, and so does leaving the context.
+            Raises:
+                TypeError: If *fn* is not callable.
+                PoolClosedError: If the pool was never started.
 
-        Raises:
-            TypeError: If *fn* is not callable.
-            PoolClosedError: If the pool was never started.
-
-        Cancellation:
-            As in the pool.  The errors of :meth:`submit` are raised with the first item.
-        """
-        checks.called("stream", fn)
-        options = replace(self._options, via="stream")
-        call = fn, args, kwargs
-        return Stream(self._running_engine(), partial(self._call, call, options))
+            Cancellation:
+                As in the pool.  The errors of :meth:`submit` are raised with the first item.
+            """
+            return super().stream(fn, *args, **kwargs)
 
     async def __aenter__(self) -> Self:
         """Wait for a worker, first come, first served; see :meth:`asyncpool.Pool.worker`.
@@ -192,11 +160,17 @@ class WorkerSession:
             raise RuntimeError("the session has no worker: use 'async with'")
         return self._worker
 
-    def _call(self, call: Call, options: JobOptions) -> Job[Any]:
+    def _submit(
+        self,
+        fn: Any,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        options: JobOptions,
+    ) -> PoolJob[Any]:
         worker = self._entered_worker
         if worker.left:
             raise RuntimeError("the session is over: its context was left")
-        return worker.call(self._running_engine(), call, options)
+        return worker.call(self._running_engine(), (fn, args, kwargs), options)
 
     def __repr__(self) -> str:
         worker = self._worker

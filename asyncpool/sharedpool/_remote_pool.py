@@ -23,7 +23,7 @@ from asyncpool._wire.text import function_name
 from asyncpool.enums import RunState
 from asyncpool.errors import NoWorkerError, PoolClosedError
 from asyncpool.events import CloseSummary, RollResult
-from asyncpool.pool import BoundPool, JobEventSource, Submitter
+from asyncpool.pool import BoundPool, JobEventSource, PoolSubmitter
 from asyncpool.profile import Profile
 from asyncpool.stats import PoolStats
 
@@ -103,7 +103,7 @@ class _Latest:
         return client.stats()
 
 
-class RemotePool(JobEventSource, Submitter):
+class RemotePool(JobEventSource, PoolSubmitter):
     """A pool whose workers belong to agents; see :class:`SharedPool`.
 
     The agents have to answer its questions and orders.  These raise :exc:`PoolClosedError` if the
