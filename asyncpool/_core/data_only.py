@@ -11,7 +11,7 @@ from asyncpool._core.functions import FunctionTable
 from asyncpool._wire.buffers import HEAVY, SURELY_QUICK, OverLimitError, ReceivedPickle
 from asyncpool._wire.formats import JSON, Format, Kind, unsendable
 from asyncpool._wire.pickling import Serializer
-from asyncpool._wire.plain_data import check_size, in_one_piece, short, write
+from asyncpool._wire.plain_data import in_one_piece, short, weigh, write
 from asyncpool._wire.schemas import FunctionNames, Signature, load_failure, registered
 from asyncpool._wire.scripts import CACHED
 from asyncpool.errors import JobNotPicklableError
@@ -124,18 +124,16 @@ class DataSerializer(Signature, Serializer):
             pause()  # a message is written in one step, so there is no other place for a break
         how, values = self.how, [*args, *kwargs.values()]
         call = [values, [*kwargs]]
+        beside = how.codec is None
         try:
             # The worker makes types of short plain data, too.
-            if how.codec is None and (message := short(self.call, call)) is not None:
+            if beside and (message := short(self.call, call)) is not None:
                 return message
-            if limit is not None:
-                check_size(values, limit, beside=how.codec is None)
-            if self.typed:
-                for at, (_, kind) in enumerate(self.kinds(len(args), kwargs)):
-                    values[at] = kind.plain(values[at])
-            return write(self.call, call, in_band=in_band)
-        except OverLimitError:
-            raise
+            if limit is None or weigh(values, limit, beside=beside) is not None:
+                if self.typed:
+                    for at, (_, kind) in enumerate(self.kinds(len(args), kwargs)):
+                        values[at] = kind.plain(values[at])
+                return write(self.call, call, in_band=in_band)
         except Exception as error:  # noqa: BLE001 - an argument may raise anything
             name, where, why = "the call", "$", error
             kinds, values = self.kinds(len(args), kwargs), [*args, *kwargs.values()]
@@ -144,6 +142,7 @@ class DataSerializer(Signature, Serializer):
                     name, (where, why) = one, found
                     break
             raise unsendable(how, name, "arguments", name, where, why) from why
+        raise OverLimitError
 
     @staticmethod
     def is_heavy(payload: bytes | memoryview | ReceivedPickle) -> bool:

@@ -27,10 +27,9 @@ from asyncpool._wire.buffers import (
     HEAVY,
     LARGE,
     OutOfBandPickle,
-    OverLimitError,
     ReceivedPickle,
 )
-from asyncpool._wire.pickling import FLAT, SCALARS
+from asyncpool._wire.pickling import FLAT
 
 TYPE_CHECKING = False  # see _wire/records.py
 if TYPE_CHECKING:
@@ -118,82 +117,75 @@ class MissingPackageError(NotDataError):
     """A value needs a package that this process has not imported."""
 
 
-def weigh(values: Sequence[Any], most: int) -> int | None:
-    """Return how large the text of *values* gets, roughly; ``None`` if JSON has none, or above *most*.
+def weigh(
+    values: Sequence[Any], most: int, *, beside: bool | None = None
+) -> int | None:
+    """Return how large the message for *values* gets, roughly; ``None`` if it gets larger than *most*.
 
     It goes from level to level: a value may be deep, or hold itself.
+
+    Args:
+        values: The values.
+        most: How many bytes.
+        beside: Whether large buffers do not count, since they travel beside the message.  ``None`` if
+            it is to be a text: then ``None`` is returned, too, if JSON does not have all of the values.
     """
-    level, weight = values, 0
+    level, weight = values, _EACH * len(values)
     for _ in range(_LEVELS):
-        weight += _EACH * len(level)
         if weight > most:
             return None
         below: list[Any] = []
         for one in level:
             kind = type(one)
+            parts: Collection[Any] = ()
             if kind is str:
                 weight += len(one)
             elif kind is int:
                 weight += one.bit_length() >> 3
-            elif kind is dict:
-                for key in one:
-                    if type(key) is not str:
-                        return None
-                    weight += len(key)
-                below += one.values()
             elif kind is list:
-                below += one
+                parts = one
+            elif kind is dict:
+                parts = one.values()
             elif kind is float:
-                if not math.isfinite(one):
+                if beside is None and not math.isfinite(one):
                     return None
             elif kind is not bool and one is not None:
-                return None
+                if beside is None:
+                    return None
+                size, parts = _measure(one)
+                weight += 0 if beside and size >= LARGE else size
+            if parts:
+                weight += _EACH * len(parts)
+                if weight > most:  # before any of them is looked at
+                    return None
+                below += parts
+                for key in one if kind is dict else ():
+                    if type(key) is str:
+                        weight += len(key)
+                    elif beside is None:
+                        return None
+                    else:
+                        weight += _EACH
+                        below.append(key)
         if not below:
             return weight if weight <= most else None
         level = below
     return None
 
 
-def check_size(values: list[Any], limit: int, *, beside: bool) -> None:
-    """Check roughly that *values*, of whatever types they are, would be written in *limit* bytes.
-
-    Args:
-        values: The values.
-        limit: How many bytes.
-        beside: Whether large buffers do not count, since they travel beside a message.
-
-    Raises:
-        OverLimitError: If they would not.
-    """
-    # The list grows during the loop.  It never holds more values than the limit allows, so sizes
-    # are compared only when it grows, and at the end.
-    found: list[Any] = [values]
-    size = 0
-    for value in found:
-        cls = type(value)
-        if cls in SCALARS:
-            continue
-        parts: Sequence[Collection[Any]] = ()
-        if cls is str:
-            size += len(value)
-        elif cls is bytes or cls is bytearray:
-            size += 0 if beside and len(value) >= LARGE else len(value)
-        elif cls is list or cls is tuple or cls is set or cls is frozenset:
-            parts = (value,)
-        elif cls is dict:
-            parts = value, value.values()
-        elif _is_array(cls):
-            size += 0 if beside and value.nbytes >= LARGE else value.nbytes
-        elif (names := getattr(cls, "__struct_fields__", None)) is not None:
-            parts = ([getattr(value, name) for name in names],)
-        elif type(attributes := getattr(value, "__dict__", None)) is dict:
-            parts = (attributes.values(),)
-        for part in parts:
-            if size + _EACH * (len(found) + len(part)) > limit:
-                raise OverLimitError
-            found += part
-    if size + _EACH * len(found) > limit:
-        raise OverLimitError
+def _measure(value: Any) -> tuple[int, Collection[Any]]:
+    """Return how many bytes a value has that JSON does not know, and the values in it."""
+    cls = type(value)
+    if cls is bytes or cls is bytearray:
+        return len(value), ()
+    if _is_array(cls):
+        return value.nbytes, ()
+    if cls is tuple or cls is set or cls is frozenset:
+        return 0, value
+    if (names := getattr(cls, "__struct_fields__", None)) is not None:
+        return 0, [getattr(value, name) for name in names]
+    attributes = getattr(value, "__dict__", None)
+    return 0, attributes.values() if type(attributes) is dict else ()
 
 
 def runs(
