@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 from collections import deque
 from typing import TYPE_CHECKING
 
-from asyncpool._cluster.rules import EXHAUSTED
+from asyncpool._engine.loop import Alarm
 
 if TYPE_CHECKING:
     import socket
     from collections.abc import Callable, Iterator
 
-_PAUSE = 0.1  # seconds
+# Errors which say that this process, or this machine, has no descriptor or memory left.  They end
+# when some process closes a descriptor.
+_EXHAUSTED = errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM
+
+# Seconds for which nothing is accepted then, even if it is told to listen meanwhile.
+_PAUSE = 0.1
 
 # Want of descriptors is told at most once in so many seconds, because it comes in bursts.
 _QUIET = 10.0
@@ -21,26 +27,6 @@ _QUIET = 10.0
 # The most that is accepted at the end: more than any kernel lets wait.  The limit is for clients
 # that keep coming as fast as they are accepted.
 _ACCEPTS_AT_END = 1 << 16
-
-
-class Want:
-    """Tells that there are no descriptors left, but not each time.
-
-    Args:
-        log: Called with the error of the system.
-    """
-
-    def __init__(self, log: Callable[[OSError], object]) -> None:
-        self._loop = asyncio.get_running_loop()
-        self._log = log
-        self._quiet_until = 0.0
-
-    def tell(self, number: int) -> None:
-        """Tell it, with the number of the error."""
-        now = self._loop.time()
-        if now >= self._quiet_until:
-            self._quiet_until = now + _QUIET
-            self._log(OSError(number, os.strerror(number)))
 
 
 class Acceptor:
@@ -52,32 +38,30 @@ class Acceptor:
     Args:
         sockets: The listening sockets, which do not block.
         ready: Called if a connection may wait; the next iteration of the loop calls it again.
-        want: Is told of a lack of descriptors.
+        log: Called now and then with the error of the system while there are no descriptors left.
 
     Attributes:
         used: Whether it has ever been told to listen.  If not, other code uses the sockets.
-        pauses: Whether there were no descriptors just now.
     """
 
     def __init__(
         self,
         sockets: list[socket.socket],
         ready: Callable[[], object],
-        want: Want,
+        log: Callable[[OSError], object],
     ) -> None:
         self._loop = asyncio.get_running_loop()
-        self._sockets = sockets
-        self._call = ready
-        self._want = want
+        self._sockets, self._call, self._log = sockets, ready, log
+        self._quiet_until = 0.0
         self._ready: deque[socket.socket] = deque()
         self._wanted = self._watching = self.used = False
-        self._timer: asyncio.TimerHandle | None = None
+        self._pause = Alarm(self._loop, lambda _: self.listen(wanted=self._wanted))
 
     def listen(self, *, wanted: bool = True) -> None:
         """Watch the sockets from now on, or do not: then other processes see what waits there."""
         self.used |= wanted
         self._wanted = wanted
-        watching = wanted and self._timer is None
+        watching = wanted and not self._pause.is_set
         if watching is self._watching:
             return
         self._watching = watching
@@ -96,9 +80,12 @@ class Acceptor:
             except (BlockingIOError, InterruptedError):
                 continue
             except OSError as error:
-                if error.errno in EXHAUSTED:
-                    self._want.tell(error.errno)
-                    self._pause()
+                if error.errno in _EXHAUSTED:
+                    self.tell_want(error.errno)
+                    self._ready.clear()
+                    if not self._pause.is_set:
+                        self._pause.set_in(_PAUSE)
+                    self.listen(wanted=self._wanted)
                     return None
                 # The client has left already, or the error is that of this one connection.
                 # The loop reports the socket again if another one waits.
@@ -107,6 +94,13 @@ class Acceptor:
             self._ready.append(listener)
             return connection.detach()
         return None
+
+    def tell_want(self, number: int) -> None:
+        """Tell that there are no descriptors left, with the number of the error, but not each time."""
+        now = self._loop.time()
+        if now >= self._quiet_until:
+            self._quiet_until = now + _QUIET
+            self._log(OSError(number, os.strerror(number)))
 
     def rest(self) -> Iterator[int]:
         """Accept what waits now, since nobody accepts it later."""
@@ -120,8 +114,7 @@ class Acceptor:
     def close(self) -> None:
         """Accept nothing more."""
         self.listen(wanted=False)
-        if self._timer is not None:
-            self._timer.cancel()
+        self._pause.cancel()
         self._sockets = []
         self._ready.clear()
 
@@ -129,14 +122,3 @@ class Acceptor:
         if sock not in self._ready:
             self._ready.append(sock)
         self._call()
-
-    def _pause(self) -> None:
-        """Accept nothing for a moment, even if told to listen meanwhile."""
-        self._ready.clear()
-        if self._timer is None:
-            self._timer = self._loop.call_later(_PAUSE, self._go_on)
-        self.listen(wanted=self._wanted)
-
-    def _go_on(self) -> None:
-        self._timer = None
-        self.listen(wanted=self._wanted)

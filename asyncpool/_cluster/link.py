@@ -14,9 +14,7 @@ end trusts the other's count.
 from __future__ import annotations
 
 import asyncio
-import os
 import pickle
-from enum import IntEnum
 from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 
 from asyncpool._engine.loop import Alarm, ItemStream
@@ -41,14 +39,6 @@ _LATER = 0.01
 
 T = TypeVar("T")
 R = TypeVar("R")
-
-
-class HandleTag(IntEnum):
-    """For whom the descriptor of a ``HANDLE`` frame is."""
-
-    CONNECTION = 0
-    USER = 1
-    LOG = 2  # what a worker writes its log to; not answered
 
 
 class Inbox(ItemStream[T]):
@@ -205,7 +195,7 @@ class Link:
         self._arrivals: dict[int, asyncio.Future[bool]] = {}
         # Messages: those sent, and how many of them were taken there; the same of those received.
         self._told = self._taken_there = self._heard = self._taken_here = 0
-        self._room = asyncio.Event()
+        self._room, self._has_ended = asyncio.Event(), False
         self._turn = asyncio.Lock()  # tasks send in the order in which they came
         self._totals: dict[FrameKind, bytes] = {}
         self._is_blocked = False
@@ -237,18 +227,18 @@ class Link:
         self._is_blocked = self.channel.unsent > 0
 
     def hand(
-        self, fd: int, tag: HandleTag, payload: bytes = b"", *, keep: bool = False
+        self, fd: int, payload: bytes = b"", *, users: bool = False, keep: bool = False
     ) -> int:
         """Send a descriptor, and return its number.
 
         Args:
             fd: It; it is closed when it was sent.
-            tag: For whom it is.
             payload: What travels with it.
+            users: Whether it is for the user, and no connection.
             keep: Whether the caller keeps it, who must not close it before there is an answer.
         """
         self._sent += 1
-        head = header(FrameKind.HANDLE, len(payload), self._sent, number=tag)
+        head = header(FrameKind.HANDLE, len(payload), self._sent, number=int(users))
         self.channel.put_descriptor(head + payload, fd, keep=keep)
         self.channel.flush()
         return self._sent
@@ -260,32 +250,24 @@ class Link:
             It may arrive nevertheless.
         """
         arrival: asyncio.Future[bool] = self._loop.create_future()
-        self._arrivals[self.hand(fd, HandleTag.USER, payload)] = arrival
+        self._arrivals[self.hand(fd, payload, users=True)] = arrival
         return await arrival
 
-    async def send(self, payload: bytes, *, early: bool = False) -> bool:
+    async def send(self, payload: bytes) -> bool:
         """Send a message when there is room for it; return false if nobody will read it.
-
-        Args:
-            payload: The message, pickled.
-            early: Whether a worker may get it before it is ready.
 
         Cancellation:
             Safe: the message is not sent.
         """
         async with self._turn:
-            while self.reads(early=early) and not self._has_room:
+            while not (self._has_room or self.is_shut or self._has_ended):
                 self._room.clear()
                 await self._room.wait()
-            if not self.reads(early=early):
+            if self.is_shut or not self._has_room:
                 return False
             self._told += 1
             self.put(FrameKind.MESSAGE, payload=payload)
             return True
-
-    def reads(self, *, early: bool) -> bool:
-        """Tell whether the other end will read a message; see :meth:`send`."""
-        raise NotImplementedError
 
     @property
     def _has_room(self) -> bool:
@@ -303,7 +285,9 @@ class Link:
         self._room.set()
 
     def end(self) -> None:
-        """Note that no answer comes any more."""
+        """Note that nothing more comes: no answer, and no word of room."""
+        self._has_ended = True
+        self._room.set()
         for arrival in self._arrivals.values():
             if not arrival.done():
                 arrival.set_result(False)
@@ -355,29 +339,21 @@ class Link:
 
     def _on_handle(self, frame: Frame) -> None:
         number = frame.job
-        if self._socket.arrived and number != self._received + 1:
+        if not self._socket.arrived:
+            raise ProtocolError(f"{self._peer} sent a handle without a descriptor")
+        if number != self._received + 1:
             raise ProtocolError(
                 f"{self._peer} sent handle {number} after {self._received}"
             )
-        self._received, fd = number, self.descriptor()
-        if frame.number != HandleTag.USER:
-            take = self.on_log if frame.number == HandleTag.LOG else self.on_connection
-            take(number, fd)
+        # None if this process may open no more.
+        self._received, fd = number, self._socket.arrived.popleft()
+        if not frame.number:  # it is no user's
+            self.on_connection(number, fd)
             return
         kept = fd is not None and self.mail.take_descriptor(
             self, fd, bytes(frame.payload)
         )
         self.put(FrameKind.TAKEN if kept else FrameKind.REFUSED, number)
-
-    def descriptor(self) -> int | None:
-        """Return the descriptor of a frame; ``None`` if this process may open no more.
-
-        Raises:
-            ProtocolError: If it came without one.
-        """
-        if not self._socket.arrived:
-            raise ProtocolError(f"{self._peer} sent a handle without a descriptor")
-        return self._socket.arrived.popleft()
 
     def on_answer(self, number: int, *, taken: bool, users: bool) -> None:
         """Note what became of a connection, or a user's descriptor.
@@ -394,16 +370,6 @@ class Link:
             ProtocolError: If the other end cannot have had it.
         """
         raise NotImplementedError
-
-    def on_log(self, number: int, fd: int | None) -> None:
-        """Take what the log of a worker is written to; there it is another method.
-
-        Raises:
-            ProtocolError: If this end is no worker.
-        """
-        if fd is not None:
-            os.close(fd)
-        raise ProtocolError(f"{self._peer} sent a log, as handle {number}")
 
     def on_frame(self, frame: Frame) -> None:
         """Take a frame that only this end gets.

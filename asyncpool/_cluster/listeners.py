@@ -18,7 +18,6 @@ from asyncpool._cluster.addresses import (
     passed,
 )
 from asyncpool._observe.control.socket_files import (
-    SocketFile,
     closed_on_error,
     folders_locked,
     listen_at,
@@ -34,39 +33,37 @@ _FIRST_FREE_PORT = 1024
 
 
 class Listeners:
-    """Listening sockets, all non-blocking and close-on-exec; :func:`open_listeners` opens them.
+    """Everything that a cluster listens on: sockets that do not block, and are close-on-exec.
 
     Args:
-        backlog: How many connections may wait in each.
+        binds: The addresses; see :mod:`asyncpool._cluster.addresses`, and :func:`addresses_locked`.
+        backlog: How many connections may wait in each socket.  A socket that is inherited and
+            listens already keeps its own backlog.
 
     Attributes:
-        addresses: The addresses, with the real ports.
+        sockets: The sockets.
+        addresses: Their addresses, with the real ports.
+
+    Raises:
+        ValueError: If an address makes no sense, or systemd has passed no socket.
+        OSError: If one cannot be opened; the text names it, and says why.
     """
 
-    def __init__(self, backlog: int) -> None:
+    def __init__(self, binds: Sequence[str], *, backlog: int) -> None:
         self._backlog = backlog
-        self._sockets: list[socket.socket] = []
-        self._files: list[SocketFile] = []
-        self.addresses: tuple[str, ...] = ()
-
-    def sockets(self) -> list[socket.socket]:
-        """Return the sockets, in the order of :attr:`addresses`."""
-        return [*self._sockets]
+        self.sockets: list[socket.socket] = []
+        self._opened = opened = contextlib.ExitStack()
+        with opened:  # all or nothing
+            for bind in parse_all(binds):
+                self._open(bind)
+            self.addresses = tuple(map(_shown, self.sockets))
+            self._opened = opened.pop_all()
 
     def close(self) -> None:
         """Close all, and remove the files of Unix sockets, if they are still the same."""
-        while self._files:
-            self._files.pop().remove()
-        while self._sockets:
-            self._sockets.pop().close()
+        self._opened.close()
 
-    def open(self, bind: Bind) -> None:
-        """Open what an address means.
-
-        Raises:
-            ValueError: If systemd has passed no socket.
-            OSError: If it cannot be opened; the text names it, and says why.
-        """
+    def _open(self, bind: Bind) -> None:
         try:
             match bind:
                 case Tcp():
@@ -80,7 +77,6 @@ class Listeners:
                         self._adopt(fd)
         except OSError as error:
             raise _explained(bind, error) from error
-        self.addresses = tuple(map(_shown, self._sockets))
 
     def _open_tcp(self, bind: Tcp) -> None:
         """Listen on every address of a host, with the same port on each."""
@@ -88,7 +84,7 @@ class Listeners:
         found = socket.getaddrinfo(
             bind.host or None, bind.port, type=socket.SOCK_STREAM, flags=flags
         )
-        port, missing, before = bind.port, None, len(self._sockets)
+        port, missing, before = bind.port, None, len(self.sockets)
         for family, _, _, _, name in dict.fromkeys(found):
             sock = socket.socket(family, socket.SOCK_STREAM)
             try:
@@ -106,16 +102,15 @@ class Listeners:
                 missing = error
             else:
                 port = sock.getsockname()[1]
-        if missing is not None and len(self._sockets) == before:
+        if missing is not None and len(self.sockets) == before:
             raise missing
 
     def _open_unix(self, bind: Unix) -> None:
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         mode = _PRIVATE if bind.mode is None else bind.mode
         with self._owned(sock):
-            self._files.append(
-                listen_at(sock, bind.path, mode=mode, backlog=self._backlog)
-            )
+            file = listen_at(sock, bind.path, mode=mode, backlog=self._backlog)
+            self._opened.callback(file.remove)
 
     def _adopt(self, fd: int) -> None:
         """Listen on an inherited descriptor; the listener owns a duplicate of it."""
@@ -135,10 +130,11 @@ class Listeners:
 
     @contextlib.contextmanager
     def _owned(self, sock: socket.socket) -> Generator[None]:
+        self._opened.enter_context(sock)
         with closed_on_error(sock):
             sock.setblocking(False)
             yield
-        self._sockets.append(sock)
+        self.sockets.append(sock)
 
 
 @contextlib.asynccontextmanager
@@ -158,28 +154,6 @@ async def addresses_locked(binds: Sequence[str]) -> AsyncGenerator[None]:
     paths = [bind.path for bind in opened if isinstance(bind, Unix)]
     async with folders_locked(paths):
         yield
-
-
-def open_listeners(binds: Sequence[str], *, backlog: int) -> Listeners:
-    """Open everything that a cluster listens on, or nothing; see :func:`addresses_locked`.
-
-    Args:
-        binds: The addresses; see :mod:`asyncpool._cluster.addresses`.
-        backlog: How many connections may wait in each socket.  A socket that is
-            inherited and listens already keeps its own backlog.
-
-    Raises:
-        ValueError: If an address makes no sense, or systemd has passed no socket.
-        OSError: If one cannot be opened; the text names it, and says why.
-    """
-    listeners = Listeners(backlog)
-    try:
-        for bind in parse_all(binds):
-            listeners.open(bind)
-    except BaseException:
-        listeners.close()
-        raise
-    return listeners
 
 
 def _shown(sock: socket.socket) -> str:

@@ -10,32 +10,29 @@ import asyncio
 import json
 import os
 import pickle
-from collections.abc import Hashable, Iterator
+import socket
+from collections.abc import Hashable, Iterator, Mapping
 from contextlib import suppress
 from time import monotonic
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 from asyncpool._cluster import log_messages as say
-from asyncpool._cluster.balancer import ConnectionBalancer
-from asyncpool._cluster.balancing import Share
-from asyncpool._cluster.link import (
-    MAX_MESSAGE,
-    MOST_MESSAGES,
-    HandleTag,
-    Link,
-    Mail,
-)
+from asyncpool._cluster.acceptor import Acceptor
+from asyncpool._cluster.balancing import ConnectionBalancing, Share
+from asyncpool._cluster.link import MAX_MESSAGE, MOST_MESSAGES, Link, Mail
 from asyncpool._cluster.listeners import Listeners
-from asyncpool._cluster.rules import DrainLimit, drain_limit
+from asyncpool._cluster.rules import DrainLimit, DrainTimes
 from asyncpool._core.figures import MOST_NUMBERS, RequestFigures
 from asyncpool._core.slots import UP
 from asyncpool._engine.channel import Channel, DescriptorSocket
 from asyncpool._engine.engine import Engine
 from asyncpool._engine.life_log import NamedLog
+from asyncpool._engine.loop import Alarm
+from asyncpool._engine.machine import is_scarce
 from asyncpool._engine.worker import WorkerHandle
 from asyncpool._wire.frames import Frame, FrameKind, header
 from asyncpool._wire.messages import MAX_BROADCASTS, WorkerConfig, unpack_numbers
-from asyncpool.errors import ProtocolError
+from asyncpool.errors import NoWorkerError, ProtocolError
 
 # The main module of a worker that serves.
 _MAIN = "asyncpool._cluster.worker"
@@ -50,6 +47,9 @@ _MOST_UNSENT = 2 * MOST_MESSAGES * MAX_MESSAGE
 # The most open requests of a list, and the number of the order that asks for them.
 MOST_REQUESTS = 1000
 _REQUESTS = 1
+
+# How many connections are accepted before the rest of the loop has its turn.
+_ACCEPTS_A_TURN = 64
 
 # The most sockets, and files, of workers that are kept until the user takes them.
 _MOST_SOCKETS = 64
@@ -66,7 +66,7 @@ class WorkerLink(Link):
         service: Has what the worker sends to go to.
 
     Attributes:
-        open: Whether the worker is ready, and may be sent something.
+        share: Its connections; it is open if the worker is ready, and may be sent something.
         lost: How many of its connections no other worker got, since there were too few
             descriptors.
         figures: What it has counted of its requests, as far as it has told.
@@ -81,19 +81,14 @@ class WorkerLink(Link):
         service: Service,
     ) -> None:
         super().__init__(sock, channel, service.queues, "it")
-        self.slot = slot
-        self.generation = generation
-        self.open = False
+        self.slot, self.generation, self._service = slot, generation, service
+        self.share: Share[int] = Share()
         self.lost = self._lost_there = 0
         self.figures = RequestFigures()
-        self._service = service
-
-    def reads(self, *, early: bool) -> bool:
-        return not self.is_shut and (self.open or early)
 
     def shut(self) -> None:
         if not self.is_shut:
-            self.open = False
+            self.share.open = False
             if not self._service.stopped:
                 self.put(FrameKind.RETURN)
             super().shut()
@@ -105,7 +100,15 @@ class WorkerLink(Link):
             raise ProtocolError("it does not read the answers to its handles")
 
     def on_answer(self, number: int, *, taken: bool, users: bool) -> None:
-        self._service.balancer.answered(self, number, taken=taken, users=users)
+        balancer = self._service.balancer
+        if not taken:
+            balancer.core.pass_over(self.slot, self._loop.time())
+        # What is a user's is with the balancer's send().
+        if not users:
+            fd = balancer.core.settle(self.slot, number, taken=taken)
+            if taken:
+                os.close(fd)
+        balancer.dispatch()
 
     def on_connection(self, number: int, fd: int | None) -> None:  # noqa: ARG002
         # Not answered: the worker cannot read answers any more.
@@ -132,8 +135,12 @@ class WorkerLink(Link):
             if len(frame.payload) > _MOST_FIGURES:
                 raise ProtocolError(f"its figures have {len(frame.payload)} bytes")
             numbers = unpack_numbers(frame.payload)
-            self.figures = RequestFigures.unpack(numbers, self.figures)
-            self._service.note_requests(self)
+            figures = self.figures = RequestFigures.unpack(numbers, self.figures)
+            # Others get connections while it has more requests, or can take none.
+            share, open_now = self.share, figures.open + figures.open_websockets
+            share.busy = bool(figures.busy)
+            share.idle = max(0, share.connections - open_now)
+            self._service.balancer.dispatch()
         else:
             raise ProtocolError(f"it sent {frame.kind.name} on its link")
 
@@ -190,6 +197,158 @@ class WorkerMail(Mail):
             self._log.now(say.MESSAGES_DROPPED, extra)
 
 
+class ConnectionBalancer:
+    """The connections of one cluster.
+
+    Args:
+        log: The cluster's log.
+        listeners: The listening sockets, if the master accepts connections.
+        links: The links to the workers, by slot.
+
+    Attributes:
+        core: Decides which worker gets what.
+        lost: How many connections of leaving workers were closed, since there were too few
+            descriptors to hand them on.
+    """
+
+    def __init__(
+        self,
+        log: NamedLog,
+        listeners: list[socket.socket],
+        links: Mapping[int, WorkerLink],
+    ) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._log, self._links = log, links
+        self._acceptor = Acceptor(
+            listeners,
+            self.dispatch,
+            lambda why: log.now(say.TOO_FEW_DESCRIPTORS, why=why),
+        )
+        self._look = Alarm(self._loop, lambda _: self.dispatch())
+        self._stopped = False
+        self._paused: set[WorkerLink] = set()
+        self._late: set[int] = set()
+        self.lost = 0
+        self.core: ConnectionBalancing[int] = ConnectionBalancing()
+
+    # Events of workers.
+
+    def gone(self, link: WorkerLink) -> None:
+        """Give others what a dead worker has not taken."""
+        self._paused.discard(link)
+        if link.lost:
+            extra = {"slot": link.slot, "lost": link.lost}
+            self._log.now(say.CONNECTIONS_LOST, extra)
+        self.core.gone(link.slot)
+        self.dispatch()
+
+    def returned(self, link: WorkerLink, fd: int) -> None:
+        """Give another worker a connection that a leaving worker has given back.
+
+        While descriptors are scarce, the leaving worker gives back the next connection only
+        when another worker has taken this one.
+
+        Raises:
+            ProtocolError: If the worker cannot have had that connection.
+        """
+        try:
+            self.core.returned(link.slot, fd)
+        except ProtocolError:
+            os.close(fd)
+            raise
+        self.dispatch()
+        if link.is_shut and is_scarce(fd) and not self._stopped:
+            self._paused.add(link)
+            link.channel.pause()
+
+    async def send(self, worker: int, fd: int, payload: bytes) -> None:
+        """Send a user's copy to a worker; or to another one, if the first cannot receive it.
+
+        Raises:
+            NoWorkerError: If there is no such worker, or no other one.
+        """
+        slot: int | None = worker
+        if worker not in self._links or not self._links[worker].share.open:
+            raise NoWorkerError(worker)
+        kept, tried = os.dup(fd), set[int]()
+        try:
+            while slot is not None:
+                tried.add(slot)
+                if await self._links[slot].ship(os.dup(kept), payload):
+                    return
+                slot = self.core.choose(self._loop.time(), besides=tried)
+        finally:
+            os.close(kept)
+        raise NoWorkerError(None)
+
+    # Connections.
+
+    def is_late(self, slot: int) -> bool:
+        """Tell whether a worker leaves lying what it got, and log that once."""
+        self._note_late(self._loop.time())
+        return slot in self._late
+
+    def _note_late(self, now: float) -> None:
+        late = {slot for slot, it in self.core.shares.items() if it.is_late(now)}
+        for slot in late - self._late:
+            self._log.now(say.WORKER_LATE, {"slot": slot})
+        self._late = late
+
+    def dispatch(self) -> None:
+        """Hand on what can go to a worker now, and decide whether to accept more."""
+        while self._paused:
+            self._paused.pop().channel.resume()
+        waiting = self.core.waiting
+        if self._stopped:
+            while waiting:
+                os.close(waiting.popleft())
+            return
+        now, left = self._loop.time(), _ACCEPTS_A_TURN
+        self._note_late(now)
+        worker = self.core.choose(now)
+        while worker is not None and (left or waiting):
+            left -= not waiting
+            fd = waiting.popleft() if waiting else self._acceptor.accept()
+            if fd is None:
+                break
+            self._hand(worker, fd, now)
+            worker = self.core.choose(now)
+        self._acceptor.listen(wanted=worker is not None)
+        if worker is None:
+            self._look.set_at(self.core.next_check(now))
+
+    def _hand(self, worker: int, fd: int, now: float) -> None:
+        number = self._links[worker].hand(fd, keep=True)
+        self.core.hand(worker, number, fd, now)
+
+    def stop(self) -> None:
+        """Accept no more; hand on what has come by now, to any worker that there is.
+
+        A connection that a worker gives back later is closed.
+        """
+        if self._stopped:
+            return
+        for fd in self._rest():
+            worker = self.core.least_busy()
+            if worker is None:
+                os.close(fd)
+                break
+            self._hand(worker, fd, self._loop.time())
+        self._acceptor.close()
+        self._stopped = True
+        self.dispatch()
+
+    def _rest(self) -> Iterator[int]:
+        while self.core.waiting:
+            yield self.core.waiting.popleft()
+        yield from self._acceptor.rest()
+
+    def close(self) -> None:
+        """Close everything; there are no workers any more."""
+        self.stop()
+        self._look.cancel()
+
+
 def _read_requests(slot: int, text: str) -> Iterator[dict[str, Any]]:
     """Yield what a worker has told of its open requests; nothing if it has not told, or nonsense."""
     wrong = (ValueError, TypeError, LookupError, ArithmeticError, RecursionError)
@@ -227,43 +386,54 @@ class Service:
         listeners: Listeners | None,
         worker_log: tuple[int, bytes] | None,
     ) -> None:
-        self._engine = engine
-        self._worker_log = worker_log
-        self._options = cast("Any", engine.config)
+        self._engine, self._worker_log = engine, worker_log
+        options: Any = engine.config
+        self._spread = options.spread
+        self._times = DrainTimes(options.drain_timeout, options.reload_drain_timeout)
         self._worker, self._target, self._listeners = worker, target, listeners
         self.links: dict[int, WorkerLink] = {}
-        name = engine.config.name
-        log = NamedLog(name, f"cluster {name}")
-        self.queues = WorkerMail(log)
+        self.queues = WorkerMail(engine.log)
         # The sockets that the master accepts on, and those that workers do.
-        own, self._shared = [] if listeners is None else listeners.sockets(), []
-        if self._options.spread == "shared":
+        own, self._shared = [] if listeners is None else listeners.sockets, []
+        if self._spread == "shared":
             own, self._shared = [], own
-        self.balancer = ConnectionBalancer(log, own, self.links)
+        self.balancer = ConnectionBalancer(engine.log, own, self.links)
         # Broadcasts, which each new worker gets in their order.
         self._remembered: dict[Hashable, bytes] = {}
         self.stopped = self._served = False
         self._stopped_at: float | None = None
         # When the worker of each slot began to drain, and whether others went on serving then.
         self._drains: dict[int, tuple[float, bool]] = {}
-        self._at_end = self._cut = 0
-        self.cut = 0
+        # How many connections there were since the end began, and were cut off before it.
+        self._at_end = self._cut_before = self.cut = 0
         self._past = RequestFigures()  # of workers that are gone
         engine.measure_lag()
 
     # The life of a worker.
 
     def config(self, handle: WorkerHandle) -> bytes:
-        """Return the configuration of a worker that is being started, packed."""
-        options = self._options
+        """Return the configuration of a worker that is being started, packed.
+
+        The descriptors of its log and its sockets to listen on go ahead of it.
+
+        Raises:
+            OSError: If this process lacks the means.
+        """
+        log = self._worker_log
+        handed = [] if log is None else [log[0]]
+        if not self.stopped:
+            handed += [sock.fileno() for sock in self._shared]
+        for fd in handed:
+            head = header(FrameKind.HANDED, 0)
+            handle.control_channel.put_descriptor(head, os.dup(fd))
         serving = (
             self._target,
-            options.spread,
-            (options.drain_timeout, options.reload_drain_timeout),
+            self._spread,
+            self._times,
             handle.slot,
             handle.generation,
             tuple(self._remembered.values()),
-            self._worker_log and (self._worker_log[1], self._engine.config.name),
+            log and (log[1], self._engine.config.name),
         )
         main = _MAIN, pickle.dumps(serving)
         return pickle.dumps(self._worker._replace(main=main))
@@ -271,36 +441,24 @@ class Service:
     def open_link(
         self, handle: WorkerHandle, arriving: DescriptorSocket, channel: Channel
     ) -> WorkerLink:
-        """Return the link to a worker that is being started, with its sockets to listen on.
-
-        Raises:
-            OSError: If this process lacks the means.
-        """
+        """Return the link to a worker that is being started."""
         link = WorkerLink(handle.slot, handle.generation, arriving, channel, self)
-        if self._worker_log is not None:
-            link.hand(os.dup(self._worker_log[0]), HandleTag.LOG)
-        for sock in [] if self.stopped else self._shared:
-            head = header(FrameKind.LISTEN, 0, number=len(self._shared))
-            channel.put_descriptor(head, os.dup(sock.fileno()))
-        channel.flush()
-        # Last: if something above fails, nothing would remove the link again.
         self.links[handle.slot] = link
-        self.balancer.core.shares[handle.slot] = Share()
+        self.balancer.core.shares[handle.slot] = link.share
         return link
 
     def ready(self, handle: WorkerHandle) -> None:
         """Note that a worker is ready."""
         self._served = True
         if self._engine.core.slots[handle.slot].state in UP:
-            link = self.links[handle.slot]
-            link.open = True
-            self.balancer.open(link, is_open=True)
+            self.links[handle.slot].share.open = True
+            self.balancer.dispatch()
 
     def begin_drain(self, link: WorkerLink) -> None:
         """Note that a worker gets nothing more."""
         self._drains[link.slot] = self._engine.loop.time(), not self.stopped
         self._engine.handles[link.slot].since = monotonic()
-        self.balancer.open(link, is_open=False)
+        self.balancer.dispatch()
 
     def had_served(self, handle: WorkerHandle) -> bool:
         """Note that a worker is dead; return whether it has served anybody."""
@@ -309,7 +467,7 @@ class Service:
             handle.detail = handle.detail or "serve() returned"
         if link is None:
             return False  # there were too few descriptors to open its link
-        share = self.balancer.core.shares[link.slot]
+        share = link.share
         # At the end nobody else gets what it has not taken.
         served = share.total if self.stopped else share.taken
         # The worker has logged the others.
@@ -320,36 +478,22 @@ class Service:
         self.balancer.gone(link)
         self.queues.drop_worker(link.slot)
         self.cut += unsaid
-        if self.stopped:
-            self._cut += unsaid
         link.figures.end()
         self._past.add(link.figures)
-        limit = self._overrun(handle)
-        if limit is not None and slot.exit_planned and not handle.failed:
+        began, others_serve = self._drains.pop(handle.slot)
+        if slot.exit_planned and not handle.failed:
+            limit = self._times.limit(
+                began, self._stopped_at, others_serve=others_serve
+            )
             self._tell_of_overrun(handle, limit, unsaid, served)
         return served > 0 and not slot.faulty
-
-    def _overrun(self, handle: WorkerHandle) -> DrainLimit | None:
-        """Return the limit that a dead worker had exceeded, if that was why it was ended.
-
-        If it was ended before its limit, somebody wanted the end at once.
-        """
-        began, others_serve = self._drains.pop(handle.slot)
-        if handle.first_signal_at is None:
-            return None
-        limit = drain_limit(
-            began,
-            self._stopped_at,
-            others_serve=others_serve,
-            at_end=self._options.drain_timeout,
-            replaced=self._options.reload_drain_timeout,
-        )
-        return limit if handle.first_signal_at >= limit.over_at else None
 
     def _tell_of_overrun(
         self, handle: WorkerHandle, limit: DrainLimit, cut: int, served: int
     ) -> None:
-        """Log that a worker was late, and what that cost, since the worker hung and could not."""
+        """Log that a worker was ended since it was late, and what that cost: it hung and could not."""
+        if handle.first_signal_at is None or handle.first_signal_at < limit.over_at:
+            return  # who ended it before its limit wanted the end at once
         why = f"it had not ended within the {limit.name} of {limit.seconds:g} s"
         if handle.status is None or handle.status < 0:
             # For SIGKILL the crash report says already that the worker was killed.
@@ -388,9 +532,7 @@ class Service:
         # From here on, the configuration of each worker that has no link yet contains it.
         async with asyncio.TaskGroup() as sending:
             for link in self.links.values():
-                sending.create_task(
-                    link.send(payload, early=True), name="asyncpool broadcast"
-                )
+                sending.create_task(link.send(payload), name="asyncpool broadcast")
 
     def count_load(self, link: WorkerLink, opened: int, closed: int, cut: int) -> None:
         """Note how many connections a worker has had.
@@ -398,23 +540,13 @@ class Service:
         Raises:
             ProtocolError: If the numbers cannot be right.
         """
-        share = self.balancer.core.shares[link.slot]
+        share = link.share
         had, cut_before = share.total, share.cut
         share.load(opened, closed, cut)
         self.cut += cut - cut_before
-        if self.stopped:
-            # Perhaps it has accepted what was waiting.
-            self._at_end += share.total - had
-            self._cut += cut - cut_before
+        self._at_end += share.total - had  # perhaps it has accepted what was waiting
         with self._engine.turn as now:
             self._engine.core.served(link.slot, closed, now)
-
-    def note_requests(self, link: WorkerLink) -> None:
-        """Give connections to others while a worker has more requests, or can take none."""
-        figures, share = link.figures, self.balancer.core.shares[link.slot]
-        share.busy = bool(figures.busy)
-        share.idle = max(0, share.connections - figures.open - figures.open_websockets)
-        self.balancer.dispatch()
 
     async def open_requests(self) -> list[dict[str, Any]]:
         """Return the requests that workers are in, the oldest first, no more than :data:`MOST_REQUESTS`.
@@ -443,7 +575,8 @@ class Service:
     @property
     def close_counts(self) -> tuple[int, int]:
         """How many connections were finished since the end began, and cut off."""
-        return self._at_end - self._cut, self._cut
+        cut = self.cut - self._cut_before
+        return self._at_end - cut, cut
 
     # The end.
 
@@ -456,9 +589,9 @@ class Service:
         self._stopped_at = self._engine.loop.time()
         if self._listeners is not None:
             self._listeners.close()
-        shares = [self.balancer.core.shares[slot] for slot in self.links]
+        shares = [link.share for link in self.links.values()]
         self._at_end = sum(share.connections for share in shares)
-        self._cut = sum(share.still_open for share in shares)
+        self._cut_before = self.cut - sum(share.still_open for share in shares)
         for slot, link in self.links.items():
             if link.is_shut:  # the others hear soon that nobody goes on serving
                 self._engine.handles[slot].send_control(FrameKind.CLOSING)

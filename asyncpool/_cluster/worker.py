@@ -17,12 +17,11 @@ from _thread import (
 )  # not threading, which imports more: see _worker/__init__.py
 from functools import partial
 from itertools import islice
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
+from weakref import WeakSet
 
-from asyncpool._cluster.acceptor import Acceptor, Want
-from asyncpool._cluster.connections import Connection, Load
+from asyncpool._cluster.acceptor import Acceptor
 from asyncpool._cluster.link import (
-    HandleTag,
     Inbox,
     Link,
     Mail,
@@ -31,19 +30,18 @@ from asyncpool._cluster.link import (
     message_of,
     thing_of,
 )
-from asyncpool._cluster.rules import MAX_REQUESTS, DrainLimit, drain_limit
+from asyncpool._cluster.rules import DrainLimit, DrainTimes
 from asyncpool._engine.channel import READ_SIZE, Channel, DescriptorSocket
-from asyncpool._wire import log_records as say
+from asyncpool._wire import log_records as say, posix
 from asyncpool._wire.frames import Frame, FrameKind
 from asyncpool._wire.messages import COROUTINE, MAX_REASON, pack_numbers
-from asyncpool._wire.posix import check_beside, file_descriptor, socket_descriptor
 from asyncpool._wire.records import import_named
 from asyncpool._worker.channels import own_logger, print_error
 from asyncpool._worker.stacks import line_of, waiting_frames
 from asyncpool.errors import ProtocolError
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable
+    from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
     from io import IOBase
 
     from asyncpool._wire.posix import ReceivedFile, ReceivedSocket
@@ -64,12 +62,18 @@ _MOST_TASKS = 100
 _DEEPEST = 20
 _LONGEST = 16_384
 
+# The most characters in which a worker tells of its open requests.
+_MOST_OF_REQUESTS = 50_000
+
 # Seconds in which code that is cancelled at the end of its time may clean up.  The pool ends the
 # process after a second, so it is less.
 _CLEAN_UP = 0.5
 
 # How many accepted connections wait here for the user's code.  The others wait in the backlog.
 _MOST_WAITING = 16
+
+# More addresses are too many for a line in a log.
+_MOST_SHOWN = 10
 
 # Each read brings one descriptor at most.  After these reads the rest of the loop has its turn.
 _READS_PER_TURN = 16
@@ -179,7 +183,7 @@ class Worker:
         """
         if not self._link.returning:
             return False
-        self._link.hand(os.dup(sock.fileno()), HandleTag.CONNECTION)
+        self._link.hand(os.dup(sock.fileno()))
         sock.close()
         return True
 
@@ -232,7 +236,7 @@ class Worker:
             ValueError: If *value* is too large.
             OSError: If the cluster has no descriptor left for it, or ends.
         """
-        await self._send(socket_descriptor(sock), value, "socket")
+        await self._send(posix.socket_descriptor(sock), value, "socket")
 
     def incoming_sockets(self) -> AsyncIterator[ReceivedSocket]:
         """Yield the sockets of ``Cluster.send_socket()`` to this worker, until it drains.
@@ -257,7 +261,7 @@ class Worker:
             ValueError: If *value* is too large.
             OSError: If the cluster has no descriptor left for it, or ends.
         """
-        await self._send(file_descriptor(file), value, "file")
+        await self._send(posix.file_descriptor(file), value, "file")
 
     def incoming_files(self) -> AsyncIterator[ReceivedFile]:
         """Yield the files of ``Cluster.send_file()`` to this worker, until it drains.
@@ -269,7 +273,7 @@ class Worker:
         return Received(self._link.mail.files, thing_of, tell)
 
     async def _send(self, descriptor: int, value: object, what: str) -> None:
-        payload = b"" if value is None else check_beside(pickle.dumps(value, 5))
+        payload = b"" if value is None else posix.check_beside(pickle.dumps(value, 5))
         if self._link.ended.is_set():
             raise BrokenPipeError(f"the pool takes no more {what}s")
         if not await self._link.ship(os.dup(descriptor), payload):
@@ -280,17 +284,171 @@ def _tell_dropped(what: str, _: object, error: Exception) -> None:
     say.VALUE_UNREADABLE.log(own_logger(), {}, error=error, what=what)
 
 
+class Load:
+    """How many connections were opened and closed, in all.
+
+    Args:
+        loop: The loop in which they are counted.
+        changed: Called in it after each change.
+
+    Attributes:
+        sockets: The sockets that were opened here and still exist; some may be closed.
+        cut: How many connections were cut off, because the worker's time to drain was over.
+        lost: How many could not go to another worker, because no descriptor was left.
+    """
+
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, changed: Callable[[], None]
+    ) -> None:
+        self.opened = self.closed = self.cut = self.lost = 0
+        self.sockets: WeakSet[socket.socket] = WeakSet()
+        self._loop, self._changed = loop, changed
+        self._thread = get_ident()
+
+    @property
+    def open(self) -> int:
+        """How many are open."""
+        return self.opened - self.closed
+
+    def tell_who(self) -> str:
+        """Tell whose connections are open, as far as that is known."""
+        names = [name for sock in list(self.sockets) if (name := _peer_of(sock))]
+        shown = sorted(names)[:_MOST_SHOWN]
+        left = self.open - len(shown)
+        return ", ".join(shown) + (f" and {left} more" if left and shown else "")
+
+    def open_one(self) -> None:
+        """Count one more."""
+        self.opened += 1
+        self.cut += self.cut > 0
+        self._changed()
+
+    def cut_off(self) -> None:
+        """Count all open connections as cut off."""
+        self.cut = self.open
+        self._changed()
+
+    def lose_one(self) -> None:
+        """Count a connection that was closed instead of going to another worker."""
+        self.lost += 1
+        self._changed()
+
+    def close_one(self) -> None:
+        """Count one less.  Any thread may call it, for example in a garbage collection."""
+        if get_ident() == self._thread:
+            self._count_closed()
+        elif not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._count_closed)
+
+    def _count_closed(self) -> None:
+        self.closed += 1
+        self._changed()
+
+
+class _CountedSocket(socket.socket):
+    """A socket that reports its end: it was closed, detached or collected as garbage."""
+
+    __slots__ = ("_load",)
+
+    def __init__(self, load: Load, descriptor: int) -> None:
+        self._load: Load | None = None
+        super().__init__(fileno=descriptor)
+        self._load = load
+        load.sockets.add(self)
+        load.open_one()
+
+    def close(self) -> None:
+        super().close()
+        if self.fileno() < 0:  # no file made of it is left
+            self._count()
+
+    def dup(self) -> socket.socket:  # type: ignore[override]
+        # The copy is another socket, which nobody counts.
+        descriptor = os.dup(self.fileno())
+        return socket.socket(self.family, self.type, self.proto, fileno=descriptor)
+
+    def detach(self) -> int:
+        descriptor = super().detach()
+        self._count()
+        return descriptor
+
+    def __del__(self) -> None:
+        finalize: Any = getattr(super(), "__del__", None)
+        if finalize is not None:
+            finalize()  # warns, and closes it
+        self._count()
+
+    def _count(self) -> None:
+        load, self._load = self._load, None
+        if load is not None:
+            load.close_one()
+
+
+class Connection:
+    """A connection that this worker is to serve.
+
+    It counts as open until its socket is closed: by :meth:`close`, by a transport that uses
+    the socket, or by the garbage collector.
+
+    Attributes:
+        socket: The socket, which does not block.
+    """
+
+    __slots__ = ("__weakref__", "_detached", "socket")
+
+    def __init__(self, load: Any, descriptor: int) -> None:
+        self.socket: socket.socket = _CountedSocket(load, descriptor)
+        self.socket.setblocking(False)
+        self._detached = False
+
+    @property
+    def address(self) -> Any:
+        """The address of the other side; ``None`` if it is gone by now."""
+        return _address_of(self.socket)
+
+    def detach(self) -> socket.socket:
+        """Return the socket.  The caller must close it, or pass it to a transport."""
+        self._detached = True
+        return self.socket
+
+    def close(self) -> None:
+        """Close the socket, unless it was detached."""
+        if not self._detached:
+            self.socket.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self.close()
+
+
+def _address_of(sock: socket.socket) -> Any:
+    try:
+        return sock.getpeername()
+    except OSError:
+        return None
+
+
+def _peer_of(sock: socket.socket) -> str:
+    """Return where a connection comes from; nothing if it is closed, or has no name."""
+    match _address_of(sock):
+        case (str(host), int(port), *_):
+            return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        case _:
+            return ""
+
+
 class DrainTime:
     """The time that a worker has from when it begins to drain.
 
     Args:
-        at_end: Seconds, if the whole cluster ends.
-        replaced: Seconds, if other workers go on serving.
+        times: What the cluster's options say.
     """
 
-    def __init__(self, at_end: float, replaced: float) -> None:
+    def __init__(self, times: DrainTimes) -> None:
         self._loop = asyncio.get_running_loop()
-        self._at_end, self._replaced = at_end, replaced
+        self._times = times
         self._began: float | None = None
         self._end_began: float | None = None
         self._others_serve = False
@@ -299,23 +457,18 @@ class DrainTime:
     @property
     def limit(self) -> float:
         """How many seconds it is, by what is known now."""
-        return self._replaced if self._others_serve else self._at_end
+        return self._times.replaced if self._others_serve else self._times.at_end
 
     @property
     def applied(self) -> DrainLimit:
         """Which limit applies, by what is known now."""
-        return drain_limit(
-            self._loop.time() if self._began is None else self._began,
-            self._end_began,
-            others_serve=self._others_serve,
-            at_end=self._at_end,
-            replaced=self._replaced,
-        )
+        began = self._loop.time() if self._began is None else self._began
+        others = self._others_serve
+        return self._times.limit(began, self._end_began, others_serve=others)
 
     def begin(self) -> None:
-        """Begin to drain, once."""
-        if self._began is None:
-            self._began = self._loop.time()
+        """Begin to drain."""
+        self._began = self._loop.time()
 
     def others_serve(self) -> None:
         """Note that other workers go on serving."""
@@ -396,22 +549,21 @@ class MasterLink(Link):
 
     Args:
         control: The control channel; its job channel becomes the link.
-        accepts: Whether the worker accepts for itself, on sockets that come first.
+        listeners: The sockets on which the worker accepts for itself, if it does.
         max_payload: The most bytes that a message may have.
         time: How long it may drain.
-        log: Writes the worker's log by itself, if there is one; its descriptor comes first.
-        whose: What each record of that log has of the worker.
+        log: Writes the worker's log, unless the master does.
 
     Attributes:
         time: As above.
-        log: As above; ``None`` if the master writes the log.
+        log: As above.
         draining: Whether it drains.
         ended: Whether nothing more comes from the pool.
         error: How the pool has broken the protocol.
         is_ready: Whether it has said that it is ready.
         idle: An event: whether no connection is open.
         returning: Whether connections may be given back.
-        listeners: The sockets on which it accepts.
+        listeners: As above.
         load: Its connections.
         open_requests: Returns the open requests, the oldest first.
     """
@@ -419,12 +571,11 @@ class MasterLink(Link):
     def __init__(
         self,
         control: Control,
+        listeners: list[socket.socket],
         *,
-        accepts: bool,
         max_payload: int,
         time: DrainTime,
-        log: Any = None,
-        whose: dict[str, object] | None = None,
+        log: Any,
     ) -> None:
         sock = DescriptorSocket(control.job_socket)
         loop = asyncio.get_running_loop()
@@ -438,7 +589,7 @@ class MasterLink(Link):
         )
         super().__init__(sock, channel, Mail(float("inf")), "the pool")
         self._has_sent = channel.sent
-        self.time, self.log, self._whose = time, log, whose
+        self.time, self.log, self.listeners = time, log, listeners
         self._thread = get_ident()
         self._control = control
         self.draining, self.ended, self.idle = (asyncio.Event() for _ in range(3))
@@ -446,14 +597,10 @@ class MasterLink(Link):
         self.error: ProtocolError | None = None
         self.is_ready = self.returning = self._retired = self._refusing = False
         self._is_worn = self._is_busy = self._is_over = self._thread_died = False
-        self.listeners: list[socket.socket] = []
-        self._logging = asyncio.Event()
-        self._listening: asyncio.Future[None] = loop.create_future()
-        if not accepts:
-            self._listening.set_result(None)
-        self._acceptor: Acceptor | None = None
-        self._want = Want(
-            lambda it: say.NOT_ACCEPTED.log(own_logger(), {}, why=it.strerror)
+        self._acceptor = Acceptor(
+            listeners,
+            self._on_acceptable,
+            lambda it: say.NOT_ACCEPTED.log(own_logger(), {}, why=it.strerror),
         )
         # The numbers of connections that need an acknowledgement, and their descriptors.
         self._came: Inbox[tuple[int, int]] = Inbox()
@@ -487,7 +634,7 @@ class MasterLink(Link):
             self.drain()
 
     async def connections(self) -> AsyncIterator[Connection]:
-        if self._acceptor is not None and not self.draining.is_set():
+        if not self.draining.is_set():
             self._acceptor.listen()
         async for number, descriptor in self._came:
             # Without a variable, so that it is freed as soon as the user drops it.
@@ -513,9 +660,8 @@ class MasterLink(Link):
     def accept(self, *, wanted: bool) -> None:
         """Accept connections, or leave them to other workers, where workers accept themselves."""
         self._is_busy = not wanted
-        acceptor = self._acceptor
-        if acceptor is not None and acceptor.used and not self.draining.is_set():
-            acceptor.listen(wanted=wanted)
+        if self._acceptor.used and not self.draining.is_set():
+            self._acceptor.listen(wanted=wanted)
 
     def report(self, figures: list[int]) -> None:
         """Tell the master what was counted of requests; the last report counts."""
@@ -546,13 +692,13 @@ class MasterLink(Link):
         return text[:_LONGEST]
 
     def _tell_requests(self) -> str:
-        rows: list[str] = []
+        told = ""
         for request in self.open_requests():
-            rows.append(json.dumps(request.row()))
-            if sum(map(len, rows)) + len(rows) > MAX_REQUESTS:
-                rows.pop()
+            row = json.dumps(request.row())
+            if len(told) + len(row) >= _MOST_OF_REQUESTS:
                 break
-        return f"[{','.join(rows)}]"
+            told += f",{row}" if told else row
+        return f"[{told}]"
 
     # Its life.
 
@@ -561,13 +707,6 @@ class MasterLink(Link):
         self._control.on_thread_death = self._mourn
         self._control.on_end_of_all = self.time.cluster_ends
         try:
-            if self.log is not None:
-                await self._logging.wait()
-            await self._listening
-            if self.listeners:
-                self._acceptor = Acceptor(
-                    self.listeners, self._on_acceptable, self._want
-                )
             failure = await self._serve(worker, target)
             unasked = failure is None and not self.draining.is_set()
             self.drain()
@@ -593,7 +732,7 @@ class MasterLink(Link):
             self.time.begin()
             self.draining.set()
             # If a server accepts by itself, it has registered the sockets, and must close them.
-            if self._acceptor is not None and self._acceptor.used:
+            if self._acceptor.used:
                 self._acceptor.close()
                 for sock in self.listeners:
                     sock.close()
@@ -672,7 +811,7 @@ class MasterLink(Link):
         while self._totals and self.error is None:
             self.send_totals()
             await self.until_sent()
-        while _unread(self._socket):  # noqa: ASYNC110 - no event
+        while queued(self._socket):  # noqa: ASYNC110 - no event
             await asyncio.sleep(_LOOK_AGAIN)
 
     # What comes from the pool.
@@ -684,79 +823,42 @@ class MasterLink(Link):
             self.channel.ignore()
             self._on_end(error)
 
-    def reads(self, *, early: bool) -> bool:  # noqa: ARG002 - the pool reads as long as it lives
-        return not self.ended.is_set() or self._has_room
-
     def on_answer(self, number: int, *, taken: bool, users: bool) -> None:
         """Leave it to :meth:`ship`; connections are not answered."""
 
     def on_connection(self, number: int, fd: int | None) -> None:
         if fd is None:
-            self._want.tell(errno.EMFILE)
+            self._acceptor.tell_want(errno.EMFILE)
             self.put(FrameKind.REFUSED, number)
         elif self._refusing:
             self._refuse(number, fd)
         else:
             self._came.put((number, fd))
 
-    def on_log(self, number: int, fd: int | None) -> None:  # noqa: ARG002 - not answered
-        if fd is None or self.log is None:  # the master writes it, as it does anyway
-            self.log = None
-        else:
-            self.log.begin(fd, self._control, self._whose)
-        self._logging.set()
-
     def on_frame(self, frame: Frame) -> None:
-        if frame.kind is FrameKind.LISTEN:
-            self._listen_on(self.descriptor(), frame.number)
-        elif frame.kind is FrameKind.RETURN:
-            self.returning = True
-            self.time.others_serve()
-            if self._refusing:
-                self._refuse_rest()
-        else:
+        if frame.kind is not FrameKind.RETURN:
             raise ProtocolError(f"the pool sent {frame.kind.name}")
-
-    def _listen_on(self, descriptor: int | None, count: int) -> None:
-        if self._listening.done():
-            if descriptor is not None:
-                os.close(descriptor)
-            if self._listening.exception() is None:
-                raise ProtocolError("the pool sent LISTEN too late")
-        elif descriptor is None:
-            text = "there is no descriptor left for a socket to listen on"
-            self._listening.set_exception(OSError(errno.EMFILE, text))
-        else:
-            sock = socket.socket(fileno=descriptor)
-            sock.setblocking(False)
-            self.listeners.append(sock)
-            if len(self.listeners) == count:
-                self._listening.set_result(None)
+        self.returning = True
+        self.time.others_serve()
+        if self._refusing:
+            self._refuse_rest()
 
     def _on_end(self, error: ProtocolError | None) -> None:
         """Note that nothing more comes from the pool."""
         self.error = error
-        if not self._listening.done():
-            text = "the pool has ended before this worker could listen"
-            self._listening.set_exception(BrokenPipeError(text))
         acceptor = self._acceptor
         if error is None and not self.returning and not self.draining.is_set():
             # What waits in the kernel's queue, since the whole cluster ends.
-            for descriptor in acceptor.rest() if acceptor and acceptor.used else ():
+            for descriptor in acceptor.rest() if acceptor.used else ():
                 self._came.put((0, descriptor))
-        if not self._logging.is_set():
-            self.log = None
-            self._logging.set()
         self._came.end()
         self.mail.end()
         self.ended.set()
-        self._room.set()
         self._has_sent.set()
         self.end()
         self.drain()
 
     def _on_acceptable(self) -> None:
-        assert self._acceptor is not None
         descriptor = self._acceptor.accept()
         if descriptor is not None:
             self._came.put((0, descriptor))
@@ -774,7 +876,7 @@ class MasterLink(Link):
             os.close(descriptor)
             self.put(FrameKind.REFUSED, number)
         elif self.returning:
-            self.hand(descriptor, HandleTag.CONNECTION)
+            self.hand(descriptor)
         else:  # no other worker can have it now, but perhaps one can soon
             self._came.put((number, descriptor))
 
@@ -793,7 +895,8 @@ def serve(runner: JobRunner) -> int:
 
     Args:
         runner: Has the event loop, and a configuration with the pickled ``(target, spread,
-            drain_timeouts, slot, generation, broadcasts, log)``.  Its job channel becomes the link.
+            drain_timeouts, slot, generation, broadcasts, log)``.  With that came the descriptors of
+            the log and of the sockets to listen on.  Its job channel becomes the link.
 
     Returns:
         The status to leave with: 1 if an exception was not caught.
@@ -812,13 +915,15 @@ def serve(runner: JobRunner) -> int:
 
     async def live() -> int:
         nonlocal link
+        if writer is not None:
+            whose = {"pool": log[1], "slot": slot, "generation": generation}
+            writer.begin(log_fd, control, whose)
         link = MasterLink(
             control,
-            accepts=spread != "handoff",
+            listeners,
             max_payload=config.max_payload,
-            time=DrainTime(*drain_timeouts),
+            time=DrainTime(DrainTimes(*drain_timeouts)),
             log=writer,
-            whose=log and {"pool": log[1], "slot": slot, "generation": generation},
         )
         runner.server_stacks = link.tell
         for payload in broadcasts:
@@ -826,8 +931,11 @@ def serve(runner: JobRunner) -> int:
         return await link.run(Worker(slot, generation, link), served)
 
     try:
-        served = _load(target)
-        writer = None if log is None else pickle.loads(log[0])  # imports something
+        served, handed = _load(target), iter(posix.HANDED)
+        log_fd = None if log is None else next(handed)
+        # If it was lost, the master writes the log.  To unpickle it imports something.
+        writer = None if log_fd is None else pickle.loads(log[0])
+        listeners = _listeners(handed, spread)
         return runner.run(live())  # type: ignore[no-any-return]
     except BaseException as error:
         control.report_failure("serve", error)
@@ -859,10 +967,23 @@ def _load(target: bytes | str) -> Target:
     return found  # type: ignore[no-any-return]
 
 
-def _unread(sock: socket.socket) -> int:
-    """Return how many bytes the other side has not read; 0 if that is not known."""
+def _listeners(handed: Iterator[int | None], spread: str) -> list[socket.socket]:
+    listeners: list[socket.socket] = []
+    for descriptor in handed:
+        if descriptor is None:
+            text = "there is no descriptor left for a socket to listen on"
+            raise OSError(errno.EMFILE, text)
+        listeners.append(socket.socket(fileno=descriptor))
+        listeners[-1].setblocking(False)
+    if spread == "shared" and not listeners:
+        raise BrokenPipeError("the pool has ended before this worker could listen")
+    return listeners
+
+
+def queued(sock: socket.socket, which: int = termios.TIOCOUTQ) -> int:
+    """Return how many bytes the other side has not read, or this one; 0 if that is not known."""
     try:
-        unread = fcntl.ioctl(sock.fileno(), termios.TIOCOUTQ, bytes(4))
-    except OSError:
+        number = fcntl.ioctl(sock.fileno(), which, bytes(4))
+    except (OSError, ValueError):  # it is closed
         return 0
-    return int.from_bytes(unread, sys.byteorder)
+    return int.from_bytes(number, sys.byteorder)

@@ -75,7 +75,8 @@ class FrameKind(enum.IntEnum):
     LAST_HEARTBEAT = 33  # worker: the last heartbeat of the job whose outcome is next
     # Control channels of workers again.
     IDENTITY = 46  # pool: who the worker is; ahead of the CONFIG
-    HANDED = 47  # pool: with a descriptor for the initializer; ahead of the CONFIG
+    # pool: with a descriptor for the initializer, or of a server's; ahead of the CONFIG
+    HANDED = 47
     REVOKE = 11  # pool: do not begin the jobs with these sequence numbers
     REVOKED = 12  # worker: these of them will not begin
     INTERRUPT = 23  # pool: end the job with this sequence number, if it is running
@@ -111,9 +112,7 @@ class FrameKind(enum.IntEnum):
     SEGMENT_RETURNED = 21  # worker: I have no view of segment *number* any more
     LOST = 22  # worker: I cannot map segment *number*
     # The link of a worker of a cluster, which is its job channel.
-    LISTEN = 37  # pool: accept on this socket, *job* of *number*, with its descriptor
-    # worker: I accept on it
-    HANDLE = 38  # both: with descriptor *job*; *number* is a HandleTag
+    HANDLE = 38  # both: with descriptor *job*; *number* is 0 for a connection, 1 for a user's
     TAKEN = 39  # both: handle *job* is here
     REFUSED = 40  # both: handle *job* did not get here: no descriptor was left
     MESSAGE = 41  # both: an object for the user

@@ -10,22 +10,18 @@ from asyncpool._wire.records import on_demand
 
 TYPE_CHECKING = False  # see _wire/records.py
 if TYPE_CHECKING:
-    from asyncpool._cluster.connections import Connection
-    from asyncpool._cluster.worker import Worker
+    from asyncpool._cluster.worker import Connection, Worker
     from asyncpool._wire.posix import ReceivedFile, ReceivedSocket
     from asyncpool.cluster._master import Cluster, Message
-    from asyncpool.cluster._servers.asgi import asgi, wsgi
-    from asyncpool.cluster._servers.plain import protocol, streams
+    from asyncpool.cluster._servers.targets import asgi, protocol, streams, wsgi
     from asyncpool.cluster._stats import ClusterStats, RequestStats, WorkerStats
     from asyncpool.errors import NoWorkerError, ResizeError
 
 _HOMES = {
     "asyncpool._wire.posix": ("ReceivedFile", "ReceivedSocket"),
-    "asyncpool._cluster.connections": ("Connection",),
-    "asyncpool._cluster.worker": ("Worker",),
-    "asyncpool.cluster._servers.asgi": ("asgi", "wsgi"),
+    "asyncpool._cluster.worker": ("Connection", "Worker"),
     "asyncpool.cluster._master": ("Cluster", "Message"),
-    "asyncpool.cluster._servers.plain": ("protocol", "streams"),
+    "asyncpool.cluster._servers.targets": ("asgi", "protocol", "streams", "wsgi"),
     "asyncpool.cluster._stats": ("ClusterStats", "RequestStats", "WorkerStats"),
     "asyncpool.errors": ("NoWorkerError", "ResizeError"),
 }

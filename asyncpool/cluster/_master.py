@@ -29,7 +29,7 @@ from asyncpool._cluster.link import (
     message_of,
     thing_of,
 )
-from asyncpool._cluster.listeners import Listeners, addresses_locked, open_listeners
+from asyncpool._cluster.listeners import Listeners, addresses_locked
 from asyncpool._cluster.service import Service, Spread, WorkerLink
 from asyncpool._core import checks
 from asyncpool._core.checks import option
@@ -336,7 +336,7 @@ class Cluster(Supervised):
         if not options.bind or self._listeners is not None:
             return
         async with addresses_locked(options.bind):
-            self._listeners = open_listeners(options.bind, backlog=options.backlog)
+            self._listeners = Listeners(options.bind, backlog=options.backlog)
         self.addresses = self._listeners.addresses
         sockets = ignored(parse_all(options.bind), os.environ, os.getpid())
         if sockets:
@@ -475,11 +475,8 @@ class Cluster(Supervised):
 
     def stats(self) -> ClusterStats:
         """Return the figures of the cluster: how it stands, and what happened since its start."""
-        engine, service, spread = (
-            self._life.engine,
-            self._made,
-            self._config.spread,
-        )
+        engine, service = self._life.engine, self._made
+        spread = self._config.spread
         if engine is None or service is None:
             state = RunState.CLOSED if self._life.closed_unused else RunState.NEW
             workers = self._config.workers[0]
@@ -505,7 +502,7 @@ class Cluster(Supervised):
         service = self._service()
         payload = check_message(dumps_call(value))
         line = service.links.get(worker)
-        if line is None or not await line.send(payload):
+        if line is None or not line.share.open or not await line.send(payload):
             raise NoWorkerError(worker)
 
     async def broadcast(self, value: object, *, key: Hashable = None) -> None:

@@ -95,7 +95,7 @@ class Operation:
         self._stops: list[int] = []
         self._wanted: int | None = None
         self._reloading = False
-        self._reload_again = False
+        self._reload_again = ""  # who has asked for another one meanwhile
         self._is_over = False
 
     async def run(self) -> int:
@@ -182,9 +182,10 @@ class Operation:
         Args:
             why: What asks for it, for the log.
         """
-        self._reload_again = True
-        if not self._reloading:
-            self._soon(self._reload_until_done, why)
+        if self._reloading:
+            self._reload_again = why
+        elif not self._stops:
+            self._soon(self._reload, why)
 
     async def _serve(self) -> None:
         """Start the cluster, and wait for its end."""
@@ -210,17 +211,11 @@ class Operation:
         await self._cluster.close(timeout)
         self._is_over = True
 
-    async def _reload_until_done(self, why: str) -> None:
-        while self._reload_again and not self._stops:
-            self._reload_again = False
-            with contextlib.suppress(RollInProgressError):  # that one is told of
-                await self._reload(why)
-
     async def _reload(self, why: str) -> RollResult:
-        """Replace the workers, and tell of it."""
+        """Replace the workers, and tell of it; then do so again if that was asked for meanwhile."""
         if self._reloading:
             raise RollInProgressError("a reload is under way already")
-        self._reloading = True
+        self._reloading, self._reload_again = True, ""
         self._notifier.reloading()
         self._log.now(say.RELOAD_ASKED, {"by": why})
         try:
@@ -229,6 +224,8 @@ class Operation:
             self._reloading = False
             if not self._stops:
                 self._notifier.tell(status_line(self._cluster.stats()), "READY=1")
+        if self._reload_again:
+            self.reload_soon(self._reload_again)
         return result
 
     def _resize_by(self, change: int, by: str) -> None:
@@ -252,56 +249,44 @@ class Operation:
         watchdog = watchdog_interval()
         while True:
             await asyncio.sleep(min(_STATUS_EVERY, watchdog or _STATUS_EVERY))
-            if watchdog is not None and self._is_healthy():
+            stats = self._cluster.stats()
+            # Busy workers count: requests that take long are no reason to kill them all.
+            serves = stats.state is RunState.RUNNING and any(
+                it.ready or it.state == "busy" for it in stats.slots
+            )
+            if watchdog is not None and (serves or self._stops):
                 self._notifier.tell("", "WATCHDOG=1")
             if not self._stops and not self._reloading:
-                self._notifier.tell(status_line(self._cluster.stats()))
-
-    def _is_healthy(self) -> bool:
-        """Tell whether anybody serves; while it drains, that it does is enough.
-
-        Busy workers count: requests that take long are no reason to kill them all.
-        """
-        stats = self._cluster.stats()
-        if self._stops:
-            return True
-        return stats.state is RunState.RUNNING and any(
-            it.ready or it.state == "busy" for it in stats.slots
-        )
+                self._notifier.tell(status_line(stats))
 
     def _soon(
-        self, action: Callable[..., Coroutine[Any, Any, None]], *args: Any
+        self, action: Callable[..., Coroutine[Any, Any, object]], *args: Any
     ) -> asyncio.Task[None]:
         """Do something beside serving; what goes wrong is logged."""
-        # Not a coroutine: a task that is cancelled before it begins would never await it.
-        task = asyncio.create_task(
-            self._logged(partial(action, *args)),
-            name=f"asyncpool serve: {getattr(action, '__name__', 'task').strip('_')}",
-        )
+
+        # Not given a coroutine: a task that is cancelled before it begins would never await it.
+        async def act() -> None:
+            try:
+                await action(*args)
+            except (PoolClosedError, ResizeError, RollInProgressError):
+                pass  # it has ended meanwhile, or has logged that, or that one is told of
+            except Exception as error:  # noqa: BLE001 - it is logged, and the cluster serves on
+                self._log.now(say.ORDER_FAILED, error=error)
+
+        name = getattr(action, "__name__", "task").strip("_")
+        task = asyncio.create_task(act(), name=f"asyncpool serve: {name}")
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return task
-
-    async def _logged(self, action: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        try:
-            await action()
-        except (PoolClosedError, ResizeError):
-            pass  # it has ended meanwhile, or has logged that
-        except Exception as error:  # noqa: BLE001 - it is logged, and the cluster serves on
-            self._log.now(say.ORDER_FAILED, error=error)
 
     # What clients of the control socket ask for.
 
     async def _open_control(self) -> Control | None:
         if self._control == "":
             return None
-        owner = ControlOwner(
-            kind="cluster",
-            name=self._name,
-            advice="--control PATH has it elsewhere",
-            # A name that was given and is another one's is more likely to be a mistake.
-            keeps_name=True,
-        )
+        # A name that was given and is another one's is more likely to be a mistake.
+        advice = "--control PATH has it elsewhere"
+        owner = ControlOwner("cluster", self._name, advice, keeps_name=True)
         watching = Watching(self._cluster, self._status)
         control = await open_control(owner, self._control, self._answer, watching.watch)
         if control is not None:
@@ -340,7 +325,13 @@ class Operation:
                 self._cluster.retire(slot)
                 text = f"the worker in slot {slot} is being replaced"
             case "reload" | "kill" | "recycle":
-                return await self._reload_for_client()
+                result = await self._reload("a command")
+                return {
+                    "replaced": result.replaced,
+                    "filled": result.filled,
+                    "reason": "" if result.ok else roll_trouble(result),
+                    "text": describe_roll(result),
+                }
             case "resize" | "stop" if request.workers is not None:
                 before = self._cluster.stats().workers
                 self._note_wanted(request.workers, "a command")
@@ -363,19 +354,6 @@ class Operation:
         # The others have records of their own.
         self._log.now(log_messages.COMMANDED, done=text)
         return {"text": text}
-
-    async def _reload_for_client(self) -> dict[str, Any]:
-        try:
-            result = await self._reload("a command")
-        finally:
-            if self._reload_again:  # asked for by a signal meanwhile
-                self.reload_soon("SIGHUP")
-        return {
-            "replaced": result.replaced,
-            "filled": result.filled,
-            "reason": "" if result.ok else roll_trouble(result),
-            "text": describe_roll(result),
-        }
 
     def _status(self) -> dict[str, Any]:
         return {

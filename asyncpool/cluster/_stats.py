@@ -184,10 +184,9 @@ def _worker_stats(slot: SlotStats, service: Service) -> WorkerStats:
     state: str = slot.state
     connections, handed, requests = 0, 0, NO_REQUESTS
     if (link := service.links.get(slot.slot)) is not None:
-        if link.open:
+        if link.share.open:
             state = "busy" if service.is_busy(link) else "ready"
-        share = service.balancer.core.shares[slot.slot]
-        connections, handed = share.connections, share.total
+        connections, handed = link.share.connections, link.share.total
         requests = _request_stats(link.figures)
     return WorkerStats(
         **{name: getattr(slot, name) for name in _OF_SLOTS.split()},

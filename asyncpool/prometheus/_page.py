@@ -17,7 +17,7 @@ from prometheus_client import ProcessCollector
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import CollectorRegistry
 
-from asyncpool._cluster.listeners import open_listeners
+from asyncpool._cluster.listeners import Listeners
 
 # More clients than that at once are closed without an answer: a Prometheus needs one.
 _MOST_CLIENTS = 16
@@ -54,7 +54,7 @@ class MetricsPage:
     def __init__(self, address: str) -> None:
         self.registry = CollectorRegistry()
         ProcessCollector(registry=self.registry)
-        self._listeners = open_listeners([address], backlog=_MOST_CLIENTS)
+        self._listeners = Listeners([address], backlog=_MOST_CLIENTS)
         self.addresses = self._listeners.addresses
         self._servers: list[asyncio.Server] = []
         self._clients: set[asyncio.Task[None]] = set()
@@ -62,7 +62,7 @@ class MetricsPage:
 
     async def __aenter__(self) -> Self:
         """Answer from now on."""
-        for listener in self._listeners.sockets():
+        for listener in self._listeners.sockets:
             self._servers.append(
                 await asyncio.start_server(
                     self._accept, sock=listener, limit=_MOST_HEAD, backlog=_MOST_CLIENTS

@@ -8,7 +8,7 @@ from collections import Counter
 import pytest
 from hypothesis import given, strategies as st
 
-from asyncpool._cluster.rules import DrainLimit, drain_limit
+from asyncpool._cluster.rules import DrainLimit, DrainTimes
 from asyncpool._core.slots import CAUSES, JobText, exit_cause
 from asyncpool._engine.admission import describe_waiting, list_functions
 from asyncpool._engine.deaths import KILL_EXPLAINS_FOR, OomLedger
@@ -121,9 +121,7 @@ def test_the_limit_that_applies_has_the_name_of_its_option(
     end_began: float | None,
     expected: tuple[float, str, float],
 ) -> None:
-    found = drain_limit(
-        100.0, end_began, others_serve=others_serve, at_end=5.0, replaced=60.0
-    )
+    found = DrainTimes(5.0, 60.0).limit(100.0, end_began, others_serve=others_serve)
     assert found == DrainLimit(*expected)
 
 

@@ -14,7 +14,7 @@ from typing import Any, cast
 import pytest
 
 from asyncpool import Pool, ProcessPoolExecutor, RestartPolicy, WorkerLimits
-from asyncpool.cluster._servers.plain import connect
+from asyncpool.cluster._servers.targets import connect
 from asyncpool.errors import (
     JobTimeoutError,
     PoolBrokenError,

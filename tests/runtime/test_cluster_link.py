@@ -15,10 +15,8 @@ from typing import TYPE_CHECKING, Self, cast
 
 import pytest
 
-from asyncpool._cluster.balancer import ConnectionBalancer
-from asyncpool._cluster.balancing import Share
 from asyncpool._cluster.link import MAX_MESSAGE
-from asyncpool._cluster.service import WorkerLink, WorkerMail
+from asyncpool._cluster.service import ConnectionBalancer, WorkerLink, WorkerMail
 from asyncpool._core.figures import MOST_NUMBERS, RequestFigures
 from asyncpool._engine.channel import READ_SIZE, Channel, DescriptorSocket
 from asyncpool._engine.life_log import NamedLog
@@ -74,14 +72,12 @@ class Master:
 
     # What a link asks of its service.
 
-    def note_requests(self, link: WorkerLink) -> None:
-        assert link.figures.open >= 0
-
     def begin_drain(self, link: WorkerLink) -> None:
-        self.balancer.open(link, is_open=False)
+        assert not link.share.open
+        self.balancer.dispatch()
 
     def count_load(self, link: WorkerLink, opened: int, closed: int, cut: int) -> None:
-        self.balancer.core.shares[link.slot].load(opened, closed, cut)
+        link.share.load(opened, closed, cut)
 
     @property
     def waiting(self) -> int:
@@ -134,7 +130,7 @@ class FakeWorker:
         )
         self.link = WorkerLink(slot, 1, sock, self.channel, cast("Service", master))
         master.lines[slot] = self.link
-        master.balancer.core.shares[slot] = Share()
+        master.balancer.core.shares[slot] = self.link.share
         self.news = asyncio.Event()
         self.turn = asyncio.Event()
         self._decoder = FrameDecoder(max_payload=MAX_MESSAGE)
@@ -143,8 +139,8 @@ class FakeWorker:
         self._dead = False
 
     def ready(self) -> None:
-        self.link.open = True
-        self._master.balancer.open(self.link, is_open=True)
+        self.link.share.open = True
+        self._master.balancer.dispatch()
 
     def die(self) -> None:
         """End, as a process does whose end is told when all is read."""
@@ -174,7 +170,7 @@ class FakeWorker:
                 self._arrived += array.array("i", fds)
             self._frames += self._decoder.feed(data)
         frame = self._frames.popleft()
-        carries = frame.kind in {FrameKind.HANDLE, FrameKind.LISTEN}
+        carries = frame.kind is FrameKind.HANDLE
         return frame, self._arrived.popleft() if carries else None
 
     async def handle(self) -> tuple[int, int]:
@@ -576,7 +572,7 @@ async def test_offences(offence: str) -> None:
             before = len(open_fds())
             commit(worker, theirs.fileno())
             assert trouble in await worker.accused()
-            assert not worker.link.open
+            assert not worker.link.share.open
             assert master.balancer.core.choose(0.0) is None
             worker.die()
             # Nothing that it has sent is left, but what was kept before the offence.

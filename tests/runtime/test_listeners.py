@@ -22,7 +22,7 @@ import pytest
 
 from asyncpool._cluster import listeners as module
 from asyncpool._cluster.addresses import parse
-from asyncpool._cluster.listeners import addresses_locked, open_listeners
+from asyncpool._cluster.listeners import Listeners, addresses_locked
 from asyncpool._observe.control import socket_files
 from asyncpool._observe.control.paths import peer_pid, peer_uid
 from asyncpool._observe.control.socket_files import folders_locked, listen_at
@@ -82,12 +82,12 @@ def accept(sock: socket.socket) -> None:
 
 @needs_v6
 def test_all_interfaces_have_the_same_port(folder: Path) -> None:
-    with closing(open_listeners([":0", PATH], backlog=8)) as opened:
+    with closing(Listeners([":0", PATH], backlog=8)) as opened:
         first, second, third = (it.rpartition(":") for it in opened.addresses)
         assert {first[0], second[0]} == {"tcp://0.0.0.0", "tcp://[::]"}
         assert first[2] == second[2]
         assert third[0] == "unix"
-        assert len(opened.sockets()) == 3
+        assert len(opened.sockets) == 3
 
 
 def test_what_this_machine_lacks_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -99,18 +99,18 @@ def test_what_this_machine_lacks_is_left_out(monkeypatch: pytest.MonkeyPatch) ->
         ][: 1 if args[0] == "none" else 2]
 
     monkeypatch.setattr(socket, "getaddrinfo", names)
-    with closing(open_listeners(["some:0"], backlog=8)) as opened:
+    with closing(Listeners(["some:0"], backlog=8)) as opened:
         assert [name[:15] for name in opened.addresses] == ["tcp://127.0.0.1"]
     with pytest.raises(OSError, match="cannot listen on tcp://none:0: Cannot assign"):
-        open_listeners(["none:0"], backlog=8)
+        Listeners(["none:0"], backlog=8)
 
 
 def test_all_or_nothing(folder: Path) -> None:
     # The guard looks for descriptors that were left.
-    with closing(open_listeners(["127.0.0.1:0"], backlog=8)) as taken:
+    with closing(Listeners(["127.0.0.1:0"], backlog=8)) as taken:
         (address,) = taken.addresses
         with pytest.raises(OSError, match="cannot listen on") as failure:
-            open_listeners([PATH, "127.0.0.1:0", address], backlog=8)
+            Listeners([PATH, "127.0.0.1:0", address], backlog=8)
     assert failure.value.errno == errno.EADDRINUSE
     assert failure.value.strerror == (
         f"cannot listen on {address}: Address already in use"
@@ -137,7 +137,7 @@ def test_what_cannot_be_opened(
     bind: str, number: int, reason: str, folder: Path
 ) -> None:
     with pytest.raises(OSError, match="cannot listen on") as failure:
-        open_listeners([bind], backlog=8)
+        Listeners([bind], backlog=8)
     assert failure.value.errno == number
     here = os.getcwd()
     reason = reason.format(bytes=len(os.path.join(here, bind[5:])), folder=here)
@@ -157,13 +157,13 @@ def test_names_that_are_unknown_and_ports_that_are_roots(
         patch.setattr(socket, "getaddrinfo", unknown)
         error = "cannot listen on tcp://nobody:80: Name or service not known"
         with pytest.raises(OSError, match=error):
-            open_listeners(["nobody:80"], backlog=8)
+            Listeners(["nobody:80"], backlog=8)
     monkeypatch.setattr(socket.socket, "bind", refused)
     hint = re.escape("Permission denied (ports below 1024 are root's)")
     with pytest.raises(PermissionError, match=f"tcp://127.0.0.1:80: {hint}$"):
-        open_listeners(["127.0.0.1:80"], backlog=8)
+        Listeners(["127.0.0.1:80"], backlog=8)
     with pytest.raises(PermissionError, match=r"Permission denied$"):
-        open_listeners(["127.0.0.1:8000"], backlog=8)
+        Listeners(["127.0.0.1:8000"], backlog=8)
 
 
 # Descriptors that are inherited.
@@ -180,9 +180,9 @@ def given() -> Iterator[socket.socket]:
 @needs_linux
 def test_a_descriptor_is_listened_on(given: socket.socket) -> None:
     given.listen(0)
-    with closing(open_listeners([f"fd://{given.fileno()}"], backlog=100)) as opened:
+    with closing(Listeners([f"fd://{given.fileno()}"], backlog=100)) as opened:
         assert opened.addresses == (f"tcp://127.0.0.1:{given.getsockname()[1]}",)
-        (sock,) = opened.sockets()
+        (sock,) = opened.sockets
         connect(opened.addresses[0])
         accept(sock)
         assert not sock.get_inheritable()
@@ -199,7 +199,7 @@ def test_a_descriptor_of_another_kind(kind: socket.SocketKind) -> None:
     with ours, theirs:
         ours.set_inheritable(True)
         with pytest.raises(OSError, match=reason):
-            open_listeners([f"fd://{ours.fileno()}"], backlog=8)
+            Listeners([f"fd://{ours.fileno()}"], backlog=8)
         assert ours.get_inheritable(), "it is still its owner's"
 
 
@@ -209,13 +209,13 @@ def test_descriptors_of_systemd(
     monkeypatch.setenv("LISTEN_FDS", "1")
     monkeypatch.setenv("LISTEN_PID", str(os.getpid() + 1))
     with pytest.raises(ValueError, match="the sockets were passed to process"):
-        open_listeners(["systemd:"], backlog=8)
+        Listeners(["systemd:"], backlog=8)
     numbers: tuple[int, ...] = (given.fileno(), 999)
     monkeypatch.setattr(module, "passed", lambda *_, **__: numbers)
     with pytest.raises(OSError, match="cannot listen on systemd:: Bad file descriptor"):
-        open_listeners(["systemd:"], backlog=8)
+        Listeners(["systemd:"], backlog=8)
     numbers = numbers[:1]
-    with closing(open_listeners(["systemd:"], backlog=8)) as opened:
+    with closing(Listeners(["systemd:"], backlog=8)) as opened:
         assert opened.addresses == (f"tcp://127.0.0.1:{given.getsockname()[1]}",)
 
 
@@ -223,10 +223,10 @@ def test_descriptors_of_systemd(
 
 
 def test_a_server_that_lives_or_is_busy_is_left_alone(folder: Path) -> None:
-    with closing(open_listeners([PATH], backlog=0)):
+    with closing(Listeners([PATH], backlog=0)):
         for _ in range(2):  # the first connection is all that its backlog takes
             with pytest.raises(OSError, match="another process listens there"):
-                open_listeners([PATH], backlog=8)
+                Listeners([PATH], backlog=8)
             with socket.socket(socket.AF_UNIX) as first:
                 first.setblocking(False)
                 first.connect_ex("x.sock")
@@ -247,19 +247,19 @@ def test_what_is_no_stream_socket_is_left_alone(kind: str, folder: Path) -> None
             other.bind("x.sock")
             error = "another process listens there"
         with pytest.raises(OSError, match=error):
-            open_listeners([PATH], backlog=8)
+            Listeners([PATH], backlog=8)
     assert os.listdir(folder) == ["x.sock"]
 
 
 def test_a_file_that_is_anothers_now_or_gone_is_left_alone(folder: Path) -> None:
-    opened = open_listeners([PATH], backlog=8)
+    opened = Listeners([PATH], backlog=8)
     os.unlink("x.sock")
     with socket.socket(socket.AF_UNIX) as other:
         other.bind("x.sock")
         opened.close()
         assert os.listdir(folder) == ["x.sock"]
     # The file of a dead server is replaced.
-    with closing(open_listeners([PATH], backlog=8)):
+    with closing(Listeners([PATH], backlog=8)):
         os.unlink("x.sock")  # and the end must not raise
     assert os.listdir(folder) == []
 
@@ -272,7 +272,7 @@ def test_a_file_that_gets_no_permissions_is_removed(
 
     monkeypatch.setattr(os, "chmod", refused)
     with umask(0o022), pytest.raises(PermissionError):
-        open_listeners([f"{PATH}?mode=660"], backlog=8)
+        Listeners([f"{PATH}?mode=660"], backlog=8)
     assert os.listdir(folder) == []
 
 
@@ -384,7 +384,7 @@ async def test_two_servers_that_start_at_once(folder: Path) -> None:
         async with addresses_locked([PATH]):
             with pytest.raises(BlockingIOError):
                 fcntl.flock(probe, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            open_listeners([PATH], backlog=8).close()
+            Listeners([PATH], backlog=8).close()
 
     probe = os.open(folder, os.O_RDONLY)
     with socket.socket(socket.AF_UNIX) as first:

@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 from hypothesis import given, strategies as st
 
-from asyncpool._cluster.acceptor import _PAUSE, _QUIET, Acceptor, Want
+from asyncpool._cluster.acceptor import _PAUSE, _QUIET, Acceptor
+from asyncpool._cluster.rules import DrainTimes
 from asyncpool._cluster.worker import DrainTime, LinkChannel
 from asyncpool._engine.channel import READ_SIZE, DescriptorSocket
 from asyncpool._wire import log_records as say
@@ -52,7 +53,7 @@ class Peer:
     def _on_frames(self, frames: list[Frame]) -> None:
         for frame in frames:
             self.frames.append((frame.kind, frame.job, bytes(frame.payload)))
-            if frame.kind in {FrameKind.HANDLE, FrameKind.LISTEN}:
+            if frame.kind is FrameKind.HANDLE:
                 descriptor = self.arrived.arrived.popleft()
                 mark = None if descriptor is None else read_mark(descriptor)
                 self.descriptors.append(mark)
@@ -64,10 +65,10 @@ class Peer:
                 self.changed.clear()
                 await self.changed.wait()
 
-    def hand(self, number: int, kind: FrameKind = FrameKind.HANDLE) -> None:
+    def hand(self, number: int) -> None:
         """Write a frame with a descriptor that is known by its number."""
         descriptor = marked(number)
-        frame = header(kind, 0, number)
+        frame = header(FrameKind.HANDLE, 0, number)
         assert socket.send_fds(self.sock, [frame], [descriptor]) == len(frame)
         os.close(descriptor)
 
@@ -117,7 +118,7 @@ def run(test: Callable[[Peer], Awaitable[None]]) -> None:
 
 
 # What the pool writes: frames with descriptors, of which some are lost, and others.
-HANDLE = st.tuples(st.sampled_from((FrameKind.HANDLE, FrameKind.LISTEN)), st.booleans())
+HANDLE = st.tuples(st.just(FrameKind.HANDLE), st.booleans())
 OTHER = st.tuples(st.just(FrameKind.MESSAGE), st.binary(max_size=100))
 WRITTEN = st.lists(st.one_of(HANDLE, OTHER), max_size=12)
 
@@ -149,7 +150,7 @@ def test_each_descriptor_comes_with_its_frame_however_reads_are_cut(
             if kind is FrameKind.MESSAGE:
                 peer.sock.sendall(header(kind, len(extra), number) + extra)
             else:
-                peer.hand(number, kind)
+                peer.hand(number)
         await peer.until(lambda: len(peer.frames) == len(written))
         assert peer.frames == [
             (kind, number, extra if kind is FrameKind.MESSAGE else b"")
@@ -237,8 +238,11 @@ class Door:
         for _ in range(guests):
             stack.enter_context(socket.create_connection(listener.getsockname()))
         self.inside = 0
-        want = Want(lambda it: say.NOT_ACCEPTED.log(own_logger(), {}, why=it.strerror))
-        self.acceptor = Acceptor([listener], self._let_in, want)
+        self.acceptor = Acceptor(
+            [listener],
+            self._let_in,
+            lambda it: say.NOT_ACCEPTED.log(own_logger(), {}, why=it.strerror),
+        )
         stack.callback(self.acceptor.close)
 
     def _let_in(self) -> None:
@@ -337,7 +341,8 @@ def test_how_long_a_worker_may_drain(calls: dict[str, float], seconds: float) ->
     """These are called so many seconds after the beginning."""
 
     async def main() -> float:
-        loop, time = asyncio.get_running_loop(), DrainTime(AT_END, REPLACED)
+        loop = asyncio.get_running_loop()
+        time = DrainTime(DrainTimes(AT_END, REPLACED))
         time.begin()
         for name, after in calls.items():
             loop.call_later(after, getattr(time, name))

@@ -98,10 +98,6 @@ def test_a_connection_counts_until_its_socket_is_gone(
     [
         (header(FrameKind.JOB, 0, 1, 1), "the pool sent JOB"),
         (header(FrameKind.HANDLE, 0, 1), "the pool sent a handle without a descriptor"),
-        (
-            header(FrameKind.LISTEN, 0, 0, 0, 1),
-            "the pool sent a handle without a descriptor",
-        ),
         (header(FrameKind.ROOM, 0, 1), "the pool took 1 messages, after 0 of 0"),
         (bytes(24), "the peer speaks version 0, not 2"),
     ],

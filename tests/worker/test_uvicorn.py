@@ -21,12 +21,13 @@ from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.server import ServerState
 
 from asyncpool._core.figures import CLASSES, RequestFigures
-from asyncpool.cluster._servers.asgi import (
+from asyncpool.cluster._servers.uvicorn_parts import (
     application,
     asgi_version,
+    bounded,
+    counted,
     load_environment,
 )
-from asyncpool.cluster._servers.uvicorn_parts import bounded, counted
 
 
 async def asgi3(scope: Any, receive: Any, send: Any) -> None: ...
@@ -312,4 +313,5 @@ async def test_servers_have_them() -> None:
     assert {"connections", "default_headers", "tasks", "total_requests"} <= state.keys()
     assert list(inspect.signature(server.on_tick).parameters) == ["counter"]
     lifespan = LifespanOn(loaded("h11"))
-    assert {"logger", "should_exit", "state"} <= vars(lifespan).keys()
+    parts = {"logger", "receive_queue", "should_exit", "state"}
+    assert parts <= vars(lifespan).keys()

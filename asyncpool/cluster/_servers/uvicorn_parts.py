@@ -8,7 +8,7 @@ This is the only module that uses what uvicorn does not promise; ``tests/worker/
 from __future__ import annotations
 
 import asyncio
-import fcntl
+import inspect
 import logging
 import os
 import random
@@ -24,19 +24,19 @@ from pathlib import Path
 from time import monotonic
 from traceback import clear_frames, walk_stack
 from typing import TYPE_CHECKING, Any
-from weakref import WeakKeyDictionary, WeakSet
 
 import uvicorn
 from uvicorn.middleware.proxy_headers import ProxyHeadersMiddleware, _TrustedHosts
 
+from asyncpool._cluster.worker import find_object, queued
 from asyncpool._core.figures import RequestFigures, class_of
 from asyncpool._core.options import WorkerLimits
 from asyncpool._wire import log_records as say
 from asyncpool._wire.pickling import describe
 from asyncpool._wire.text import ACCESS_LOGGER, printable
-from asyncpool._worker.stacks import waiting_frames
-from asyncpool.cluster._servers.plain import connect
-from asyncpool.cluster._servers.wsgi import CALL
+from asyncpool._worker.stacks import line_of, waiting_frames
+from asyncpool.cluster._servers.targets import connect
+from asyncpool.cluster._servers.wsgi import CALL, Threads
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from uvicorn.server import ServerState
 
     from asyncpool._cluster.worker import Worker
-    from asyncpool.cluster._servers.asgi import Target
+    from asyncpool.cluster._servers.targets import Target
     from asyncpool.cluster._servers.wsgi import Call
 
     _Protocol = Any
@@ -53,6 +53,137 @@ else:
 
 # How long requests may clean up when their time is over, in seconds.
 _CLEAN_UP = 0.2
+
+
+# The application, and how uvicorn is told to serve it.
+
+# How many arguments each kind is called with.
+_ASGI3, _WSGI, _ASGI2, _FACTORY = 3, 2, 1, 0
+
+
+def configure(target: Target) -> tuple[uvicorn.Config, Threads | None]:
+    """Find the application, and configure uvicorn for it, and the threads that it needs."""
+    options = dict(target.options)
+    if (env_file := options.pop("env_file", None)) is not None:
+        load_environment(env_file)
+    app, name = target.app, "the application"
+    if isinstance(app, str):
+        app, name = find_object(app), app
+    factory, threads = options.pop("factory", False), None
+    if target.threads:
+        app = application(app, name, "WSGI", factory=factory)
+        app = threads = Threads(app, target.threads)
+        options |= {"lifespan": "off", "interface": "asgi3"}
+    else:
+        app = application(app, name, "ASGI", factory=factory)
+        if options.get("interface", "auto") == "auto":
+            options["interface"] = asgi_version(app)
+    trusted = options.get("forwarded_allow_ips")
+    defaults: dict[str, Any] = {
+        "log_config": None,
+        "access_log": False,
+        "proxy_headers": bool(trusted or os.environ.get("FORWARDED_ALLOW_IPS")),
+        "h11_max_incomplete_event_size": target.header_size,
+    }
+    return uvicorn.Config(app, **defaults | options, loop="none"), threads
+
+
+def application(found: Any, name: str, kind: str, *, factory: bool) -> Any:
+    """Return an application.
+
+    Args:
+        found: It, or what makes it.
+        name: What it is called in errors.
+        kind: Its interface: "ASGI" or "WSGI".
+        factory: Whether it is certain to be what makes it.
+
+    Raises:
+        TypeError: If it is none; the text says what it looks like, and the way out.
+    """
+    found = _made(found, name, factory=factory)
+    is_asgi = _takes(found, _ASGI3) or (kind == "ASGI" and _takes(found, _ASGI2))
+    is_wsgi = _takes(found, _WSGI)
+    if is_asgi if kind == "ASGI" else is_wsgi:
+        return found
+    if is_wsgi:
+        raise TypeError(
+            f"{name} is a WSGI application, not ASGI: serve it with --interface wsgi, in a "
+            "program with asyncpool.cluster.wsgi()"
+        )
+    if is_asgi:
+        raise TypeError(
+            f"{name} is an ASGI application, not WSGI: serve it with --interface asgi"
+        )
+    taken = "scope, receive, send" if kind == "ASGI" else "environ, start_response"
+    raise TypeError(
+        f"{name} is no {kind} application: {_kind(found)} cannot be called with ({taken})"
+    )
+
+
+def asgi_version(app: Any) -> str:
+    """Return how an ASGI application is to be called, as an ``interface`` of uvicorn's.
+
+    uvicorn takes whatever is not written with ``async def`` for ASGI 2, which is called
+    with the scope alone, and so a plain function that returns a coroutine, or a partial.
+    """
+    return "asgi3" if _takes(app, _ASGI3) else "auto"
+
+
+def load_environment(path: str) -> None:
+    """Set the variables of a file, but for those that are set already.
+
+    Raises:
+        ModuleNotFoundError: If python-dotenv is missing.
+        FileNotFoundError: If there is no such file.
+    """
+    # Its own answer to a missing file is silence.
+    with Path(path).open(encoding="utf-8") as file:
+        try:
+            from dotenv import load_dotenv  # noqa: PLC0415 - an extra
+        except ModuleNotFoundError as error:
+            raise ModuleNotFoundError(
+                "an env_file needs python-dotenv: "
+                "pip install 'asyncpool-supervised[cluster]'"
+            ) from error
+        load_dotenv(stream=file)
+
+
+def _made(found: Any, name: str, *, factory: bool) -> Any:
+    if not callable(found):
+        raise TypeError(f"{name} is no application: {_kind(found)} cannot be called")
+    if not factory and not _is_factory(found):
+        return found
+    if not factory:
+        say.LOOKS_LIKE_FACTORY.log(logging.getLogger("asyncpool"), {"function": name})
+    made = found()
+    if not callable(made):
+        raise TypeError(
+            f"{name} has made no application: {_kind(made)} cannot be called"
+        )
+    return made
+
+
+def _is_factory(found: Any) -> bool:
+    taken = [count for count in (_ASGI3, _WSGI, _ASGI2) if _takes(found, count)]
+    return not taken and _takes(found, _FACTORY)
+
+
+def _takes(found: Any, count: int) -> bool:
+    """Tell whether something can be called with so many arguments, as far as is known."""
+    try:
+        signature = inspect.signature(found)
+    except (TypeError, ValueError):  # of some that are made in C
+        return True
+    try:
+        signature.bind(*[None] * count)
+    except TypeError:
+        return False
+    return True
+
+
+def _kind(found: Any) -> str:
+    cls = type(found)
+    return f"{cls.__module__}.{cls.__qualname__}".removeprefix("builtins.")
 
 
 class _WithFiles(_TrustedHosts):
@@ -109,18 +240,11 @@ async def _begin_lifespan(lifespan: Any, config: uvicorn.Config) -> None:
     """
     # What uvicorn says of its type is unknown where a2wsgi is not installed.
     app: Any = config.loaded_app
-    logger = getattr(lifespan, "logger", None)  # there is none where it is off
+    logger = logging.getLogger("uvicorn.error")
     message = ""  # what the application said of its failure; of Starlette it is a whole traceback
-    received = False  # whether it has taken the message that its lifespan begins
     raised: BaseException | None = None
 
     async def witness(scope: Any, receive: Any, send: Any) -> None:
-        async def take() -> Any:
-            nonlocal received
-            event = await receive()
-            received = True
-            return event
-
         async def listen(event: Any) -> None:
             nonlocal message
             if event["type"] == "lifespan.startup.failed":
@@ -129,29 +253,27 @@ async def _begin_lifespan(lifespan: Any, config: uvicorn.Config) -> None:
 
         nonlocal raised
         try:
-            await app(scope, take, listen)
+            await app(scope, receive, listen)
         except BaseException as error:
             raised = error
             raise
 
-    config.loaded_app = witness
+    # The master tells of a start that has failed; uvicorn would tell of it twice more, with its own
+    # frames.
+    config.loaded_app, lifespan.logger = witness, _WithoutErrors(logger)
     try:
-        if logger is not None:
-            # The master tells of a start that has failed; uvicorn would tell of it twice more, with
-            # its own frames.
-            lifespan.logger = _WithoutErrors(logger)
         await lifespan.startup()
-    finally:
-        config.loaded_app = app  # no request goes through the witness
-        if logger is not None:
-            lifespan.logger = logger
-    reason = _last_line(message or ("" if raised is None else describe(raised)))
+    finally:  # no request goes through the witness
+        config.loaded_app, lifespan.logger = app, logger
+    text = message or ("" if raised is None else describe(raised)).strip()
+    reason = text.splitlines()[-1].strip()[:_LONGEST] if text else ""
     if lifespan.should_exit:
-        if raised is None and logger is not None and "\n" in message:
+        if raised is None and "\n" in message:
             logger.error(message)  # the reason below is its last line alone
         text = "the application's lifespan has refused to start"
         raise RuntimeError(f"{text}: {reason}" if reason else text) from raised
-    if logger is not None and received and raised is not None:
+    # An application that has not even taken the message that it begins knows of no lifespan.
+    if raised is not None and lifespan.receive_queue.empty():
         text = "the application goes on without a lifespan, which has raised in its beginning: %s"
         logger.warning(text, reason)
 
@@ -161,11 +283,6 @@ class _WithoutErrors(logging.LoggerAdapter[logging.Logger]):
 
     def error(self, msg: object, *args: object, **kwargs: Any) -> None:
         """Do not log the record."""
-
-
-def _last_line(text: str) -> str:
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
-    return lines[-1][:_LONGEST] if lines else ""
 
 
 # Bounds for what clients may send before there is a request, and behind it.
@@ -244,8 +361,10 @@ class _Bounds(_Protocol):  # type: ignore[misc]
     body_at = 0.0  # when the last piece of a body came
     body_bytes = 0  # of the body that comes
     half_closed = False
+    unsent, unsent_since = 0, 0.0  # what its client has not taken of responses
     flow: Any
     request: Any = None  # the last one whose application was called
+    drain: Drain | None = None  # once the worker drains
 
     def connection_made(self, transport: asyncio.Transport) -> None:
         super().connection_made(transport)
@@ -280,6 +399,8 @@ class _Bounds(_Protocol):  # type: ignore[misc]
             self.flow.resume_reading()  # it was refused while too much was unread
         if self.half_closed and self.cycle.response_complete:
             self.transport.close()
+        if self.drain is not None and not self.transport.is_closing():
+            self.drain.move(self)
 
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
@@ -322,6 +443,12 @@ class _Bounds(_Protocol):  # type: ignore[misc]
             _refuse(self, "" if self.cycle.response_started else _BODY_TOO_LARGE)
         return large
 
+    def is_at_rest(self) -> bool:
+        """Tell whether nothing of a request was read that is not answered."""
+        if self.cycle is not None and self.timeout_keep_alive_task is None:
+            return False
+        return not self.is_reading()
+
     def is_answered(self) -> bool:
         """Tell whether no response is wanted: what comes is the rest of a request, or the next."""
         return self.cycle is not None and self.cycle.response_complete
@@ -350,6 +477,9 @@ class _HttptoolsBounds(_Bounds):
 
     def in_head(self) -> bool:
         return self._in_head
+
+    def is_reading(self) -> bool:
+        return self._in_message or bool(self._unread)
 
     def is_full(self) -> bool:
         waits = self.pipeline and len(self.cycle.body) > _MOST_UNREAD
@@ -490,6 +620,10 @@ class _H11Bounds(_Bounds):
     def in_head(self) -> bool:
         return self._is_idle() and bool(self.conn.trailing_data[0])
 
+    def is_reading(self) -> bool:
+        states = {str(state) for state in self.conn.states.values()}
+        return states != {"IDLE"} or bool(self.conn.trailing_data[0])
+
     def data_received(self, data: bytes) -> None:
         if self.transport.is_closing():  # as above
             return
@@ -607,7 +741,7 @@ class Server:
         self._worker = worker
         self._timeout, self._within = target.request_timeout, target.header_timeout
         self._access_format = target.access_format
-        config, self._threads = target.configure()
+        config, self._threads = configure(target)
         config.load()
         if config.proxy_headers:
             config.loaded_app = _behind_files(config.loaded_app, config)
@@ -626,7 +760,6 @@ class Server:
             threaded=self._threads is not None,
         )
         self.open: set[_Request] = set()
-        self._unsent: dict[Any, tuple[int, float]] = {}  # of whom, how much, since when
         self._busy_since = 0.0
         self._busy_said = False
         self._logger = logging.getLogger("asyncpool")
@@ -665,8 +798,11 @@ class Server:
                 name="asyncpool connections",
             )
             await worker.wait_draining()
-            moves = config.ssl is None and issubclass(self._protocol_class, _Bounds)
-            await Drain(worker, state, moves=moves).run(connecting)
+            known = issubclass(self._protocol_class, _Bounds)
+            drain = Drain(worker, state, moves=known and config.ssl is None)
+            if known:
+                self._protocol_class.drain = drain
+            await drain.run(connecting)
             await connecting
         finally:
             self._leave_threads()
@@ -693,7 +829,13 @@ class Server:
             due = loop.time() + _INTERVAL
             await asyncio.sleep(_INTERVAL)
             if not self._worker.is_draining:
-                await self._tick()
+                # As uvicorn's main loop does, for the date in the headers.
+                await self._server.on_tick(0)
+                close_late(self._state.connections)
+                if self._state.total_requests >= self._most:
+                    self._worker.request_replacement(
+                        "it has served as many requests as it may (limit_max_requests)"
+                    )
             if self._timeout is not None:
                 self._look(self._timeout)
             self._tell_busy(self._why_busy())
@@ -701,18 +843,6 @@ class Server:
             self._tell()
             # It goes with the next report, as an idle worker has nothing else to tell.
             self.figures.lag.note(loop.time() - due)
-
-    async def _tick(self) -> None:
-        """Keep the date in the headers, and count requests, as uvicorn's main loop does.
-
-        And close the connections that have had their time for a head.
-        """
-        await self._server.on_tick(0)
-        close_late(self._state.connections)
-        if self._state.total_requests >= self._most:
-            self._worker.request_replacement(
-                "it has served as many requests as it may (limit_max_requests)"
-            )
 
     def _tell(self) -> None:
         """Report what is new."""
@@ -798,7 +928,7 @@ class Server:
             )
         # One that still sends has its time; but not if others get no thread because of the rest.
         elif threads and stuck and (starved or len(stuck) == threads.count):
-            self._tell_stuck(stuck, now, timeout)
+            self._tell_stuck(stuck, timeout)
             self._worker.request_replacement(
                 f"{len(stuck)} of its {threads.count} threads are in requests that have "
                 f"done nothing for {timeout:g} s (request_timeout)"
@@ -806,26 +936,27 @@ class Server:
 
     def _cut_who_read_nothing(self, timeout: float, now: float) -> None:
         """Cut connections whose clients have taken nothing of a response, complete or not."""
-        before, self._unsent = self._unsent, {}
         for it in list(self._state.connections):
-            if not isinstance(it, _Bounds) or not it.transport.get_write_buffer_size():
+            if not isinstance(it, _Bounds):
                 continue
-            unsent = _unsent(it.transport)
-            told, since = before.get(it, (-1, now))
-            self._unsent[it] = unsent, now if told != unsent else since
-            request: _Request | None = it.request
-            if told == unsent and now - since > timeout:
+            held = it.transport.get_write_buffer_size()
+            # With the megabytes that the kernel holds for it.
+            unsent = held and held + queued(it.transport.get_extra_info("socket"))
+            if unsent != it.unsent:
+                it.unsent, it.unsent_since = unsent, now
+            elif unsent and now - it.unsent_since > timeout:
+                request: _Request | None = it.request
                 if request is not None and request.answer is None:
                     why = f"has read nothing of its response for {timeout:g} s"
-                    self._give_up(request, now, why, 0)
+                    self._give_up(request, why, 0)
                 it.transport.abort()
 
-    def _tell_stuck(self, stuck: list[Call], now: float, timeout: float) -> None:
+    def _tell_stuck(self, stuck: list[Call], timeout: float) -> None:
         for request in self.open:
             if request.scope.get(CALL) in stuck and not request.told:
                 request.told = True
                 why = f"has sent nothing more for {timeout:g} s"
-                self._log(request, now, why, 0, "left until its worker has drained")
+                self._log(request, why, 0, "left until its worker has drained")
 
     def _judge(self, request: _Request, now: float, timeout: float) -> None:
         """Give a request up if nothing has happened for too long."""
@@ -839,35 +970,33 @@ class Server:
         ):
             request.left_at = request.left_at or now
             if now - request.left_at > timeout:
-                self._give_up(request, now, f"goes on for nobody for {timeout:g} s", 0)
+                self._give_up(request, f"goes on for nobody for {timeout:g} s", 0)
         elif not cycle.response_started:
             since = max(request.began, getattr(protocol, "body_at", 0.0))
             if now - since <= timeout:
                 return
             if cycle.more_body and not cycle.body and not cycle.flow.read_paused:
                 why = f"has sent nothing more of its body for {timeout:g} s"
-                self._give_up(request, now, why, _REQUEST_TIMEOUT)
+                self._give_up(request, why, _REQUEST_TIMEOUT)
             else:
                 call: Call | None = request.scope.get(CALL)
                 waits = call is not None and not call.runs
                 what = "found no free thread for" if waits else "no response after"
-                self._give_up(request, now, f"has {what} {timeout:g} s", _UNAVAILABLE)
+                self._give_up(request, f"has {what} {timeout:g} s", _UNAVAILABLE)
 
-    def _give_up(self, request: _Request, now: float, why: str, status: int) -> None:
+    def _give_up(self, request: _Request, why: str, status: int) -> None:
         """End a request as far as it can be ended, and answer its client if there is a *status*."""
         self.figures.timed_out += 1
         done = f"answered {status}" if status else "cut off"
-        self._log(request, now, why, status, done)
+        self._log(request, why, status, done)
         request.refuse_soon(status)
 
-    def _log(
-        self, request: _Request, now: float, why: str, status: int, done: str
-    ) -> None:
+    def _log(self, request: _Request, why: str, status: int, done: str) -> None:
         """Log where a request is that takes too long."""
         extra = {
             "method": request.scope["method"],
             "path": request.scope["path"],
-            "seconds": round(now - request.began, 1),
+            "seconds": round(monotonic() - request.began, 1),
             "status": status or None,
         }
         say.REQUEST_TIMED_OUT.log(
@@ -878,16 +1007,6 @@ class Server:
             why=why,
             done=done,
         )
-
-
-def _unsent(transport: Any) -> int:
-    """Return how much a client has not taken, with the megabytes that the kernel holds for it."""
-    held = transport.get_write_buffer_size()
-    with suppress(OSError, ValueError):  # its socket is closed
-        sock = transport.get_extra_info("socket")
-        left = fcntl.ioctl(sock.fileno(), termios.TIOCOUTQ, bytes(4))
-        held += int.from_bytes(left, sys.byteorder)
-    return held  # type: ignore[no-any-return]
 
 
 def counted(
@@ -904,8 +1023,16 @@ def counted(
     make = partial(_LoggedRequest, *access) if any(access[:1]) else _Request
 
     async def count(scope: Any, receive: Any, send: Any) -> None:
-        if scope["type"] != "http":
-            await _count_websocket(app, figures, scope, receive, send)
+        if scope["type"] != "http":  # a WebSocket
+            with suppress(AttributeError):  # another implementation
+                receive.__self__.head_until = None
+            figures.websockets += 1
+            figures.open_websockets += 1
+            try:
+                await app(scope, receive, send)
+            finally:
+                if not figures.ended:
+                    figures.open_websockets -= 1
             return
         request = make(scope, receive, send, figures)
         requests.add(request)
@@ -1077,19 +1204,16 @@ class _Request:
         call: Call | None = self.scope.get(CALL)
         if call is None:
             assert self.task is not None
-            frames = list(waiting_frames(self.task.get_coro()))[::-1]
+            frames = [*waiting_frames(self.task.get_coro())][::-1]
         else:
             frame = sys._current_frames().get(call.thread or 0)  # noqa: SLF001 - it is documented
             frames = [it for it, _ in walk_stack(frame)] if frame else []
         theirs = [
-            frame
-            for frame in frames
-            if not frame.f_code.co_filename.startswith(_NOT_THEIRS)
+            line_of(it)
+            for it in frames
+            if not it.f_code.co_filename.startswith(_NOT_THEIRS)
         ]
-        return "\n".join(
-            f'  File "{frame.f_code.co_filename}", line {frame.f_lineno} in {frame.f_code.co_name}'
-            for frame in theirs[:_DEEPEST]
-        )
+        return "\n".join(theirs[:_DEEPEST])
 
 
 class _LoggedRequest(_Request):
@@ -1128,12 +1252,9 @@ class _LoggedRequest(_Request):
             return
         scope, start = self.scope, self._start
         asked, client = dict(scope["headers"]), scope.get("client")
+        answered = {name.lower(): value for name, value in start.get("headers", ())}
         query = scope["query_string"]
         target = scope["raw_path"] + b"?" + query if query else scope["raw_path"]
-        request_id = asked.get(b"x-request-id", b"-")
-        for name, value in start.get("headers", ()):
-            if name.lower() == b"x-request-id":
-                request_id = value
         fields: dict[str, Any] = {
             "client": _shown(client[0] if client else "-"),
             "method": scope["method"],
@@ -1144,15 +1265,13 @@ class _LoggedRequest(_Request):
             "ms": round((monotonic() - self.began) * 1e3, 3),
             "agent": _shown(asked.get(b"user-agent", b"-")),
             "referer": _shown(asked.get(b"referer", b"-")),
-            "request_id": _shown(request_id),
+            "request_id": _shown((asked | answered).get(b"x-request-id", b"-")),
         }
-        shown = fields
-        if any('"' in it for it in fields.values() if type(it) is str):
-            # In a line they can end no quotation.
-            shown = {
-                name: it.replace('"', '\\"') if type(it) is str else it
-                for name, it in fields.items()
-            }
+        # In a line they can end no quotation.
+        shown = {
+            name: it.replace('"', '\\"') if type(it) is str else it
+            for name, it in fields.items()
+        }
         if self._log is not None:
             self._log.access(form % shown, fields)
         else:
@@ -1164,20 +1283,6 @@ async def _refuse_more(message: Any) -> None:
     await asyncio.sleep(0)
     if message.get("more_body"):
         raise ClientLeftError("the client has left")
-
-
-async def _count_websocket(
-    app: Any, figures: RequestFigures, scope: Any, receive: Any, send: Any
-) -> None:
-    with suppress(AttributeError):  # another implementation
-        receive.__self__.head_until = None
-    figures.websockets += 1
-    figures.open_websockets += 1
-    try:
-        await app(scope, receive, send)
-    finally:
-        if not figures.ended:
-            figures.open_websockets -= 1
 
 
 # Drain the connections, so that no request is lost.
@@ -1214,10 +1319,9 @@ class Drain:
         self._headers = state.default_headers
         self._can_move = moves
         self._lacks = False  # descriptors
-        self._watched: WeakSet[Any] = WeakSet()
-        self._lost: WeakSet[Any] = WeakSet()
+        self._told, self._lost = set[Any](), set[Any]()
         # Since when each is at rest, and the timer that tells one rest from another.
-        self._resting: Any = WeakKeyDictionary()
+        self._resting: dict[Any, tuple[Any, float]] = {}
 
     async def run(self, connecting: asyncio.Task[None]) -> None:
         """Wait until no connection and no request is left.
@@ -1246,17 +1350,13 @@ class Drain:
         return self._can_move and self._worker.can_give_back
 
     def _visit(self, protocol: Any) -> None:
-        is_new = protocol not in self._watched
         if not hasattr(protocol, "cycle"):  # a WebSocket, or HTTP/2
             # In the middle of its handshake it would be told that the server has failed.
-            if is_new and _is_open(protocol):
-                self._watched.add(protocol)
+            if protocol not in self._told and _is_open(protocol):
+                self._told.add(protocol)
                 protocol.shutdown()
             return
-        if is_new:
-            self._watched.add(protocol)
-            self._watch(protocol)
-        if protocol.transport.is_closing() or self._move(protocol):
+        if protocol.transport.is_closing() or self.move(protocol):
             return
         if self._lacks and protocol not in self._lost:
             self._lost.add(protocol)
@@ -1268,25 +1368,11 @@ class Drain:
         elif self._has_rested(protocol):
             protocol.shutdown()
 
-    def _watch(self, protocol: Any) -> None:
-        """Look at a connection as soon as its response is complete, too."""
-        complete = protocol.on_response_complete
-
-        def on_response_complete() -> None:
-            complete()
-            if not protocol.transport.is_closing():
-                self._move(protocol)
-
-        protocol.on_response_complete = on_response_complete
-        cycle = protocol.cycle
-        if cycle is not None and not cycle.response_complete:
-            cycle.on_response = on_response_complete
-
-    def _move(self, protocol: Any) -> bool:
-        """Have another worker go on with a connection, if it is at rest."""
+    def move(self, protocol: Any) -> bool:
+        """Have another worker go on with a connection, if it is at rest; return whether it was."""
         transport = protocol.transport
         unsent = transport.get_write_buffer_size()
-        if unsent or not self._moves or not _is_at_rest(protocol):
+        if unsent or not self._moves or not protocol.is_at_rest():
             return False
         # The copy outlives the transport, which closes without a word to the client.
         transport.pause_reading()
@@ -1317,26 +1403,7 @@ class Drain:
         if now - since < self._patience:
             return False
         sock = protocol.transport.get_extra_info("socket")
-        unread = fcntl.ioctl(sock.fileno(), termios.FIONREAD, bytes(4))
-        return not int.from_bytes(unread, sys.byteorder)
-
-
-def _is_at_rest(protocol: Any) -> bool:
-    """Tell whether nothing of a request was read that is not answered."""
-    cycle, conn = protocol.cycle, getattr(protocol, "conn", None)
-    if cycle is not None and protocol.timeout_keep_alive_task is None:
-        return False
-    if conn is not None:  # of h11
-        states = {str(state) for state in conn.states.values()}
-        return states == {"IDLE"} and not conn.trailing_data[0]
-    if cycle is None:
-        return protocol.scope is None
-    return (
-        cycle.response_complete
-        and not cycle.more_body
-        and not protocol.pipeline
-        and protocol.scope is cycle.scope
-    )
+        return not queued(sock, termios.FIONREAD)
 
 
 def _is_open(protocol: Any) -> bool:

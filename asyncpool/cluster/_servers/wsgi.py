@@ -86,11 +86,6 @@ class Threads:
         wanted = (call for call in self.running if not call.over and call.room is None)
         return [call for call in wanted if now - call.moved_at > seconds]
 
-    def submit(self, call: Call) -> None:
-        """Have a thread run a call, now or when one is free."""
-        self.waiting.append(call)
-        self.begin_next()
-
     def begin_next(self) -> None:
         """Hand waiting calls to threads that are free."""
         while self.waiting and len(self.running) < self.count:
@@ -110,13 +105,6 @@ class Threads:
         self._changed_at = monotonic()
         self.running.discard(call)
         self.begin_next()
-
-    def drop(self, call: Call) -> bool:
-        """Forget a call that still waits; return whether it did."""
-        if call not in self.waiting:
-            return False
-        self.waiting.remove(call)
-        return True
 
     def _serve(self) -> None:
         while True:
@@ -171,7 +159,8 @@ class Call:
         thread is held, the request is not over.
         """
         self._scope[CALL] = self
-        self._threads.submit(self)
+        self._threads.waiting.append(self)
+        self._threads.begin_next()
         try:
             while True:
                 if not self.over:
@@ -180,10 +169,8 @@ class Call:
                     break
                 await self._news()
         except BaseException as error:
-            self._give_up()
-            if isinstance(error, asyncio.CancelledError) and not self._threads.drop(
-                self
-            ):
+            self.leave()
+            if isinstance(error, asyncio.CancelledError):
                 while not self._ended:
                     await self._news()
             raise
@@ -192,7 +179,8 @@ class Call:
 
     def leave(self) -> None:
         """Note that the client is gone: nothing that is still to come is wanted."""
-        if self._threads.drop(self):
+        if self in self._threads.waiting:
+            self._threads.waiting.remove(self)
             self._ended = True
         self._give_up()
         self._awake()

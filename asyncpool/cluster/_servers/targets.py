@@ -1,9 +1,10 @@
-"""The target that runs an ASGI application with uvicorn."""
+"""What workers can be told to serve: applications, and asyncio's streams and protocols."""
 
 from __future__ import annotations
 
-import inspect
+import asyncio
 import logging
+from functools import partial
 
 from asyncpool._dataclass import dataclass, replace
 from asyncpool._wire import log_records as say
@@ -11,13 +12,17 @@ from asyncpool._wire.records import Later
 
 TYPE_CHECKING = False  # see _wire/records.py
 if TYPE_CHECKING:
+    import ssl as ssl_module
+    from collections.abc import Awaitable, Callable, Coroutine
     from typing import Any
 
-    import uvicorn
-
-    from asyncpool._cluster.worker import Worker
+    from asyncpool._cluster.worker import Connection, Worker
     from asyncpool._core import checks
-    from asyncpool.cluster._servers.wsgi import Threads
+
+    Handler = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[object]]
+    Factory = Callable[[], asyncio.BaseProtocol]
+    Ssl = Callable[[], ssl_module.SSLContext]
+    Serve = Callable[[Worker], Coroutine[Any, Any, None]]
 else:  # the master checks targets, and workers have them without
     checks = Later("asyncpool._core.checks")
 
@@ -36,9 +41,6 @@ _NOT_OURS = (
     "app backlog fd host loop port reload reload_delay reload_dirs reload_excludes "
     "reload_includes timeout_graceful_shutdown timeout_worker_healthcheck uds workers"
 )
-
-# How many arguments each kind is called with.
-_ASGI3, _WSGI, _ASGI2, _FACTORY = 3, 2, 1, 0
 
 # The request's head, its line included: what h11, nginx and Apache allow, or more.
 _MOST_HEAD = 64 * 1024
@@ -181,39 +183,6 @@ class Target:
 
         await Server(worker, self).serve()
 
-    def configure(self) -> tuple[uvicorn.Config, Threads | None]:
-        """Find the application, and configure uvicorn for it, and the threads that it needs."""
-        import os  # noqa: PLC0415 - as above
-
-        import uvicorn  # noqa: PLC0415
-
-        from asyncpool._cluster.worker import find_object  # noqa: PLC0415
-        from asyncpool.cluster._servers.wsgi import Threads  # noqa: PLC0415
-
-        options = dict(self.options)
-        if (env_file := options.pop("env_file", None)) is not None:
-            load_environment(env_file)
-        app, name = self.app, "the application"
-        if isinstance(app, str):
-            app, name = find_object(app), app
-        factory, threads = options.pop("factory", False), None
-        if self.threads:
-            app = application(app, name, "WSGI", factory=factory)
-            app = threads = Threads(app, self.threads)
-            options |= {"lifespan": "off", "interface": "asgi3"}
-        else:
-            app = application(app, name, "ASGI", factory=factory)
-            if options.get("interface", "auto") == "auto":
-                options["interface"] = asgi_version(app)
-        trusted = options.get("forwarded_allow_ips")
-        defaults: dict[str, Any] = {
-            "log_config": None,
-            "access_log": False,
-            "proxy_headers": bool(trusted or os.environ.get("FORWARDED_ALLOW_IPS")),
-            "h11_max_incomplete_event_size": self.header_size,
-        }
-        return uvicorn.Config(app, **defaults | options, loop="none"), threads
-
 
 def _checked(target: Target) -> Target:
     """Check what *target* was given."""
@@ -257,99 +226,109 @@ def _check_proxies(proxies: Any) -> None:
             raise ValueError(f"forwarded_allow_ips: {error}") from None
 
 
-def application(found: Any, name: str, kind: str, *, factory: bool) -> Any:
-    """Return an application.
+# Servers that are written with asyncio.
+
+
+def streams(handler: Handler | str, *, ssl: Ssl | str | None = None) -> Serve:
+    """Serve with a stream handler, as ``asyncio.start_server()`` takes it.
+
+    While the worker drains, handlers go on, until its time is over: then they are
+    cancelled.
 
     Args:
-        found: It, or what makes it.
-        name: What it is called in errors.
-        kind: Its interface: "ASGI" or "WSGI".
-        factory: Whether it is certain to be what makes it.
+        handler: ``async def handler(reader, writer)``, or where to import it from.
+        ssl: A function that makes the TLS context, in the worker, or where to import it
+            from: a context itself cannot travel.
 
     Raises:
-        TypeError: If it is none; the text says what it looks like, and the way out.
+        TypeError: If one of them is neither a function nor a name.
+        ValueError: If one is a name of nothing.
     """
-    found = _made(found, name, factory=factory)
-    is_asgi = _takes(found, _ASGI3) or (kind == "ASGI" and _takes(found, _ASGI2))
-    is_wsgi = _takes(found, _WSGI)
-    if is_asgi if kind == "ASGI" else is_wsgi:
-        return found
-    if is_wsgi:
-        raise TypeError(
-            f"{name} is a WSGI application, not ASGI: serve it with --interface wsgi, in a "
-            "program with asyncpool.cluster.wsgi()"
-        )
-    if is_asgi:
-        raise TypeError(
-            f"{name} is an ASGI application, not WSGI: serve it with --interface asgi"
-        )
-    taken = "scope, receive, send" if kind == "ASGI" else "environ, start_response"
-    raise TypeError(
-        f"{name} is no {kind} application: {_kind(found)} cannot be called with ({taken})"
-    )
+    checks.function("handler", handler)
+    return _target(handler, ssl, handles=True)
 
 
-def asgi_version(app: Any) -> str:
-    """Return how an ASGI application is to be called, as an ``interface`` of uvicorn's.
+def protocol(factory: Factory | str, *, ssl: Ssl | str | None = None) -> Serve:
+    """Serve with a protocol, as ``loop.create_server()`` takes it.
 
-    uvicorn takes whatever is not written with ``async def`` for ASGI 2, which is called
-    with the scope alone, and so a plain function that returns a coroutine, or a partial.
-    """
-    return "asgi3" if _takes(app, _ASGI3) else "auto"
+    While the worker drains, transports stay open, until its time is over.
 
-
-def load_environment(path: str) -> None:
-    """Set the variables of a file, but for those that are set already.
+    Args:
+        factory: Returns a protocol for each connection, or where to import it from.
+        ssl: As for :func:`streams`.
 
     Raises:
-        ModuleNotFoundError: If python-dotenv is missing.
-        FileNotFoundError: If there is no such file.
+        TypeError: If one of them is neither a function nor a name.
+        ValueError: If one is a name of nothing.
     """
-    # Its own answer to a missing file is silence.
-    with open(path, encoding="utf-8") as file:  # noqa: PTH123 - pathlib is slow to import
+    checks.function("factory", factory)
+    return _target(factory, ssl, handles=False)
+
+
+def _target(function: Any, ssl: Any, *, handles: bool) -> Serve:
+    if ssl is not None:
+        checks.function("ssl", ssl, "a function that makes the context, or its name")
+    return partial(_serve, function, ssl, handles)
+
+
+async def _serve(function: Any, ssl: Any, handles: bool, worker: Worker) -> None:  # noqa: FBT001 - of a partial
+    """Serve with a function that handles streams, or else makes protocols."""
+    function = _resolve(function)
+
+    def handle() -> asyncio.BaseProtocol:
+        return asyncio.StreamReaderProtocol(asyncio.StreamReader(), function)
+
+    context = None if ssl is None else _resolve(ssl)()
+    worker.ready()
+    await connect(worker, handle if handles else function, context)
+
+
+def _resolve(function: Any) -> Any:
+    from asyncpool._cluster.worker import find_object  # noqa: PLC0415 - the pool's process need not have it
+
+    return find_object(function) if isinstance(function, str) else function
+
+
+# Connections, with a transport and a protocol of asyncio's for each.
+
+
+async def connect(
+    worker: Worker,
+    factory: Callable[[], asyncio.BaseProtocol],
+    ssl: ssl_module.SSLContext | None = None,
+    handshake_timeout: float | None = None,
+) -> None:
+    """Give each connection a protocol, until the worker drains.
+
+    Args:
+        worker: Whose connections they are.
+        factory: What makes a protocol.
+        ssl: What encrypts them, if anything.
+        handshake_timeout: Seconds that a client has for its handshake, if they are
+            encrypted; asyncio's own by default, which is a minute.
+    """
+    loop = asyncio.get_running_loop()
+    # The loop refuses a time for a handshake where there is none.
+    timeout = None if ssl is None else handshake_timeout
+
+    async def give(connection: Connection) -> None:
         try:
-            from dotenv import load_dotenv  # noqa: PLC0415 - an extra
-        except ModuleNotFoundError as error:
-            raise ModuleNotFoundError(
-                "an env_file needs python-dotenv: "
-                "pip install 'asyncpool-supervised[cluster]'"
-            ) from error
-        load_dotenv(stream=file)
+            await loop.connect_accepted_socket(
+                factory, connection.detach(), ssl=ssl, ssl_handshake_timeout=timeout
+            )
+        except OSError as error:
+            # The client is gone again, or speaks no TLS, or another one, or takes too long.
+            say.CONNECTION_FAILED.log(logging.getLogger("asyncpool"), {}, why=error)
+            connection.socket.close()
+        except BaseException:
+            connection.socket.close()
+            raise
 
-
-def _made(found: Any, name: str, *, factory: bool) -> Any:
-    if not callable(found):
-        raise TypeError(f"{name} is no application: {_kind(found)} cannot be called")
-    if not factory and not _is_factory(found):
-        return found
-    if not factory:
-        say.LOOKS_LIKE_FACTORY.log(logging.getLogger("asyncpool"), {"function": name})
-    made = found()
-    if not callable(made):
-        raise TypeError(
-            f"{name} has made no application: {_kind(made)} cannot be called"
-        )
-    return made
-
-
-def _is_factory(found: Any) -> bool:
-    taken = [count for count in (_ASGI3, _WSGI, _ASGI2) if _takes(found, count)]
-    return not taken and _takes(found, _FACTORY)
-
-
-def _takes(found: Any, count: int) -> bool:
-    """Tell whether something can be called with so many arguments, as far as is known."""
-    try:
-        signature = inspect.signature(found)
-    except (TypeError, ValueError):  # of some that are made in C
-        return True
-    try:
-        signature.bind(*[None] * count)
-    except TypeError:
-        return False
-    return True
-
-
-def _kind(found: Any) -> str:
-    cls = type(found)
-    return f"{cls.__module__}.{cls.__qualname__}".removeprefix("builtins.")
+    tasks: set[asyncio.Task[None]] = set()
+    async for connection in worker.connections():
+        task = loop.create_task(give(connection), name="asyncpool connection")
+        tasks.add(task)
+        task.add_done_callback(tasks.discard)
+    # A client whose connection came may still be in its handshake.
+    if tasks:
+        await asyncio.wait(tasks)
