@@ -67,9 +67,8 @@ def run_packed(batch: bytes, *buffers: memoryview) -> Any:
 def load_mapped(path: str, _number: int, writeable: bool) -> Any:  # noqa: FBT001 - it is pickled
     """Map the array in a file of the backend's; the call may change its copy."""
     import joblib  # noqa: PLC0415
-    import numpy as np  # noqa: PLC0415
 
     # A plain array, as the first call got it: a memmap has another hash, say.
-    array = joblib.load(path, "c").view(np.ndarray)
+    array = joblib.load(path, "c").__array__()
     array.flags.writeable = writeable
     return array
