@@ -27,11 +27,11 @@ from asyncpool._remote.messages import (
     Message,
     pack_batches,
     pack_end,
-    pack_numbers,
     unpack_batch,
 )
 from asyncpool._remote.router import CREDITS, Router, Window
 from asyncpool._remote.turns import Turns
+from asyncpool._wire.messages import pack_numbers
 
 _MICRO = 1e6
 _PATIENCE, _BEAT = 90.0, 7.5  # seconds

@@ -76,7 +76,7 @@ async def shared_by_name(targets: Mapping[str, str]) -> AsyncGenerator[list[Pool
         yield pools
         return
     from asyncpool.sharedpool import PoolServer  # noqa: PLC0415 - as above
-    from asyncpool.sharedpool._client import VARIABLE  # noqa: PLC0415
+    from asyncpool.sharedpool._remote_pool import VARIABLE  # noqa: PLC0415
 
     async with contextlib.AsyncExitStack() as stack:
         folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="asyncpool-"))

@@ -1,29 +1,49 @@
-"""What moves batches between a client and an agent: an interface, and the Unix socket of one machine."""
+"""What moves batches between a client and an agent, and hands their messages to either end.
+
+There is an interface for ways, and the Unix socket of one machine, whose ends lend each other memory.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import math
+import os
 import socket
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable
-from typing import TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from asyncpool._engine.channel import READ_SIZE, Channel, DescriptorSocket
 from asyncpool._engine.loop import Alarm, Threads
+from asyncpool._engine.segments import Segment, SegmentOwner, Segments, Use
 from asyncpool._observe.control.paths import peer_pid
-from asyncpool._remote.memory import BorrowedMemory, LentMemory
-from asyncpool._remote.messages import MAX_GREETING, MAX_PIECE, pack_parts
-from asyncpool._wire.buffers import OutOfBandPickle
+from asyncpool._remote.messages import (
+    LENT,
+    MAX_GREETING,
+    MAX_PIECE,
+    Kind,
+    Message,
+    pack_lent,
+    pack_parts,
+    unpack_lent,
+)
+from asyncpool._wire.buffers import OutOfBandPickle, ReceivedPickle, cut, lay_out
 from asyncpool._wire.frames import Frame, FrameKind, header
 from asyncpool.errors import ProtocolError
+
+if TYPE_CHECKING:
+    from asyncpool._wire.memory import Memory
 
 # Seconds that the other end has to read what was sent before the connection was closed.
 _LINGER = 5.0
 
 # Why the other end is gone: what it has done wrong, or what else is known of it.
 Why: TypeAlias = Exception | str | None
+
+
+# What may be in memory that the other end has lent.
+_MAY_BE_LENT = frozenset((Kind.JOB, Kind.FOLLOWED, Kind.VALUE, Kind.ITEM))
 
 
 def ignore(_: Why = None) -> None:
@@ -80,10 +100,12 @@ class Carrier(ABC):
 
     async def pack(self, pickled: OutOfBandPickle, wanted: Callable[[], bool]) -> bytes:
         """Return what the other end gets as a large object; nothing if it is not *wanted* then."""
-        lent = None if self.lent is None else await self.lent.lend(pickled, wanted)
-        if lent is None and wanted():
-            return pack_parts(pickled)
-        return lent or b""
+        packed = self.pack_at_once(pickled)
+        if packed is None and self.lent is not None:
+            packed = await self.lent.lend(pickled, wanted)
+        if packed is None and wanted():
+            packed = pack_parts(pickled)
+        return packed or b""
 
     @property
     @abstractmethod
@@ -105,6 +127,261 @@ class Carrier(ABC):
     def _forget(self) -> None:
         """Tell nobody anything any more."""
         self.on_bytes, self.on_gone = _drop, ignore
+
+
+class Connection:
+    """What one end says to the other by a carrier, and hears of it.
+
+    The method for a message has the name of its kind: that for ``JOB`` is ``_hear_job``.
+
+    Args:
+        carrier: Brings batches.
+        other: What errors call the other end.
+
+    Attributes:
+        carrier: As above.
+    """
+
+    def __init__(self, carrier: Carrier, other: str) -> None:
+        self.carrier, self._other = carrier, other
+        self._put: list[bytes] = []
+        self._methods: dict[Kind, Callable[[Message], object]] = {
+            kind: method
+            for kind in Kind
+            if (method := getattr(self, f"_hear_{kind.name.lower()}", None))
+        }
+
+    def put(self, message: Message) -> None:
+        """Have *message* sent with the next batch."""
+        self._put.append(message.pack())
+
+    def _hear(self, messages: list[Message]) -> None:
+        """Hear messages, in their order.
+
+        Raises:
+            ProtocolError: If one of them breaks the protocol.
+        """
+        for message in messages:
+            method = self._methods.get(message.kind)
+            if method is None:
+                raise ProtocolError(f"{self._other} sent a {message.kind.name}")
+            if message.payload.startswith(LENT) and message.kind in _MAY_BE_LENT:
+                # At once: whoever drops what was lent gives it back by that.
+                if self.carrier.borrowed is None:
+                    text = f"{self._other} lent memory on a carrier that has none"
+                    raise ProtocolError(text)
+                found = self.carrier.borrowed.read(message.payload)
+                method(message._replace(payload=found))
+            else:
+                method(message)
+
+
+# Memory that the two ends of a connection lend each other: the large buffers of jobs.
+#
+# The segments are those of a local pool (``_engine/segments.py``), with the other end in the
+# place of a worker.  A client's memory is not handed on to a worker: another worker may have it
+# next, and what once could write there would write into that one's arguments.  So the agent
+# copies between two warm segments, at the speed of memory.
+
+# The most bytes that one end of a connection lends the other, and the bound that it expects.
+MOST_LENT = 1 << 30
+
+# How many bytes a second go through the socket instead, when each of six copies is into fresh memory.
+SOCKET_RATE = 1e8
+
+
+class LentMemory(SegmentOwner):
+    """What this end has lent.
+
+    Args:
+        threads: Make and fill large segments.
+        channel: Where the other end hears of them.
+
+    Attributes:
+        closed: Whether the other end is gone.
+    """
+
+    def __init__(self, threads: Threads, channel: Channel) -> None:
+        self.control_channel, self._bound = channel, MOST_LENT
+        self._loop = asyncio.get_running_loop()
+        self._segments = Segments(self._loop, MOST_LENT, threads)
+        self._came_back = asyncio.Event()
+
+    def lend_at_once(self, pickled: OutOfBandPickle) -> bytes | None:
+        """Put *pickled* into warm memory, if there is some and that takes no time.
+
+        Returns:
+            What the other end reads with :meth:`BorrowedMemory.read`.
+        """
+        segment = self._segments.fill_at_once(self, pickled)
+        return None if segment is None else _named(segment, pickled)
+
+    async def lend(
+        self, pickled: OutOfBandPickle, wanted: Callable[[], bool]
+    ) -> bytes | None:
+        """Put *pickled* into memory; ``None`` if there is none, or if it is not *wanted* then.
+
+        If all memory is lent, it waits until some comes back, but no longer than the socket would
+        take, which blocks the loops of both ends meanwhile.
+
+        Cancellation:
+            Safe.
+        """
+        late = self._loop.time() + len(pickled) / SOCKET_RATE
+        fits = lay_out(pickled.sizes)[1] <= self._bound
+        while (segment := await self._segments.fill(self, pickled, wanted)) is None:
+            if self.closed or not (fits and wanted() and self._segments.total):
+                return None  # nothing is lent that could come back
+            self._came_back.clear()
+            try:
+                async with asyncio.timeout_at(late):
+                    await self._came_back.wait()
+            except TimeoutError:
+                return None
+        if self.closed:
+            return None
+        if not wanted():
+            self._segments.free(segment)
+            return None
+        return _named(segment, pickled)
+
+    def returned(self, number: int) -> None:
+        """Hear that the other end has no view of a segment any more.
+
+        Raises:
+            ProtocolError: If it had none.
+        """
+        self._segments.free(self._segments.find(self, number, Use.WORKER))
+        self._came_back.set()
+
+    def lost(self, number: int) -> None:
+        """Hear that the other end cannot map a segment, or cannot give it back.
+
+        Raises:
+            ProtocolError: If there is no such segment.
+        """
+        self._segments.forget(self._segments.find(self, number, Use.WORKER))
+        self._came_back.set()
+
+    def close(self) -> None:
+        """Lend nothing more."""
+        self.closed = True
+        self._segments.close()
+        self._came_back.set()
+
+
+def _named(segment: Segment, pickled: OutOfBandPickle) -> bytes:
+    segment.use = Use.WORKER  # the other end's
+    return pack_lent(segment.number, pickled.sizes, pickled.payload)
+
+
+# The smallest segment; with the bound of all of them it bounds their number.
+_SMALLEST = 1 << 16
+
+
+class _Unmapped:
+    """Stands for memory that this process cannot map, so that it is lost as soon as it is used."""
+
+    view, copied = None, True
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+
+
+class BorrowedMemory(Segments):
+    """What the other end has lent: its segments, which nobody uses here unless there is a view.
+
+    Args:
+        threads: Release what is large.
+        tell: Tells the other end of a segment: that it is returned, or lost.
+    """
+
+    def __init__(
+        self, threads: Threads, tell: Callable[[FrameKind, int], object]
+    ) -> None:
+        super().__init__(asyncio.get_running_loop(), MOST_LENT, threads)
+        self._lender, self._tell = SegmentOwner(), tell
+
+    def add(self, number: int, size: int, fd: int | None) -> None:
+        """Take a new segment, and close its descriptor; ``None`` if the kernel has dropped it.
+
+        Raises:
+            ProtocolError: If there are too many bytes, or the other end could take them away.
+        """
+        try:
+            if number in self._segments or size < _SMALLEST:
+                raise ProtocolError(f"it lent segment {number} of {size} bytes")
+            if self.total + size > MOST_LENT:
+                raise ProtocolError(f"it lent more than {MOST_LENT} bytes")
+            memory: Any = _mapped(fd, size) or _Unmapped(size)
+            segment = Segment(number, self._lender, memory)
+            self._segments[number], segment.use = segment, Use.NOBODY
+            self.total += size
+        finally:
+            if fd is not None:
+                os.close(fd)
+
+    def read(self, data: bytes) -> ReceivedPickle | None:
+        """Return what *data* names, see :meth:`LentMemory.lend`; ``None`` if it cannot be had.
+
+        The other end gets the segment back when the last view of it is gone.
+
+        Raises:
+            ProtocolError: If it names what was not lent.
+        """
+        number, sizes, payload = unpack_lent(data)
+        segment, size = self._unused(number), lay_out(sizes)[1]
+        if segment is None or size > segment.memory.size:
+            raise ProtocolError(f"it named segment {number}, which it has not lent")
+        if segment.memory.copied:  # or rather not mapped: no other one would be kept
+            self.free(segment)
+            return None
+        return ReceivedPickle(payload, cut(self.view(segment, size), sizes))
+
+    def drop(self, number: int) -> None:
+        """Forget a segment that nobody sees.
+
+        Raises:
+            ProtocolError: If there is none.
+        """
+        segment = self._unused(number)
+        if segment is None:
+            raise ProtocolError(f"it dropped segment {number}, which it has not back")
+        self.forget(segment)
+
+    def free(self, segment: Segment) -> None:
+        """Give a segment back, of which there is no view any more."""
+        segment.use, kind = Use.NOBODY, FrameKind.SEGMENT_RETURNED
+        if segment.memory.copied:  # a fork of this process may write there
+            kind = FrameKind.LOST
+            self.forget(segment)
+        self._tell(kind, segment.number)
+
+    def _unused(self, number: int) -> Segment | None:
+        segment = self._segments.get(number)
+        return segment if segment and segment.use is Use.NOBODY else None
+
+
+def _mapped(fd: int | None, size: int) -> Memory | None:
+    """Return the memory behind *fd*; ``None`` if it cannot be mapped.
+
+    Raises:
+        ProtocolError: If it could be taken away.
+    """
+    # Imported here, since only few programs need ctypes.
+    from asyncpool._wire.memory import Memory, is_sealed  # noqa: PLC0415
+
+    if fd is None:
+        return None
+    if not is_sealed(fd, size):
+        raise ProtocolError(f"it lent memory that is not {size} bytes, or not sealed")
+    try:
+        return Memory(fd, size, later=True)
+    except OSError:
+        return None
+
+
+# The carrier of one machine.
 
 
 class UnixCarrier(Carrier):
@@ -141,8 +418,8 @@ class UnixCarrier(Carrier):
             on_frames=self._on_frames,
             on_end=self._on_end,
         )
-        self.lent = self._lent = LentMemory(loop, threads, self._channel)
-        self.borrowed = self._borrowed = BorrowedMemory(loop, threads, self._tell)
+        self.lent = self._lent = LentMemory(threads, self._channel)
+        self.borrowed = self._borrowed = BorrowedMemory(threads, self._tell)
 
     def greeted(self) -> None:
         """Let pieces come that are as large as batches may be."""

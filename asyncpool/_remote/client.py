@@ -21,6 +21,7 @@ from asyncpool._core.data_only import DataOnly
 from asyncpool._core.endings import Finish
 from asyncpool._core.functions import FunctionTable, JobTraits, KeyedTraits
 from asyncpool._core.options import JobOptions
+from asyncpool._dataclass import replace
 from asyncpool._engine.admission import list_functions
 from asyncpool._engine.deaths import with_job
 from asyncpool._engine.hub import PoolHub
@@ -29,6 +30,7 @@ from asyncpool._engine.job import (
     ChunkJob,
     PoolJob,
     StreamJob,
+    attribute_by_number,
     load_outcome,
     unreadable,
 )
@@ -41,21 +43,21 @@ from asyncpool._engine.registry import (
     expired_error,
     timeout_error,
 )
-from asyncpool._engine.sessions import SessionWorker
+from asyncpool._engine.sessions import Broadcast, Broadcasts, SessionWorker, error_of
 from asyncpool._engine.traffic import FunctionTables
-from asyncpool._remote.carrier import Carrier, Why, ignore
-from asyncpool._remote.client_broadcasts import ClientBroadcasts
+from asyncpool._remote.carrier import Carrier, Why
 from asyncpool._remote.figures import NodeFigures
-from asyncpool._remote.messages import MAX_PAYLOAD, Kind, Message
+from asyncpool._remote.messages import (
+    MAX_PAYLOAD,
+    Kind,
+    Message,
+    load_parts,
+    write_options,
+)
 from asyncpool._remote.node import SLOTS, Node
 from asyncpool._remote.objects import kind_of
 from asyncpool._remote.router import Router
-from asyncpool._wire.buffers import (
-    HEAVY,
-    SURELY_QUICK,
-    OutOfBandPickle,
-    OverLimitError,
-)
+from asyncpool._wire.buffers import HEAVY, SURELY_QUICK, OutOfBandPickle, OverLimitError
 from asyncpool._wire.frames import Frame
 from asyncpool._wire.pickling import Serializer, pack_job, too_large
 from asyncpool._wire.scripts import Abroad, script
@@ -63,6 +65,8 @@ from asyncpool._wire.text import function_name
 from asyncpool.enums import CrashKind, Delivery, NextStep, TimeLimit
 from asyncpool.errors import (
     AsyncPoolError,
+    BroadcastError,
+    JobError,
     JobNotPicklableError,
     JobTimeoutError,
     NodeLostError,
@@ -151,6 +155,7 @@ class Client(Packer):
         agent_closes: Whether the only agent has said that it ends.
         closed: Whether the client takes no more jobs but those of maps and sessions.
         left: Whether it has left the agents.
+        questions: A number for each question to an agent.
         sessions: The workers that belong to this client.
         broadcasts: Calls that every worker of all agents makes.
         figures: What the agents tell of their pools.
@@ -189,10 +194,10 @@ class Client(Packer):
         self.lost_nodes = 0
         self._unsent = 0  # how many jobs were put since the last flush
         self._looked_at = 0.0
-        self._last_question, self._last_node = itertools.count(1), itertools.count(1)
+        self.questions, self._last_node = itertools.count(1), itertools.count(1)
         self._late: dict[int, asyncio.TimerHandle] = {}
         self._held: set[object] = set()
-        self._turned, self._idle = asyncio.Event(), asyncio.Event()
+        self._changed = asyncio.Event()
         self.sessions = ClientSessions(self)
         self.broadcasts = ClientBroadcasts(self, data)
         self.figures = NodeFigures(self)
@@ -255,8 +260,8 @@ class Client(Packer):
             Safe.
         """
         while self._is_full and self._has_agents:
-            self._turned.clear()
-            await self._turned.wait()
+            self._changed.clear()
+            await self._changed.wait()
 
     # The way of a job to an agent, or into the queue.
 
@@ -290,7 +295,7 @@ class Client(Packer):
                 payload = stored.pack(function, args, kwargs)
         except OverLimitError:
             self._enter(job)
-            self.router.prepare(job.id)
+            self.router.preparing[job.id] = None
             self.add(job, (function, args, kwargs))
             return job
         except BaseException as error:  # noqa: BLE001 - an argument's
@@ -524,17 +529,15 @@ class Client(Packer):
 
     def _on_failed(self, job: PoolJob[Any], error: object) -> None:
         """Decide about a job that the agent's pool has failed."""
-        options, policy = job.options, job.attempt_policy
+        options, policy, again = job.options, job.attempt_policy, False
         worker = options.hold if options.session is not None else None
         if isinstance(error, WorkerCrashedError):
             job.crashes += tuple(with_job(job, crash, ()) for crash in error.crashes)
-            if worker is not None:
+            if worker is None:
+                again = policy.after_crash(error.kind, attempt=job.attempt)
+            else:
                 self.sessions.worker_gone(worker, job.crashes[-1])
-            lost = crash_error(job, error.delivery)
-            again = worker is None and policy.after_crash(
-                error.kind, attempt=job.attempt
-            )
-            self._try_again_or_fail(job, lost, again=again)
+            error = crash_error(job, error.delivery)
         elif isinstance(error, JobTimeoutError):
             if error.attempt:
                 job.began = monotonic()
@@ -542,23 +545,16 @@ class Client(Packer):
                 job.attempt -= 1
             job.exceeded = error.limit
             late = timeout_error(job, error.stack)
-            again = error.limit is TimeLimit.TIMEOUT and policy.after_exception(
-                late, attempt=job.attempt
-            )
-            self._try_again_or_fail(job, late, again=again)
-        elif isinstance(error, AsyncPoolError):
-            if isinstance(error, PoolFullError | WorkerGoneError):
-                job.attempt -= 1
+            if error.limit is TimeLimit.TIMEOUT:
+                again = policy.after_exception(late, attempt=job.attempt)
+            error = late
+        elif isinstance(error, PoolFullError | WorkerGoneError):
+            job.attempt -= 1
             if isinstance(error, WorkerGoneError) and worker is not None:
                 self.sessions.worker_gone(worker, error.crash, job)
-            else:
-                self.registry.fail(job, error)
-        else:
+                return
+        elif not isinstance(error, AsyncPoolError):
             raise ProtocolError(f"an agent sent {kind_of(error)} as an error")
-
-    def _try_again_or_fail(
-        self, job: PoolJob[Any], error: AsyncPoolError, *, again: bool
-    ) -> None:
         if again:
             self._lose_attempt(job, error)
             self.again(job)
@@ -589,7 +585,7 @@ class Client(Packer):
         self._send_pairs(self.router.join(node.number, node.window, is_ready=is_ready))
         if self._are_limited and not were_limited:
             self._look()
-        self._turned.set()
+        self.look()
 
     def ready(self, node: Node) -> None:
         """Hear that an agent may have jobs that was not ready when it joined."""
@@ -622,9 +618,7 @@ class Client(Packer):
         if not node.gone:
             self._refill(node)
             node.flush()
-        if self._max_queued is not None:
-            self._turned.set()
-        if self.closed:
+        if self.closed or self._max_queued is not None:
             self.look()
 
     def on_closing(self, node: Node) -> None:
@@ -647,7 +641,6 @@ class Client(Packer):
 
     def _leave(self, node: Node) -> None:
         del self.nodes[node.number]
-        node.carrier.on_gone = ignore
         node.carrier.abort()  # what is not sent by now is about jobs that are over
         node.leave()
 
@@ -660,7 +653,8 @@ class Client(Packer):
         """
         if node.gone:
             return
-        reason = node.reason_of(why)
+        node.why = why
+        reason = node.reason
         losses = {number: node.delivery_of(number) for number in node.jobs}
         self._leave(node)
         self.expected = self.on_lost() or self.expected
@@ -673,17 +667,16 @@ class Client(Packer):
             job = self.registry.jobs.get(number)
             if job is not None:
                 names[job.title] += 1
-                if self._goes_on(node, job, delivery, why):
+                if self._goes_on(node, job, delivery):
                     back[number] = _traits_of(job)
         self._send_pairs([*pairs, *self.router.requeue(back)])
         if not self._has_agents:
             never = [*self.registry.jobs.values()]
         for job in never:
             self.drop(job)
-            self.fail_lost(node, job, Delivery.NEVER_SENT, why)
+            self.fail_lost(node, job, Delivery.NEVER_SENT)
         self.leases.worker_gone(node.number)
         self.look()
-        self._turned.set()
         if losses or not self.agent_closes:
             self.lost_nodes += 1
             extra = {
@@ -695,14 +688,12 @@ class Client(Packer):
             }
             NamedLog(self.name, self.title).now(say.NODE_LOST, extra)
 
-    def _goes_on(
-        self, node: Node, job: PoolJob[Any], delivery: Delivery, why: Why
-    ) -> bool:
+    def _goes_on(self, node: Node, job: PoolJob[Any], delivery: Delivery) -> bool:
         """Tell whether a job of a lost agent goes to another one; end it if not."""
         self.waits_no_more(job.id)
         again = self._has_agents and job.options.session is None
         if delivery in _MAY_HAVE_BEGUN:
-            job.crashes += (_crash(node, job, why),)
+            job.crashes += (_crash(node, job),)
             policy = job.attempt_policy
             again = again and policy.after_crash(CrashKind.CRASH, attempt=job.attempt)
             if again:
@@ -710,27 +701,25 @@ class Client(Packer):
         elif delivery is Delivery.SENT:
             self.registry.unassign(job)
         if not again:
-            self.fail_lost(node, job, delivery, why)
+            self.fail_lost(node, job, delivery)
         return again
 
-    def fail_lost(
-        self, node: Node, job: PoolJob[Any], delivery: Delivery, why: Why
-    ) -> None:
+    def fail_lost(self, node: Node, job: PoolJob[Any], delivery: Delivery) -> None:
         """Fail a job whose agent is lost."""
         if delivery in _MAY_HAVE_BEGUN and isinstance(job, ChunkJob):
             job.assume_lost()  # no item is begun twice, and nobody knows which have begun
         error = NodeLostError(
             job_id=job.id,
-            crashes=job.crashes or (_crash(node, job, why),),
+            crashes=job.crashes or (_crash(node, job),),
             delivery=delivery,
             function=job.function.name,
             node=node.name,
             silence=self.loop.time() - node.carrier.heard_at,
             own_silence=node.carrier.own_silence,
-            reason="" if why is None else node.reason_of(why),
+            reason="" if node.why is None else node.reason,
         )
-        if isinstance(why, Exception):
-            error.__cause__ = why
+        if isinstance(node.why, Exception):
+            error.__cause__ = node.why
         self.registry.fail(job, error)
 
     def give_up(self, why: str) -> None:
@@ -742,7 +731,6 @@ class Client(Packer):
             self.drop(job)
             self.registry.fail(job, PoolClosedError(why))
         self.look()
-        self._turned.set()
 
     # What is asked of the agents.
 
@@ -765,10 +753,6 @@ class Client(Packer):
         nodes = [*self.nodes.values()]
         return next((it for it in nodes if 0 <= slot - it.first_slot < SLOTS), None)
 
-    def next_question(self) -> int:
-        """Return a number that no question has had."""
-        return next(self._last_question)
-
     def listen(self) -> None:
         """Have the agents tell of events."""
         self._listens = True
@@ -788,9 +772,8 @@ class Client(Packer):
         self.look()
 
     def look(self) -> None:
-        """Note it if nothing is left to do."""
-        if self.closed and not self.registry.jobs and not self._held:
-            self._idle.set()
+        """Wake those who wait for room, or until nothing is left to do."""
+        self._changed.set()
 
     async def finish(self, which: str) -> None:
         """Take no more jobs, and wait for ``"all"``, for the ``"running"`` ones or for ``"none"``.
@@ -807,8 +790,9 @@ class Client(Packer):
                     self.registry.fail(job, PoolClosedError())
             self.broadcasts.give_up()
         self.closed = True
-        self.look()
-        await self._idle.wait()
+        while self.registry.jobs or self._held:
+            self._changed.clear()
+            await self._changed.wait()
 
     def close(
         self, finish: Finish = Finish.NOTHING, timeout: float | None = 0.0
@@ -828,7 +812,6 @@ class Client(Packer):
         self.figures.close()
         for node in [*self.nodes.values()]:
             self._leave(node)
-        self._turned.set()
         self.leases.worker_gone()
         self.look()
 
@@ -839,7 +822,7 @@ def _traits_of(job: PoolJob[Any]) -> JobTraits:
     return traits if key is None else KeyedTraits(traits, key)
 
 
-def _crash(node: Node, job: PoolJob[Any], why: Why) -> Crash:
+def _crash(node: Node, job: PoolJob[Any]) -> Crash:
     crash = Crash(
         slot=0,
         generation=node.number,
@@ -850,7 +833,7 @@ def _crash(node: Node, job: PoolJob[Any], why: Why) -> Crash:
         uptime=0.0,
         job_id=None,
         attempt=0,
-        detail=f"its agent {node.name} is lost: {node.reason_of(why)}",
+        detail=f"its agent {node.name} is lost: {node.reason}",
         stderr_tail=(),
         next_step=NextStep.CLOSE,
     )
@@ -877,8 +860,7 @@ class ClientSessions:
 
     def __init__(self, client: Client) -> None:
         self._client = client
-        self._lent: dict[int, _Lent] = {}
-        self._asked: list[Node] = []  # for workers, which they have not lent yet
+        self._lent: dict[int, _Lent] = {}  # also those that were asked for
 
     async def take(
         self,
@@ -888,22 +870,20 @@ class ClientSessions:
         """Wait for a *worker*; see :meth:`asyncpool.Pool.worker`."""
         # The agent with the most workers to spare, as far as this client knows.
         node = min(self._client.usual_nodes(), key=self._share_taken)
-        number = self._client.next_question()
+        number = next(self._client.questions)
         self._client.hold(worker)
-        self._asked.append(node)
+        self._lent[number] = _Lent(node, worker)
         try:
             slot, pid = await node.ask("session", number=number, timeout=timeout)
         except BaseException:
+            del self._lent[number]
             self._client.release(worker)
             raise
-        finally:
-            self._asked.remove(node)
         worker.session, worker.slot, worker.pid = number, node.first_slot + slot, pid
-        self._lent[number] = _Lent(node, worker)
 
     def _share_taken(self, node: Node) -> float:
         lent = sum(one.node is node for one in self._lent.values())
-        return (lent + self._asked.count(node)) / max(1, node.window.lanes)
+        return lent / max(1, node.window.lanes)
 
     def check(self, worker: SessionWorker) -> None:
         """Check that a session still has its worker.
@@ -966,3 +946,219 @@ class ClientSessions:
         node = self._lent.pop(session).node
         node.put(Message(Kind.LEAVE, session, options=int(fresh)))
         node.flush()
+
+
+# Calls that every worker of all agents makes: also those of an agent that comes later.
+
+
+class ClientBroadcasts(Broadcasts):
+    """The broadcasts of one client.
+
+    Args:
+        client: The client.
+        data: What calls may be, if the pool is data only.
+    """
+
+    _abroad = True
+
+    def __init__(self, client: Client, data: DataOnly | None) -> None:
+        super().__init__(client.threads, data)
+        self._client = client
+        self._preparing: set[asyncio.Task[None]] = set()
+
+    def _targets(self) -> list[Node]:
+        return self._client.usual_nodes()
+
+    async def _results(self, broadcast: Broadcast) -> dict[int, Any]:
+        answers, succeeded = broadcast.calls, False
+        self._client.hold(broadcast)
+        try:
+            # Also for agents that join meanwhile.
+            while waiting := [one for one in answers.values() if not one.done()]:
+                await asyncio.wait(waiting)
+            results = await self._read(broadcast, _found(answers))
+            # An agent that comes later has no time of its caller's.
+            broadcast.options = replace(
+                broadcast.options, queue_timeout=None, deadline=None
+            )
+            succeeded = True
+            return results
+        finally:
+            self._end(broadcast, remember=succeeded)
+            self._client.release(broadcast)
+            if not succeeded:
+                for answer in answers.values():
+                    answer.cancel()
+
+    def _call(self, target: Node, broadcast: Broadcast) -> asyncio.Task[Any]:
+        """Ask an agent, after all that it was asked before."""
+        options = write_options(broadcast.options, self._client.loop.time())
+        question = target.ask(
+            "broadcast", broadcast.payload, name=broadcast.name, options=options
+        )
+        task = self._client.loop.create_task(question, name="asyncpool broadcast")
+        task.add_done_callback(error_of)  # the caller may be cancelled
+        return task
+
+    def _read(
+        self, broadcast: Broadcast, answers: list[tuple[int, object]]
+    ) -> asyncio.Future[dict[int, Any]]:
+        next_id = self._client.registry.next_id
+        return self._threads.pickle(
+            read_broadcast, broadcast, answers, next_id, unwanted=lambda: False
+        )
+
+    def give_up(self) -> None:
+        """Take back those that are under way: their callers get a ``PoolClosedError``."""
+        for broadcast in self.open:
+            for answer in broadcast.calls.values():
+                answer.cancel()
+
+    # Agents that come later.
+
+    def on_join(self, node: Node) -> bool:
+        """Hear of another agent; return whether it may have jobs at once.
+
+        Else its workers have calls to make first.
+        """
+        asked = {call: self._call(node, call) for call in self.remembered}
+        for call in self.open:
+            call.calls[node] = self._call(node, call)
+        under_way = [call.calls[node] for call in self.open]
+        if not asked and not under_way:
+            return True
+        task = self._client.loop.create_task(
+            self._prepare(node, asked, under_way), name="asyncpool start of an agent"
+        )
+        self._preparing.add(task)
+        task.add_done_callback(self._preparing.discard)
+        return False
+
+    async def _prepare(
+        self,
+        node: Node,
+        asked: dict[Broadcast, asyncio.Task[Any]],
+        under_way: list[asyncio.Future[Any]],
+    ) -> None:
+        await asyncio.wait([*under_way, *asked.values()])
+        try:
+            # The callers of those that are under way hear of their errors.
+            for call, answer in asked.items():
+                await self._read(call, [(node.first_slot, answer.result())])
+        except PoolClosedError:
+            return  # the agent is lost, or the client is closed
+        except AsyncPoolError as error:
+            self._client.lose(node, error)
+        else:
+            self._client.ready(node)
+
+
+def _found(answers: Mapping[Node, asyncio.Future[Any]]) -> list[tuple[int, object]]:
+    """Return the answers of the agents that are not lost, each with their first slot.
+
+    Raises:
+        PoolClosedError: If all are lost, or the question was taken back.
+        AsyncPoolError: That of an agent that has refused the call.
+    """
+    found: list[tuple[int, object]] = []
+    lost: AsyncPoolError | None = None
+    for node, task in answers.items():
+        if task.cancelled():
+            raise PoolClosedError
+        error = task.exception()
+        if error is None:
+            found.append((node.first_slot, task.result()))
+        elif isinstance(error, PoolClosedError):
+            lost = error
+        else:
+            raise error
+    if lost is not None and not found:
+        raise lost
+    return found
+
+
+def read_broadcast(
+    broadcast: Broadcast,
+    answers: list[tuple[int, object]],
+    next_id: Callable[[], int],
+    pause: Callable[[], None] | None = None,
+) -> dict[int, Any]:
+    """Return the result of each worker, by slot; a thread does it.
+
+    Args:
+        broadcast: The broadcast.
+        answers: Those of the agents, each with the first slot of that.
+        next_id: Returns the number of a job of the client.  Agents have numbers of their own.
+        pause: Called now and then.
+
+    Raises:
+        BroadcastError: If some of the calls have failed.
+        ProtocolError: If an answer is none.
+    """
+    load_value = broadcast.serializer.load_value
+    values: dict[int, Any] = {}
+    failed: dict[int, BaseException] = {}
+    for first, answer in answers:
+        match answer:
+            case (dict() as results, dict() as errors):
+                for slot, it in results.items():
+                    values[first + slot] = load_value(load_parts(it), pause)
+                for slot, it in errors.items():
+                    failed[first + slot] = _read_error(broadcast, it, next_id, pause)
+            case _:
+                raise ProtocolError(
+                    f"an agent answered a broadcast by {kind_of(answer)}"
+                )
+    if failed:
+        raise BroadcastError(broadcast.name, results=values, errors=failed)
+    return values
+
+
+def _read_error(
+    broadcast: Broadcast,
+    found: object,
+    next_id: Callable[[], int],
+    pause: Callable[[], None] | None,
+) -> BaseException:
+    """Return the error of a call that has no job at the client.
+
+    The agent has not read what a function has raised, and knows a deadline by its own clock.
+    """
+    name = broadcast.name
+    match found:
+        case bytes():
+            error = broadcast.serializer.load_error(found, pause)
+            if isinstance(error, JobError):
+                attribute_by_number(error, next_id(), 1, name)
+            return error
+        case JobTimeoutError():
+            seconds = _limit_of(broadcast.options, found.limit)
+            return JobTimeoutError(
+                job_id=next_id(),
+                attempt=found.attempt,
+                limit=found.limit,
+                seconds=seconds,
+                stack=found.stack,
+                function=name,
+            )
+        case WorkerCrashedError():
+            number = next_id()
+            crashes = tuple(
+                replace(crash, job_id=number, attempt=1, function=name)
+                for crash in found.crashes
+            )
+            return type(found)(
+                job_id=number, crashes=crashes, delivery=found.delivery, function=name
+            )
+        case AsyncPoolError():
+            return found
+        case _:
+            raise ProtocolError(f"an agent sent {kind_of(found)} as an error")
+
+
+def _limit_of(options: JobOptions, limit: object) -> float:
+    seconds = getattr(options, limit) if isinstance(limit, TimeLimit) else None
+    if seconds is None:
+        raise ProtocolError("an agent sent a time limit that was not set")
+    found: float = seconds
+    return found

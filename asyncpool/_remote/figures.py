@@ -272,7 +272,7 @@ def _node_stats(node: Node, told: _Told | None, now: float) -> NodeStats:
         age=age,
         **{name: getattr(stats, name) for name in _OF_NODES},
         run=merged_histogram(it.run for it in stats.functions),
-        cpu=stats.exited_cpu + sum(slot.cpu for slot in stats.slots),
+        cpu=_cpu_of(stats),
         memory=sum(slot.memory for slot in stats.slots),
         clock_ahead=ahead,
         clock_error=error,
@@ -283,17 +283,16 @@ def _workers(node: Node, told: dict[Node, _Told]) -> int:
     return told[node].stats.workers if node in told else node.window.lanes
 
 
+# Of the figures of a pool, those that nobody has any more when its workers are gone.
+_GAUGES = "workers", "idle", "busy", "queued", "oldest_queued", "shared_memory"
+
+
 def _counters(stats: PoolStats) -> PoolStats:
     """Return figures without what belongs to workers that are gone."""
-    return replace(
-        stats,
-        workers=0,
-        idle=0,
-        busy=0,
-        queued=0,
-        oldest_queued=0.0,
-        exited_cpu=stats.exited_cpu + sum(slot.cpu for slot in stats.slots),
-        shared_memory=0,
-        slots=(),
-        clients=(),
-    )
+    nothing: dict[str, Any] = dict.fromkeys(_GAUGES, 0)
+    cpu = _cpu_of(stats)
+    return replace(stats, **nothing, exited_cpu=cpu, slots=(), clients=())
+
+
+def _cpu_of(stats: PoolStats) -> float:
+    return stats.exited_cpu + sum(slot.cpu for slot in stats.slots)

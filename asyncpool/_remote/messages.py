@@ -19,11 +19,13 @@ import math
 import pickle
 import struct
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Set as AbstractSet
 from enum import IntEnum
 from itertools import accumulate, pairwise
 from typing import Any, NamedTuple
 
+from asyncpool._core.functions import SessionTraits
+from asyncpool._core.options import CHECKS, JobOptions, Keeper, changed
 from asyncpool._wire.buffers import LARGE, OutOfBandPickle, ReceivedPickle
 from asyncpool._wire.messages import MAX_TRACE
 from asyncpool.errors import ProtocolError
@@ -255,13 +257,6 @@ def pack_end(kind: Kind, job: int, payload: bytes = b"") -> bytes:
     return _SHORT_HEAD.pack(kind, job) + _NOTHING + payload
 
 
-def pack_followed_end(
-    kind: Kind, job: int, payload: bytes, *, slot: int, ago: float, run: float
-) -> bytes:
-    """Return the same for a job whose client asked where and when its last attempt ran."""
-    return pack_head(kind, job, 0, 0, 0, 0, ago, run, slot + 1) + payload
-
-
 # The most bytes of messages in a batch, unless a single message has more: whoever gets it reads it
 # in one turn of its loop.
 MAX_BATCH = 1 << 18
@@ -388,24 +383,6 @@ def unpack_lent(data: bytes) -> tuple[int, list[int], bytes]:
     return segment, [*sizes], data[_LENT_HEAD.size + 8 * count :]
 
 
-def pack_numbers(numbers: Iterable[int]) -> bytes:
-    """Return the payload of ``WAITS`` and ``BEGAN``."""
-    numbers = [*numbers]
-    return struct.pack(f">{len(numbers)}Q", *numbers)
-
-
-def unpack_numbers(payload: bytes) -> tuple[int, ...]:
-    """Read what :func:`pack_numbers` has returned.
-
-    Raises:
-        ProtocolError: If it is something else.
-    """
-    try:
-        return struct.unpack(f">{len(payload) // _PART.size}Q", payload)
-    except struct.error as error:
-        raise ProtocolError(f"a list of jobs cannot be read: {error}") from None
-
-
 def pack_question(what: str, payload: bytes, details: dict[str, Any]) -> bytes:
     """Return the payload of ``ASK``: *what* is asked, its *details*, and bytes beside them."""
     head = json.dumps({"what": what, **details}).encode()
@@ -423,9 +400,136 @@ def unpack_question(data: bytes) -> tuple[dict[str, Any], bytes]:
         found = json.loads(data[_COUNT.size : end])
     except (struct.error, ValueError, RecursionError) as error:
         raise ProtocolError(f"a question cannot be read: {error}") from None
-    match found:
-        case {"what": str()}:
-            about: dict[str, Any] = found
-            return about, data[end:]
-        case _:
-            raise ProtocolError("a question does not say what it asks")
+    if not isinstance(found, dict) or not isinstance(found.get("what"), str):
+        raise ProtocolError("a question does not say what it asks")
+    return found, data[end:]
+
+
+# The options of a job, as a client writes them for an agent, and as the agent reads them.
+#
+# The client decides by most of them itself, about its queue and about attempts.  What the agent's
+# pool has to know, it writes here, in one form for both that an agent's pool runs for a client:
+#
+# - *Jobs.*  Many have the same options, so those are sent once, and name no time: what is left until
+#   the deadline, and for how long the job may wait, comes with each job.
+# - *Calls that the client does not watch*: those of a broadcast.  Their options go with the question
+#   that asks for them, with all limits.
+#
+# An agent does not believe its clients, so the reading functions check everything.
+
+# Those that the client enforces for jobs: it sends what is left of them.
+_WAITS = frozenset({"queue_timeout", "deadline"})
+# Those that it decides by alone, or tells in another way.  Agents are told all others.
+_OWN = {"max_attempts", "retry_on", "priority", "key", "lease", "prefetch", "codec"}
+_LIMITS = tuple(name for name in CHECKS if name not in _OWN)
+
+# A call that the client does not watch has nothing but limits.
+_NAMES = frozenset({"limits", "via", "key", "prefetch", "session", "leased"})
+
+# Hashes are smaller.
+_MOST_KEY = 1 << 64
+
+
+def write_options(options: JobOptions, now: float | None = None) -> dict[str, Any]:
+    """Return what an agent has to know of *options*; the client decides about the rest.
+
+    Args:
+        options: The options.
+        now: The time, for a call that the client does not watch; ``None`` for jobs.
+    """
+    limits = {name: getattr(options, name) for name in _LIMITS}
+    if now is None:
+        for name in _WAITS:
+            del limits[name]
+    elif limits["deadline"] is not None:
+        limits["deadline"] -= now  # the agent's clock may be another one
+    told: dict[str, Any] = {"limits": limits}
+    if options.via != "submit":
+        told["via"] = options.via
+    if options.key is not None:
+        told["key"] = options.key
+    if options.via == "stream":
+        told["prefetch"] = options.prefetch
+    if options.session is not None:
+        told["session"] = options.session.session
+    if options.lease is not None:
+        told["leased"] = True
+    return told
+
+
+def read_options(told: Any, keeper: Keeper, codec: Any = None) -> JobOptions:
+    """Return the options of jobs, of which :func:`write_options` has told.
+
+    Args:
+        told: What it has returned.
+        keeper: The agent's own, for jobs with a lease.
+        codec: What serializes them there.
+
+    Raises:
+        ProtocolError: If it has returned no such thing.
+        ValueError: If a value is out of range; changed() checks those.
+        TypeError: If a value has the wrong type.
+    """
+    about = _checked(told, _NAMES)
+    session = _whole("session", about.get("session"))
+    options = JobOptions(
+        key=_whole("key", about.get("key")),
+        via=about.get("via", "submit"),
+        session=None if session is None else SessionTraits(session),
+        lease=(keeper, 0) if about.get("leased") else None,
+        codec=codec,
+    )
+    prefetch = about.get("prefetch", 1)
+    return changed(options, {"prefetch": prefetch, **_limits(about, None)})
+
+
+def read_call(told: Any, now: float) -> JobOptions:
+    """Return the options of a call that its client does not watch.
+
+    Args:
+        told: What :func:`write_options` has returned.
+        now: The agent's time.
+
+    Raises:
+        ProtocolError: If :func:`write_options` has returned no such thing for such a call.
+        ValueError: If a value is out of range.
+        TypeError: If a value has the wrong type.
+    """
+    return changed(JobOptions(), _limits(_checked(told, {"limits"}), now))
+
+
+def _checked(told: Any, names: AbstractSet[str]) -> dict[str, Any]:
+    about: dict[str, Any] = told if isinstance(told, dict) else {}
+    limits = about.get("limits")
+    if not isinstance(limits, dict):
+        raise ProtocolError("a client sent options without limits")
+    wrong = sorted((about.keys() - names) | (limits.keys() - _LIMITS))
+    if wrong:
+        raise ProtocolError(f"a client sent options with {wrong[0]!r:.40}")
+    return about
+
+
+def _limits(told: dict[str, Any], now: float | None) -> dict[str, Any]:
+    limits = {name: _number(value) for name, value in told["limits"].items()}
+    if now is None:
+        if not _WAITS.isdisjoint(limits):
+            raise ProtocolError("a client sent the time of one job for many")
+    elif isinstance(limits.get("deadline"), float):
+        limits["deadline"] += now
+    return limits
+
+
+def _number(value: Any) -> Any:
+    """Return *value*, as a float if it is an int: JSON has ints that are too large for a clock."""
+    try:
+        return float(value) if type(value) is int else value
+    except OverflowError:
+        raise ProtocolError("a client sent a limit that is no time") from None
+
+
+def _whole(name: str, value: Any) -> int | None:
+    if value is not None and type(value) is not int:
+        raise ProtocolError(f"the client sent a {name} of type {type(value).__name__}")
+    if value is not None and abs(value) >= _MOST_KEY:
+        raise ProtocolError(f"the client sent a {name} that is too large")
+    return value

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import math
-from collections.abc import Callable
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
@@ -14,9 +13,8 @@ from asyncpool._core.options import JobOptions
 from asyncpool._engine.hub import Attempt
 from asyncpool._engine.job import ChunkJob, PoolJob, StreamJob
 from asyncpool._remote import objects
-from asyncpool._remote.carrier import Carrier, Why
+from asyncpool._remote.carrier import Carrier, Connection, Why
 from asyncpool._remote.messages import (
-    LENT,
     PLAIN,
     Kind,
     Message,
@@ -26,14 +24,18 @@ from asyncpool._remote.messages import (
     pack_headers,
     pack_question,
     unpack_batch,
-    unpack_numbers,
+    write_options,
 )
 from asyncpool._remote.objects import kind_of, load_own
-from asyncpool._remote.options import write_options
 from asyncpool._remote.router import MAX_CREDITS, Window
 from asyncpool._wire.buffers import OutOfBandPickle, ReceivedPickle
 from asyncpool._wire.frames import Frame, FrameKind
-from asyncpool._wire.messages import MOST_REMEMBERED, FunctionCache, JobContext
+from asyncpool._wire.messages import (
+    MOST_REMEMBERED,
+    FunctionCache,
+    JobContext,
+    unpack_numbers,
+)
 from asyncpool._wire.page import Beat
 from asyncpool.enums import Delivery
 from asyncpool.errors import AsyncPoolError, PoolClosedError, ProtocolError
@@ -46,28 +48,18 @@ if TYPE_CHECKING:
 # many more than those of the one before.
 SLOTS = 10_000
 
-_MICRO = 1e6
-
 # Functions that travel with each call, and those that stand for others as that of a map's chunks
 # does, have numbers from here on, made of their names.
 _NAMES = 1 << 31
 
 _MISTAKES: dict[str, type[Exception]] = {
-    "ValueError": ValueError,
-    "TypeError": TypeError,
-    "TimeoutError": TimeoutError,
+    it.__name__: it for it in (ValueError, TypeError, TimeoutError)
 }
 
-_KINDS = {
-    Kind.VALUE: FrameKind.VALUE,
-    Kind.ERROR: FrameKind.ERROR,
-    Kind.ITEM: FrameKind.ITEM,
-}
-_ENDS = frozenset((Kind.VALUE, Kind.ERROR, Kind.FAILED, Kind.DROPPED))
-_MAY_BE_LENT = frozenset((Kind.VALUE, Kind.ITEM))
+_KINDS = {it: FrameKind[it.name] for it in (Kind.VALUE, Kind.ERROR, Kind.ITEM)}
 
 
-class Node:
+class Node(Connection):
     """One agent of a client.
 
     Args:
@@ -89,12 +81,14 @@ class Node:
         loading: The jobs that it is about to get, when their large parts are there.
         stamp: Its newest time that came, in microseconds.
         gone: Whether it is lost, or left.
+        why: What is known of the reason, if it is not only silent, or its process gone.
     """
 
     def __init__(
         self, client: Client, number: int, carrier: Carrier, about: dict[str, Any]
     ) -> None:
-        self.number, self.carrier, self.name = number, carrier, about["node"]
+        super().__init__(carrier, "an agent")
+        self.number, self.name = number, about["node"]
         self.first_slot = (number - 1) * SLOTS
         self.fresh, self.counts_jobs = about["fresh"], about["counts_jobs"]
         self.window = Window(min(about["credits"], MAX_CREDITS), about["lanes"])
@@ -102,10 +96,10 @@ class Node:
         self.told: dict[int, bool] = {}
         self.loading: dict[int, asyncio.Task[None]] = {}
         self.gone = False
+        self.why: Why = None
         self._client, self._registry = client, client.registry
         self._hub, self._loop = client.hub, client.loop
         self.stamp, self._stamp_at = about["stamp"], self._loop.time()
-        self._put: list[bytes] = []
         self._questions: dict[int, asyncio.Future[Any]] = {}
         # The agent forgets the oldest of these by the same rule.
         self._functions = FunctionCache()
@@ -115,18 +109,6 @@ class Node:
         self._written: dict[int, tuple[JobOptions, int]] = {}
         # The context of the last job that was looked at for a trace, and the trace that holds now.
         self._context = self._trace = b""
-        self._handlers: dict[Kind, Callable[[Message], object]] = {
-            Kind.WAITS: self._on_waits,
-            Kind.BEGAN: self._on_began,
-            Kind.ITEM: self._on_item,
-            Kind.HEARTBEAT: self._on_heartbeat,
-            Kind.FREE: lambda message: self._registry.leases.left_worker(message.job),
-            Kind.ANSWER: self._on_answer,
-            Kind.EVENT: self._on_event,
-            Kind.CLOSING: lambda _: client.on_closing(self),
-            Kind.LANES: self._on_lanes,
-            Kind.FOUND: self._on_found,
-        }
 
     @property
     def suspected(self) -> bool:
@@ -154,20 +136,17 @@ class Node:
             return Delivery.UNKNOWN
         return Delivery.SENT
 
-    def reason_of(self, why: Why) -> str:
-        """Return why it was given up, for people."""
-        if why is not None:
-            return str(why).partition("\n")[0]  # Ray's go on for many lines
+    @property
+    def reason(self) -> str:
+        """Why it was given up, for people."""
+        if self.why is not None:
+            return str(self.why).partition("\n")[0]  # Ray's go on for many lines
         if own := self.carrier.own_silence:
             return f"it is gone, or has given this client up, which was silent for {own:.1f} s"
         silent = self._loop.time() - self.carrier.heard_at
         return f"it is gone, or silent: it was heard last {silent:.1f} s before"
 
     # What goes there.
-
-    def put(self, message: Message) -> None:
-        """Have *message* sent with the next batch."""
-        self._put.append(message.pack())
 
     def flush(self) -> None:
         """Send what was put."""
@@ -239,17 +218,9 @@ class Node:
         if options.deadline is not None:
             left = options.deadline - self._loop.time()
         # The same as Message(...).pack(), in half of the time.
-        head = pack_head(
-            Kind.FOLLOWED if followed else Kind.JOB,
-            job.id,
-            function,
-            told,
-            job.attempt - 1,
-            options.priority,
-            left,
-            wait,
-            0,
-        )
+        kind = Kind.FOLLOWED if followed else Kind.JOB
+        begun, urgency = job.attempt - 1, options.priority
+        head = pack_head(kind, job.id, function, told, begun, urgency, left, wait, 0)
         self._put.append(head + payload)
         if self._registry.leases.holders:
             self._registry.leases.before_sending(job, self.number)
@@ -306,7 +277,7 @@ class Node:
 
     def tell(self, what: str) -> None:
         """Ask the agent something whose answer nobody waits for."""
-        number = self._client.next_question()
+        number = next(self._client.questions)
         self.put(Message(Kind.ASK, number, payload=pack_question(what, b"", {})))
         self._client.flush_soon()
 
@@ -324,7 +295,7 @@ class Node:
         """
         if self.gone:
             raise self._is_gone()
-        number = number or self._client.next_question()
+        number = number or next(self._client.questions)
         answer = self._questions[number] = self._loop.create_future()
         question = pack_question(what, payload, details)
         self.put(Message(Kind.ASK, number, payload=question))
@@ -368,35 +339,18 @@ class Node:
         try:
             self.stamp, messages = unpack_batch(data)
             self._stamp_at = self.carrier.heard_at
-            for message in messages:
-                self._on_message(message)
+            self._hear(messages)
         except ProtocolError as error:
             self._client.lose(self, error)
             return
         self._client.heard(self)
-
-    def _on_message(self, message: Message) -> None:
-        kind = message.kind
-        if message.payload.startswith(LENT) and kind in _MAY_BE_LENT:
-            # At once: whoever drops what was lent gives it back by that.
-            borrowed = self.carrier.borrowed
-            if borrowed is None:
-                raise ProtocolError("an agent lent memory on a carrier that has none")
-            message = message._replace(payload=borrowed.read(message.payload))
-        if kind in _ENDS:
-            self._on_end(message)
-            return
-        handler = self._handlers.get(kind)
-        if handler is None:
-            raise ProtocolError(f"an agent sent a {kind.name}")
-        handler(message)
 
     def _own(self, message: Message) -> PoolJob[Any] | None:
         """Return the job of a message, if it is open and this agent has it."""
         job = self._registry.jobs.get(message.job)
         return job if job is not None and self.has(job.id) else None
 
-    def _on_end(self, message: Message) -> None:
+    def _hear_end(self, message: Message) -> None:
         number = message.job
         if number in self.loading:
             return
@@ -423,12 +377,14 @@ class Node:
         except BaseException as error:
             # The agent is lost for that, and its jobs with it, of which this is none any more.
             if not job.done():
-                why = error if isinstance(error, Exception) else None
-                self._client.fail_lost(self, job, Delivery.STARTED, why)
+                self.why = error if isinstance(error, Exception) else None
+                self._client.fail_lost(self, job, Delivery.STARTED)
             if isinstance(error, ProtocolError) or not isinstance(error, Exception):
                 raise
             # An error of asyncpool's own may have attributes that no agent gives it.
             raise ProtocolError(f"the end of {job!r} cannot be read") from error
+
+    _hear_value = _hear_error = _hear_failed = _hear_dropped = _hear_end
 
     def _note_attempt(self, job: PoolJob[Any], message: Message) -> None:
         """Note where and when a job ran that has ended, if somebody wants to know.
@@ -448,12 +404,12 @@ class Node:
             # It was on its way before anybody listened.
             hub.running([job], self.first_slot, self._loop.time())
 
-    def _on_waits(self, message: Message) -> None:
+    def _hear_waits(self, message: Message) -> None:
         for number in unpack_numbers(message.payload):
             if self.has(number):
                 self.told[number] = False
 
-    def _on_began(self, message: Message) -> None:
+    def _hear_began(self, message: Message) -> None:
         now = self._loop.time()
         for number in unpack_numbers(message.payload):
             if not self.has(number):
@@ -465,7 +421,7 @@ class Node:
                 # Its end tells which slot of the node it is in.
                 self._hub.running([job], self.first_slot, now)
 
-    def _on_item(self, message: Message) -> None:
+    def _hear_item(self, message: Message) -> None:
         job = self._own(message)
         if job is None:
             return
@@ -473,24 +429,30 @@ class Node:
             raise ProtocolError(f"an agent sent an item of {job!r}")
         job.receive(_frame_of(job, message))
 
-    def _on_heartbeat(self, message: Message) -> None:
+    def _hear_heartbeat(self, message: Message) -> None:
         job = self._own(message)
         if job is not None and not job.done():
             log, now = job.listen(), self._loop.time()
             beat = Beat(log.heard + 1, job.id, job.attempt, now, message.payload)
             log.add(beat, now)
 
-    def _on_answer(self, message: Message) -> None:
+    def _hear_answer(self, message: Message) -> None:
         answer = self._questions.get(message.job)
         if answer is not None and not answer.done():
             answer.set_result(load_own(message.payload, self.first_slot))
 
-    def _on_lanes(self, message: Message) -> None:
+    def _hear_free(self, message: Message) -> None:
+        self._registry.leases.left_worker(message.job)
+
+    def _hear_closing(self, _: Message) -> None:
+        self._client.on_closing(self)
+
+    def _hear_lanes(self, message: Message) -> None:
         if message.priority < 1:
             raise ProtocolError(f"an agent said that it has {message.priority} lanes")
         self.window.lanes = message.priority
 
-    def _on_found(self, message: Message) -> None:
+    def _hear_found(self, message: Message) -> None:
         job = self._own(message)
         if job is None:
             return
@@ -498,7 +460,7 @@ class Node:
             raise ProtocolError(f"an agent told which items of {job!r} are done")
         objects.find(job, message.payload)
 
-    def _on_event(self, message: Message) -> None:
+    def _hear_event(self, message: Message) -> None:
         event: Any = load_own(message.payload, self.first_slot)
         if not isinstance(event, Event):
             raise ProtocolError(f"an agent told of {kind_of(event)} as an event")

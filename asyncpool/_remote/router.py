@@ -112,66 +112,44 @@ class Window(InFlight):
         self.remove(job)
 
 
-class Router:
-    """The jobs that no agent has, and the agents, by number.
-
-    Attributes:
-        waiting: How many these jobs are.
-    """
+class Router(Dispatcher):
+    """The jobs that no agent has, and the agents, by number: they are its slots."""
 
     def __init__(self) -> None:
-        self._dispatcher = Dispatcher()
+        super().__init__()
         self._windows: dict[int, Window] = {}
         self._resting: set[int] = set()  # those that may have no more jobs
 
-    @property
-    def waiting(self) -> int:
-        """How many jobs no agent has."""
-        return self._dispatcher.waiting
-
-    def submit(self, job: int, traits: JobTraits, priority: int) -> int | None:
+    def submit(self, job: int, traits: JobTraits, priority: int = 0) -> int | None:
         """Return the agent that gets *job*, or queue it; it may have been prepared before."""
-        self._dispatcher.preparing.pop(job, None)
+        self.preparing.pop(job, None)
         if traits.key is None:
-            return self._dispatcher.submit(job, traits, priority)
-        return self._dispatcher.submit_keyed(job, traits, priority)
-
-    def prepare(self, job: int) -> None:
-        """Count *job* among those that wait: it is submitted when it is pickled."""
-        self._dispatcher.preparing[job] = None
-
-    def remove(self, job: int) -> None:
-        """Forget *job*, if it waits."""
-        self._dispatcher.remove(job)
-
-    def requeue(self, jobs: dict[int, JobTraits]) -> list[tuple[int, int]]:
-        """Put *jobs*, which have left their agents, at the head of the queue.
-
-        Returns:
-            The jobs that need not wait, each as a pair of its agent and the job.
-        """
-        return self._dispatcher.requeue(jobs)
+            return super().submit(job, traits, priority)
+        return self.submit_keyed(job, traits, priority)
 
     def refill(self, agent: int) -> list[int]:
         """Return the jobs that *agent* gets now."""
         if agent in self._resting:
             return []
-        return self._dispatcher.jobs_for(agent, self._windows[agent])
+        return self.jobs_for(agent, self._windows[agent])
 
     def join(
         self, agent: int, window: Window, *, is_ready: bool
     ) -> list[tuple[int, int]]:
-        """Add *agent*, a number that none had before; return what agents get, as above.
+        """Add *agent*, a number that none had before; return what agents get.
 
         Args:
             agent: The agent.
             window: Which jobs it may have.
             is_ready: Whether it may have them already.
+
+        Returns:
+            The jobs that need not wait, each as a pair of its agent and the job.
         """
         self._windows[agent] = window
         if not is_ready:
             self._resting.add(agent)
-        pairs = self._assign_buckets()
+        pairs = self._spread_keys()
         return [*pairs, *((agent, job) for job in self.refill(agent))]
 
     def resume(self, agent: int) -> None:
@@ -181,15 +159,14 @@ class Router:
     def rest(self, agent: int) -> None:
         """Give *agent* no more jobs."""
         self._resting.add(agent)
-        self._dispatcher.exclude(agent)
+        self.exclude(agent)
 
     def lose(self, agent: int) -> list[tuple[int, int]]:
         """Forget *agent*; return what others get for that, as above."""
         del self._windows[agent]
         self._resting.discard(agent)
-        self._dispatcher.exclude(agent)
-        return self._assign_buckets()
+        self.exclude(agent)
+        return self._spread_keys()
 
-    def _assign_buckets(self) -> list[tuple[int, int]]:
-        """Spread the keys over the agents."""
-        return self._dispatcher.assign_buckets({a: a for a in self._windows})
+    def _spread_keys(self) -> list[tuple[int, int]]:
+        return self.assign_buckets({agent: agent for agent in self._windows})

@@ -108,8 +108,8 @@ class AgentEnd(_End):
         self._early: dict[int, Sequence[bytes]] = {}
         self._held: deque[int] = deque()
         self._answers: dict[int, asyncio.Future[list[bytes] | None]] = {}
-        # The parts of calls that have not come, by piece and place.
-        self._parts: dict[int, dict[tuple[int, int], bytes]] = {}
+        # The parts of calls that have not come, by piece and place; they come in their order.
+        self._parts: dict[int, dict[int, dict[int, bytes]]] = {}
 
     @property
     def may_begin(self) -> bool:
@@ -158,7 +158,8 @@ class AgentEnd(_End):
         answer = self._answers.setdefault(number, self._loop.create_future())
         parts = self._parts.pop(number, {})
         if number >= self._next:
-            self._early[number] = _joined(parts) if parts else pieces
+            brought = [b"".join(each.values()) for each in parts.values()]
+            self._early[number] = brought or pieces
         while self._next in self._early:
             for piece in self._early.pop(self._next):
                 self.on_bytes(piece)
@@ -170,7 +171,8 @@ class AgentEnd(_End):
     def bring(self, number: int, piece: int, place: int, *parts: bytes) -> None:
         """Keep parts of a piece, by their place in it, until the call comes that says it."""
         if number >= self._next and number not in self._early:
-            self._parts.setdefault(number, {})[piece, place] = b"".join(parts)
+            of_piece = self._parts.setdefault(number, {}).setdefault(piece, {})
+            of_piece[place] = b"".join(parts)
 
     def sizes(self, number: int) -> list[int] | None:
         """Return the sizes of the pieces of an answer; ``None`` if there is none yet."""
@@ -210,7 +212,6 @@ class ClientEnd(_End):
 
     Attributes:
         on_close: Called once when no more calls are made.
-        over: Whether that was so.
     """
 
     def __init__(
@@ -224,11 +225,6 @@ class ClientEnd(_End):
         self._calls: dict[int, asyncio.Task[None]] = {}  # whose answers have not come
         self._answers: dict[int, list[bytes]] = {}
         self._next = 1
-
-    @property
-    def over(self) -> bool:
-        """See above."""
-        return self._over
 
     @property
     def own_silence(self) -> float:
@@ -259,8 +255,7 @@ class ClientEnd(_End):
 
     def gone(self, why: Why) -> None:
         """Call no more, and say that the agent is gone."""
-        gone = self.on_gone
-        gone(why)
+        self.on_gone(why)
         self.close()
 
     def _on_beat(self, now: float) -> None:
@@ -312,32 +307,31 @@ class ClientEnd(_End):
         Raises:
             Exception: That of the engine, if the actor is dead.
         """
-        exchange = self._actor.exchange.remote
         while True:
-            reference, done = None, min(self._calls)
             try:
-                if sum(map(len, pieces)) > _MUCH:
-                    reference = await self._threads.copy(
-                        exchange, number, done, *pieces
-                    )
-                else:
-                    reference = exchange(number, done, *pieces)
-                found: list[bytes] | None = await reference
+                said = number, min(self._calls), *pieces
+                answer: list[bytes] | None = await self._call_of("exchange", *said)
             except Exception as error:
                 if self._errors.is_dead(error):
                     raise
                 full = self._errors.is_full(error)
             else:
-                return found
-            if full and reference is not None:  # it may be the answer that has no room
-                found = await self._fetch(number)
-                if found is not None:
-                    return found
+                return answer
+            # The store may have no room for the answer.
+            if full and (answer := await self._fetch(number)) is not None:
+                return answer
             if full and pieces:
                 await self._bring(number, pieces)
                 pieces = []
             else:
                 await asyncio.sleep(_PAUSE)
+
+    async def _call_of(self, name: str, *given: Any) -> Any:
+        """Call a method of the actor once; a thread gives Ray what is large."""
+        method = getattr(self._actor, name).remote
+        if sum(len(each) for each in given if type(each) is bytes) > _MUCH:
+            return await (await self._threads.copy(method, *given))
+        return await method(*given)
 
     async def _bring(self, number: int, pieces: list[bytes]) -> None:
         """Have the agent keep what a call says, in parts."""
@@ -346,31 +340,30 @@ class ClientEnd(_End):
             for place in range(0, len(piece), step):
                 ends = range(place, min(place + step, len(piece)), PART)
                 parts = [piece[begin : begin + PART] for begin in ends]
-                await self._ask(self._actor.bring, number, nth, place, *parts)
+                await self._ask("bring", number, nth, place, *parts)
 
     async def _fetch(self, number: int) -> list[bytes] | None:
         """Return the answer of a call, in parts; ``None`` if the agent does not have it."""
-        sizes: list[int] | None = await self._ask(self._actor.sizes, number)
+        sizes: list[int] | None = await self._ask("sizes", number)
         if sizes is None:
             return None
+        few = asyncio.Semaphore(_PARTS_OF_ANSWER)
+
+        async def part(piece: int, begin: int) -> Any:
+            async with few:
+                return await self._ask("part", number, piece, begin)
+
         pieces = list[bytes]()
         for nth, size in enumerate(sizes):
-            parts = list[bytes]()
-            for place in range(0, size, PART * _PARTS_OF_ANSWER):
-                end = min(place + PART * _PARTS_OF_ANSWER, size)
-                asked = [
-                    self._ask(self._actor.part, number, nth, begin)
-                    for begin in range(place, end, PART)
-                ]
-                parts += await asyncio.gather(*asked)
-            pieces.append(b"".join(parts))
+            asked = [part(nth, begin) for begin in range(0, size, PART)]
+            pieces.append(b"".join(await asyncio.gather(*asked)))
         return pieces
 
-    async def _ask(self, method: Any, *given: Any) -> Any:
+    async def _ask(self, name: str, *given: Any) -> Any:
         """Ask the agent for something that it may be asked again."""
         while True:
             try:
-                return await method.remote(*given)
+                return await self._call_of(name, *given)
             except Exception as error:
                 if self._errors.is_dead(error):
                     raise
@@ -382,24 +375,12 @@ class ClientEnd(_End):
         Raises:
             Exception: That of the engine, if a value cannot be had there.
         """
-        take, much = self._actor.take.remote, len(call) > _MUCH
         while not self._over:
             try:
-                if much:
-                    await (await self._threads.copy(take, job, call, *references))
-                else:
-                    await take(job, call, *references)
+                await self._call_of("take", job, call, *references)
             except Exception as error:
                 if not self._errors.is_actors(error):
                     raise
                 await asyncio.sleep(_PAUSE)  # if it is dead, the next call finds that
             else:
                 return
-
-
-def _joined(parts: dict[tuple[int, int], bytes]) -> Sequence[bytes]:
-    """Return the pieces that came in *parts*."""
-    pieces: dict[int, list[bytes]] = {}
-    for (piece, _), part in sorted(parts.items()):
-        pieces.setdefault(piece, []).append(part)
-    return [*map(b"".join, pieces.values())]

@@ -1,9 +1,10 @@
-"""One agent for each node: the client's side of it."""
+"""One agent for each node: its actor, which Ray starts there, and the client's side of it."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 from collections.abc import Mapping
 from functools import partial
 from typing import Any, NamedTuple
@@ -12,18 +13,15 @@ from asyncpool import __version__
 from asyncpool._core import log_messages as say
 from asyncpool._engine.life_log import LOGGER
 from asyncpool._engine.loop import Threads
+from asyncpool._remote.agent import Agent
 from asyncpool._remote.client import Client
-from asyncpool._remote.messages import (
-    flaw,
-    greeting,
-    pack_greeting,
-    unpack_greeting,
-)
-from asyncpool._remote.objects import load_own
+from asyncpool._remote.messages import flaw, greeting, pack_greeting, unpack_greeting
+from asyncpool._remote.objects import load_own, pack_own
 from asyncpool.errors import AsyncPoolError, ProtocolError
-from asyncpool.ray._actor import NodeAgent
-from asyncpool.ray._ends import ClientEnd
+from asyncpool.pool import Pool
+from asyncpool.ray._ends import AgentEnd, ClientEnd
 from asyncpool.ray._engine import HEAD_PATIENCE, Engine, RayNode
+from asyncpool.ray._references import payload_of
 
 # Seconds between two looks at the nodes of the cluster.
 _LOOK_EVERY = 1.0
@@ -33,6 +31,59 @@ _PAUSE = 5.0
 
 # Seconds that an agent has to end its workers.
 _GRACE = 5.0
+
+
+class NodeAgent(AgentEnd):
+    """The pool of one node, and the agent that lets the client use it; the actor is the agent's end.
+
+    Ray calls its methods in one event loop, also those that are no coroutines.
+
+    Args:
+        name: What the client calls the node.
+        workers: How many workers its pool has.
+        options: The other options of the pool.
+        lease: For how many seconds it works for a client that it does not hear.
+    """
+
+    def __init__(
+        self, name: str, workers: int, options: Mapping[str, Any], lease: float
+    ) -> None:
+        super().__init__(lease)
+        self._name = f"{name}/{os.getpid()}"
+        self._pool = Pool(workers, **options)
+        self._agent: Agent | None = None
+
+    async def start(self, hello: bytes) -> tuple[bool, bytes]:
+        """Start the pool and begin a session with the client.
+
+        Returns:
+            Whether that went well, and the greeting, or the error.
+        """
+        try:
+            await self._pool.start()
+        except AsyncPoolError as error:
+            return False, pack_own(error)
+        self._agent = Agent(self._pool, self._name, most_clients=1)
+        self._agent.welcome(self, hello)
+        return True, self.greeting()
+
+    async def take(self, number: int, call: bytes, *values: Any) -> None:
+        """Take the call of a job whose arguments are in part in Ray's store; the job comes later.
+
+        Args:
+            number: The client's number of the job.
+            call: The call.
+            values: Those arguments, which Ray has brought here.
+        """
+        if self._agent is not None:
+            self._agent.stored[number] = payload_of(call, values)
+
+    async def stop(self) -> None:
+        """End the session and the pool; all jobs end."""
+        if self._agent is not None:
+            self._agent.close()
+        await self._pool.close(finish="none", timeout=0)
+        await asyncio.sleep(0)
 
 
 class Plan(NamedTuple):

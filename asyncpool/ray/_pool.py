@@ -87,13 +87,10 @@ class Pool(RemotePool):
     ) -> None:
         if address is not None:
             _check_address(address)
-        for name, count in (
-            ("nodes", nodes),
-            ("workers_per_node", workers_per_node),
-            ("max_queued", max_queued),
-        ):
-            if count is not None:
-                checks.at_least(1)(name, count)
+        check_count = checks.optional(checks.at_least(1))
+        check_count("nodes", nodes)
+        check_count("workers_per_node", workers_per_node)
+        check_count("max_queued", max_queued)
         checks.PERIOD("start_timeout", start_timeout)
         checks.PERIOD("node_timeout", node_timeout)
         data = data_only(codec, functions, errors)
@@ -113,11 +110,7 @@ class Pool(RemotePool):
             nodes=nodes,
             workers=workers_per_node,
             resources=None if resources is None else dict(resources),
-            options={
-                name: value
-                for name, value in options.items()
-                if name not in _OF_THE_WHOLE
-            },
+            options={it: options[it] for it in options.keys() - _OF_THE_WHOLE},
             codec=self._codec,
             lease=node_timeout / PATIENCE,
         )

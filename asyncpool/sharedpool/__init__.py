@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from asyncpool.sharedpool._client import SharedPool, connect, shared_pool
+from asyncpool.sharedpool._remote_pool import SharedPool, connect, shared_pool
 from asyncpool.sharedpool._server import PoolServer
 
 __all__ = ["PoolServer", "SharedPool", "connect", "shared_pool"]

@@ -6,10 +6,8 @@ import asyncio
 import os
 import socket
 from functools import partial
-from types import TracebackType
 from typing import Self
 
-from asyncpool import __version__
 from asyncpool._core import checks, log_messages as say
 from asyncpool._engine.channel import READ_SIZE
 from asyncpool._engine.loop import Threads, check_loop
@@ -72,8 +70,7 @@ class PoolServer:
         Cancellation:
             Takes none.
         """
-        engine = self._pool._running_engine()  # noqa: SLF001
-        engine.check_loop()
+        self._pool._running_engine().check_loop()  # noqa: SLF001
         loop = self._loop = asyncio.get_running_loop()
         async with folders_locked([self._path]):
             self._socket = UserSocket(
@@ -86,19 +83,14 @@ class PoolServer:
         self._threads = Threads(loop)
         self._buffer = memoryview(bytearray(READ_SIZE))
         name = f"{self._pool.name}@{os.getpid()}"
-        self._agent = Agent(
-            self._pool, engine, name, __version__, most_clients=self._max_clients
-        )
+        self._agent = Agent(self._pool, name, most_clients=self._max_clients)
         self._carriers: set[UnixCarrier] = set()
         self._greeted: dict[UnixCarrier, asyncio.TimerHandle] = {}
         self._socket.listen()
         return self
 
     async def __aexit__(
-        self,
-        error_type: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
+        self, _: object, error: BaseException | None, __: object
     ) -> None:
         """Take no more clients, and wait for the jobs that they have here.
 

@@ -24,13 +24,14 @@ from asyncpool._remote.messages import (
     pack_batches,
     pack_lent,
     pack_parts,
+    read_call,
+    read_options,
     split_parts,
     unpack_batch,
     unpack_headers,
     unpack_lent,
     unpack_question,
 )
-from asyncpool._remote.options import read_call, read_options
 from asyncpool._remote.router import Router, Window
 from asyncpool._remote.turns import AHEAD, Turns
 from asyncpool._wire.buffers import OutOfBandPickle

@@ -15,8 +15,8 @@ import pytest
 
 from asyncpool import __version__
 from asyncpool._engine.loop import Threads
-from asyncpool._remote import carrier, memory as lent_memory
-from asyncpool._remote.memory import BorrowedMemory
+from asyncpool._remote import carrier
+from asyncpool._remote.carrier import BorrowedMemory
 from asyncpool._remote.messages import greeting, pack_greeting, pack_lent, pack_parts
 from asyncpool._wire.buffers import OutOfBandPickle
 from asyncpool._wire.frames import FrameKind, header
@@ -142,7 +142,7 @@ def _fork() -> Generator[None]:
 async def test_where_there_is_no_memory_to_lend_the_socket_carries_it_all(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(lent_memory, "MOST_LENT", 0)
+    monkeypatch.setattr(carrier, "MOST_LENT", 0)
     block = Block(pattern(3 * MB))
     async with patience(), shared(tmp_path, workers=1) as pool:
         assert await pool.submit(large.same, block) == block
@@ -155,8 +155,8 @@ async def test_where_there_is_no_memory_to_lend_the_socket_carries_it_all(
 async def test_large_calls_wait_for_memory_that_comes_back(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(lent_memory, "MOST_LENT", 4 * MB)  # one of them
-    monkeypatch.setattr(lent_memory, "SOCKET_RATE", 1)
+    monkeypatch.setattr(carrier, "MOST_LENT", 4 * MB)  # one of them
+    monkeypatch.setattr(carrier, "SOCKET_RATE", 1)
     sent: list[object] = []
 
     def pack(pickled: OutOfBandPickle) -> bytes:
@@ -169,7 +169,7 @@ async def test_large_calls_wait_for_memory_that_comes_back(
         sums = [pool.submit(large.checksum, block) for _ in range(5)]
         assert await asyncio.gather(*sums) == [large.checksum(block)] * 5
         assert not sent, "by the socket"
-        monkeypatch.setattr(lent_memory, "SOCKET_RATE", 1e12)
+        monkeypatch.setattr(carrier, "SOCKET_RATE", 1e12)
         sums = [pool.submit(large.checksum, block) for _ in range(5)]
         assert await asyncio.gather(*sums) == [large.checksum(block)] * 5
         assert sent, "it is faster"
@@ -178,7 +178,7 @@ async def test_large_calls_wait_for_memory_that_comes_back(
 async def test_a_server_that_closes_waits_until_what_it_sent_was_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(lent_memory, "MOST_LENT", 0)  # more than a socket holds
+    monkeypatch.setattr(carrier, "MOST_LENT", 0)  # more than a socket holds
     path = tmp_path / "pool.sock"
     async with patience(), Pool(1) as pool:
         async with PoolServer(pool, path):
@@ -316,9 +316,8 @@ async def test_a_client_that_lends_what_it_may_not_is_cut_off(tmp_path: Path) ->
 
 async def test_nothing_is_named_that_was_not_lent() -> None:
     told: list[tuple[FrameKind, int]] = []
-    loop = asyncio.get_running_loop()
-    threads = Threads(loop)
-    memory = BorrowedMemory(loop, threads, lambda *what: told.append(what))
+    threads = Threads(asyncio.get_running_loop())
+    memory = BorrowedMemory(threads, lambda *what: told.append(what))
     memory.add(1, MB, create(MB))
     lent = pack_lent(1, [MB // 2, MB // 4], b"stream")
     found = memory.read(lent)

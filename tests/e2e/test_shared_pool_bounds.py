@@ -30,12 +30,12 @@ from asyncpool._remote.messages import (
     greeting,
     pack_batches,
     pack_greeting,
-    pack_numbers,
     pack_question,
     unpack_batch,
 )
 from asyncpool._remote.objects import load_own, pack_own
 from asyncpool._wire.frames import HEADER_SIZE, FrameKind, header
+from asyncpool._wire.messages import pack_numbers
 from asyncpool.enums import Delivery
 from asyncpool.errors import NodeLostError, ProtocolError, WorkerCrashedError
 from asyncpool.pool import Pool

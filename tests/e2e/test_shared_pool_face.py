@@ -201,7 +201,7 @@ async def test_a_data_only_pool_stays_data_only_and_refuses_others_by_name(
             for payload in (b"\x01\x00", bytes(300_000)):
                 with pytest.raises(JobNotPicklableError, match=f"{told}the job's"):
                     await client.submit(data_jobs.send_instead, payload)
-        monkeypatch.setattr("asyncpool.sharedpool._client.__version__", "0.0")
+        monkeypatch.setattr("asyncpool.sharedpool._remote_pool.__version__", "0.0")
         with pytest.raises(ProtocolError, match=r"asyncpool .*, and the client 0\.0"):
             await connect(f"unix:{path}", codec="msgspec").start()
 

@@ -714,17 +714,16 @@ def unfinished_for_long(channel: Channel) -> None:
 
 def agent_of(pool: Pool, name: str) -> Agent:
     """Return an agent of *pool*, which no server has."""
-    from asyncpool import __version__
     from asyncpool._remote.agent import Agent
 
-    return Agent(pool, pool._running_engine(), name, __version__)
+    return Agent(pool, name)
 
 
 def connect_within(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
     """Have clients wait so long for the greeting of an agent."""
-    from asyncpool.sharedpool import _client
+    from asyncpool.sharedpool import _remote_pool
 
-    monkeypatch.setattr(_client, "_CONNECT_TIMEOUT", seconds)
+    monkeypatch.setattr(_remote_pool, "_CONNECT_TIMEOUT", seconds)
 
 
 def client_of(pool: RemotePool) -> Client:

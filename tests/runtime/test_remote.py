@@ -16,9 +16,9 @@ import pytest
 from asyncpool._core.options import JobOptions
 from asyncpool._core.slots import JobText
 from asyncpool._engine.sessions import Broadcast
-from asyncpool._remote.client_broadcasts import read_broadcast
+from asyncpool._remote.agent import ClientKeeper
+from asyncpool._remote.client import read_broadcast
 from asyncpool._remote.objects import load_own, pack_own
-from asyncpool._remote.relayed import ClientKeeper
 from asyncpool._wire.pickling import PICKLE
 from asyncpool.enums import CrashKind, Delivery, RunState, TimeLimit
 from asyncpool.errors import (
