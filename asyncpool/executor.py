@@ -294,7 +294,11 @@ class _Engine:
         self._awake, self._coming = True, False
         if self._ended_calls:
             self._deliver()
-        queue, waiting, most = self._queue, self._pool_engine.queued, self._most_waiting
+        queue, waiting, most = (
+            self._queue,
+            self._pool_engine.unassigned,
+            self._most_waiting,
+        )
         if waiting > most:
             self._withdraw(most)
         for _ in range(_CALLS_A_TURN):

@@ -172,7 +172,7 @@ class Affinity:
         slot = self._slots[index]
         slot.pinned.append(job)
         self._dispatcher.exclude(slot.index)
-        self.go_on(slot)
+        self.begin_own_job(slot)
 
     def drop_pinned(self, slot: Slot) -> None:
         """Drop the pinned jobs of *slot*, since its worker goes."""
@@ -201,13 +201,13 @@ class Affinity:
 
     # Sessions begin.
 
-    def request(self) -> None:
+    def request_session(self) -> None:
         """Offer the next idle worker to a caller that waits for a session."""
         self._dispatcher.session_waiters += 1
         self.grant_waiting()
         self.update_buckets()
 
-    def cancel_request(self, now: float) -> None:
+    def cancel_session_request(self, now: float) -> None:
         """Record that a caller that waited wants no session any more."""
         self._dispatcher.session_waiters -= 1
         self._feed_spare(now)
@@ -223,7 +223,7 @@ class Affinity:
             if self._dispatcher.session_waiters and self._is_grantable(slot):
                 self._offer(slot)
 
-    def reserve(self, slot: Slot, now: float) -> bool:
+    def hold_back(self, slot: Slot, now: float) -> bool:
         """Give the worker of *slot*, which needs no job just now, to a caller that waits.
 
         Returns:
@@ -252,7 +252,7 @@ class Affinity:
         for index in spare:
             self._core.refill(index, now)
 
-    def refuse(self, now: float) -> None:
+    def refuse_sessions(self, now: float) -> None:
         """Refuse all callers that wait for a session.
 
         Workers that were held back for them have room for jobs that are tried again.
@@ -282,7 +282,9 @@ class Affinity:
 
     # Pinned jobs and sessions go on.
 
-    def call(self, job: int, traits: SessionTraits, *, again: bool = False) -> None:
+    def queue_call(
+        self, job: int, traits: SessionTraits, *, again: bool = False
+    ) -> None:
         """Run *job* in the worker of its session, after the session's other calls.
 
         A job that comes *again*, and has not begun, goes before them.
@@ -294,12 +296,12 @@ class Affinity:
             slot.calls.appendleft(job)
         else:
             slot.calls.append(job)
-            self.go_on(slot)
+            self.begin_own_job(slot)
 
     def _slot_of(self, session: int) -> Slot | None:
         return next((slot for slot in self._slots if slot.session == session), None)
 
-    def go_on(self, slot: Slot) -> None:
+    def begin_own_job(self, slot: Slot) -> None:
         """Begin what only the worker of *slot* may run, if it has nothing in flight."""
         if slot.in_flight.jobs or slot.state not in UP or slot.hung or slot.draining:
             return
@@ -330,9 +332,9 @@ class Affinity:
     def break_off(self, now: float) -> None:
         """Record that the pool is broken: refuse all callers that wait."""
         self._held.clear()  # the workers get jobs again when the pool has recovered
-        self.refuse(now)
+        self.refuse_sessions(now)
 
-    def end(self, session: int, now: float, *, fresh: bool) -> None:
+    def end_session(self, session: int, now: float, *, fresh: bool) -> None:
         """Return the worker of *session* to the pool, or replace it by a *fresh* one.
 
         Its calls that still wait are dropped.
@@ -450,7 +452,7 @@ class Core:
     def place(self, job: int, traits: JobTraits, priority: int) -> int | None:
         """Do the same as :meth:`submit` for a job that may have a key, or be a session's."""
         if isinstance(traits, SessionTraits):
-            self.affinity.call(job, traits)
+            self.affinity.queue_call(job, traits)
             return None
         if traits.key is None:
             return self.submit(job, traits, priority)
@@ -503,8 +505,10 @@ class Core:
     def give_next(self, slot: Slot, now: float) -> None:
         """Give the worker of *slot* what it should run next."""
         if slot.session is not None or slot.pinned:
-            self.affinity.go_on(slot)
-        elif not (self.dispatcher.session_waiters and self.affinity.reserve(slot, now)):
+            self.affinity.begin_own_job(slot)
+        elif not (
+            self.dispatcher.session_waiters and self.affinity.hold_back(slot, now)
+        ):
             jobs = self.dispatcher.jobs_for(slot.index, slot.in_flight)
             if jobs:
                 slot.mark_busy()
@@ -569,7 +573,7 @@ class Core:
         others: dict[int, JobTraits] = {}
         for job, traits in jobs.items():
             if isinstance(traits, SessionTraits):
-                self.affinity.call(job, traits, again=True)
+                self.affinity.queue_call(job, traits, again=True)
             elif traits is not PINNED:
                 others[job] = traits
         self.assign(self.dispatcher.requeue(others))
@@ -765,7 +769,7 @@ class Core:
     def waiting(self) -> int:
         """How many jobs have not begun: in the queue, or in a worker behind other jobs."""
         ahead = sum(slot.in_flight.ahead for slot in self.slots)
-        return self.dispatcher.waiting + ahead
+        return self.dispatcher.unassigned + ahead
 
     @property
     def pipelining(self) -> bool:

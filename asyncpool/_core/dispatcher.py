@@ -466,7 +466,7 @@ class InFlight:
             self.jobs[job] = (sequence, UNKNOWN_COST, traits)
             self.backlog += UNKNOWN_COST - cost
 
-    def waiting(self) -> list[int]:
+    def waiting_jobs(self) -> list[int]:
         """Return the jobs that wait for their turn, oldest first."""
         return list(islice(self.jobs, self.concurrency, None))
 
@@ -724,8 +724,8 @@ class Dispatcher:
         self.session_waiters = 0
 
     @property
-    def waiting(self) -> int:
-        """How many jobs have no worker yet."""
+    def unassigned(self) -> int:
+        """How many jobs are with no worker."""
         queue = self.queue
         count = len(queue.default_line) + queue.others + len(self.preparing)
         return count + len(self._affinity_queues) if self._open_queues else count
@@ -737,7 +737,7 @@ class Dispatcher:
         A job that waits for its own worker while another worker is idle does not count.
         """
         room = self.idle or self._with_free_lane
-        jobs = self.waiting - len(self._affinity_queues) if room else self.waiting
+        jobs = self.unassigned - len(self._affinity_queues) if room else self.unassigned
         return jobs + self.session_waiters
 
     @property

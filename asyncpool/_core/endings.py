@@ -78,7 +78,7 @@ class Closing:
     def no_worker_needed(self) -> bool:
         """Whether the pool closes, and no job may need another worker."""
         core = self._core
-        if self.finish is None or core.dispatcher.waiting or self.unpacking:
+        if self.finish is None or core.dispatcher.unassigned or self.unpacking:
             return False
         # A broken pool refuses the jobs of the sources that hold it open.
         if self.finish is not Finish.ALL or core.lifecycle.broken is not None:
@@ -116,7 +116,7 @@ class Closing:
                     core.lifecycle.stop(slot, StopStage.KILLED, now, planned=True)
                 elif self.finish is Finish.NOTHING and slot.state is SlotState.BUSY:
                     core.lifecycle.stop(slot, StopStage.TERMINATED, now, planned=True)
-            core.affinity.refuse(now)
+            core.affinity.refuse_sessions(now)
             for index in {slot.index: None for slot in dropped.values()}:
                 core.refill(index, now)  # the worker may have free lanes
         self.advance(now)
@@ -361,7 +361,7 @@ class Endings:
         """End a worker that gets no more jobs; first ask for the jobs that wait in it."""
         stop = self._core.lifecycle.stop
         if slot.job_endings.killing is not None:
-            if not slot.in_flight.waiting():
+            if not slot.in_flight.waiting_jobs():
                 stop(slot, StopStage.KILLED, now, planned=not slot.hung)
             else:
                 self._revoke_waiting(slot)
@@ -396,7 +396,9 @@ class Endings:
     def _revoke_waiting(self, slot: Slot) -> bool:
         """Revoke all jobs that wait in a worker, unless it still has to answer an earlier revoke."""
         in_flight = slot.in_flight
-        return not in_flight.revoking and self._core.revoke(slot, in_flight.waiting())
+        return not in_flight.revoking and self._core.revoke(
+            slot, in_flight.waiting_jobs()
+        )
 
     def _end_running(self, slot: Slot, job: int, mode: CancelMode, now: float) -> None:
         """End *job*, which has begun, as *mode* says."""

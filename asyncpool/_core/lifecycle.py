@@ -527,7 +527,7 @@ class Lifecycle:
             timeout = self._options.worker_limits.drain_timeout
             if timeout is not None:
                 slot.drain_deadline = now + timeout
-            self._core.revoke(slot, slot.in_flight.waiting())
+            self._core.revoke(slot, slot.in_flight.waiting_jobs())
             return
         idle = slot.state is SlotState.IDLE
         how = StopStage.ASKED if idle else StopStage.TERMINATED

@@ -640,9 +640,9 @@ class Engine:
     # Figures.
 
     @property
-    def queued(self) -> int:
+    def unassigned(self) -> int:
         """How many jobs are with no worker."""
-        return self.core.dispatcher.waiting
+        return self.core.dispatcher.unassigned
 
     def limit_ahead(self) -> None:
         """Do nothing: unlike an agent's, its workers never have more jobs than they can begin soon."""

@@ -451,7 +451,7 @@ class Sessions:
     def _request(self) -> None:
         core = self._engine.core
         with self._engine.turn:
-            core.affinity.request()
+            core.affinity.request_session()
         if core.dispatcher.session_waiters and core.lifecycle.sizing.may_grow:
             self._engine.admission.note_queued()
 
@@ -460,7 +460,7 @@ class Sessions:
         self._waiting -= 1
         if self._offers.qsize() <= self._waiting:
             with self._engine.turn as now:
-                self._engine.core.affinity.cancel_request(now)
+                self._engine.core.affinity.cancel_session_request(now)
             return
         offer = self._offers.get_nowait()  # there is one for each of the others
         if isinstance(offer, tuple):
@@ -526,4 +526,4 @@ class Sessions:
         core = self._engine.core
         if not core.closing.over:
             with self._engine.turn as now:
-                core.affinity.end(session, now, fresh=fresh)
+                core.affinity.end_session(session, now, fresh=fresh)

@@ -220,9 +220,9 @@ class Client(Packer):
         return any(node.counts_jobs for node in self.nodes.values())
 
     @property
-    def queued(self) -> int:
+    def unassigned(self) -> int:
         """How many jobs no agent has."""
-        return self.router.waiting
+        return self.router.unassigned
 
     @property
     def _has_agents(self) -> bool:
@@ -321,11 +321,11 @@ class Client(Packer):
             if options.hold is None:
                 self.registry.figures.refused += 1
             assert self._max_queued is not None
-            raise PoolFullError(waiting=self.queued, max_queued=self._max_queued)
+            raise PoolFullError(waiting=self.unassigned, max_queued=self._max_queued)
 
     @property
     def _is_full(self) -> bool:
-        return self._max_queued is not None and self.queued >= self._max_queued
+        return self._max_queued is not None and self.unassigned >= self._max_queued
 
     def _enter(self, job: PoolJob[Any]) -> None:
         self.registry.enter(job)

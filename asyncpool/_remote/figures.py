@@ -217,7 +217,7 @@ class NodeFigures:
             whole,
             state=RunState.CLOSED if client.left else RunState.RUNNING,
             workers=sum(_workers(node, told) for node in nodes),
-            queued=whole.queued + client.queued,
+            queued=whole.queued + client.unassigned,
             oldest_queued=max(whole.oldest_queued, self._oldest_queued(now)),
             submitted=registry.submitted,
             completed=registry.completed,
@@ -234,7 +234,7 @@ class NodeFigures:
 
     def _oldest_queued(self, now: float) -> float:
         client = self._client
-        if not client.queued:
+        if not client.unassigned:
             return 0.0
         return oldest_queued(client.registry, now, lambda job: job.slot is None)
 

@@ -138,10 +138,10 @@ class Core:
         self.check_for_stalls = self._told(core.endings.check_for_stalls)
         self.unanswered = core.endings.unanswered
         # Sessions.
-        self.request_worker = self._told(core.affinity.request)
-        self.cancel_request = self._told(core.affinity.cancel_request)
-        self.call = self._told(core.affinity.call)
-        self.end_session = self._told(core.affinity.end)
+        self.request_worker = self._told(core.affinity.request_session)
+        self.cancel_request = self._told(core.affinity.cancel_session_request)
+        self.call = self._told(core.affinity.queue_call)
+        self.end_session = self._told(core.affinity.end_session)
         # Planned exits.
         self.resize = self._told(core.lifecycle.resize)
         self.roll = self._told(core.lifecycle.roll)

@@ -422,7 +422,7 @@ class DispatchMachine(RuleBasedStateMachine):
     @invariant()
     def the_figures_agree(self) -> None:
         common = len(self.queue) + len(self.announced)
-        assert self.dispatcher.waiting == common + len(self.in_lines)
+        assert self.dispatcher.unassigned == common + len(self.in_lines)
         assert self.dispatcher.unserved == common + (not self.idle) * len(self.in_lines)
         assert len(self.dispatcher.preparing) == len(self.announced)
         assert [*self.dispatcher.idle] == self.idle
@@ -527,7 +527,7 @@ def test_who_waits_for_its_own_worker_is_not_served_by_another() -> None:
     for job in (1, 2):
         dispatcher.submit_keyed(job, KeyedTraits(JobTraits(), 7), 0)
     dispatcher.session_waiters = 5
-    assert (dispatcher.waiting, dispatcher.unserved) == (1, 5), "worker 1 is idle"
+    assert (dispatcher.unassigned, dispatcher.unserved) == (1, 5), "worker 1 is idle"
     assert dispatcher.submit(3, JobTraits()) == 1
     assert dispatcher.unserved == 6, "a new worker might be theirs"
 

@@ -247,7 +247,7 @@ class SupervisionMachine(SupervisionRules):
             assert list(slot.calls) == shell.calls_of(session)
         assert core.dispatcher.session_waiters == shell.wanted
         assert len(core.held_back) <= len(core.slots)
-        assert core.dispatcher.waiting == len(shell.waiting)
+        assert core.dispatcher.unassigned == len(shell.waiting)
         ahead = sum(max(0, len(jobs) - shell.width) for jobs in flights.values())
         assert core.waiting == len(shell.waiting) + ahead
         assert core.pipelining == (ahead > 0)
