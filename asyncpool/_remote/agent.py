@@ -826,7 +826,7 @@ class Agent:
             "counts_jobs": engine.counts_jobs,
         }
         self._told_lanes = self._lanes
-        self._look_is_due = self._follows = self._closing = False
+        self._turn_is_due = self._follows = self._closing = False
         self._idle = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
         engine.figures.agents.append(self._client_stats)
@@ -956,8 +956,8 @@ class Agent:
 
     def turn_soon(self) -> None:
         """Have a turn with what else happens in this iteration of the loop."""
-        if not self._look_is_due:
-            self._look_is_due = True
+        if not self._turn_is_due:
+            self._turn_is_due = True
             self._loop.call_soon(self.turn)
 
     def settled(self, client: AgentClient) -> None:
@@ -972,7 +972,7 @@ class Agent:
 
     def turn(self) -> None:
         """Give the pool what it has room for, and say what there is to say."""
-        self._look_is_due = False
+        self._turn_is_due = False
         while self.turns.waiting:
             self.look()
             begun: dict[int, list[int]] = {}

@@ -297,7 +297,7 @@ class RouterModel(RuleBasedStateMachine):
 
     @invariant()
     def no_job_waits_beside_room(self) -> None:
-        assert self.router.waiting == len(self.waiting)
+        assert self.router.unassigned == len(self.waiting)
         keys = {traits.key for traits in self.waiting.values()}
         for agent, window in self.windows.items():
             assert len(window.jobs) <= window.credits
