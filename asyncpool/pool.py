@@ -964,7 +964,7 @@ class Pool(PoolSubmitter, Supervised, JobEventSource):
         if self._control is not None or self._config.trace is not None:
             from asyncpool._observe.control.pool_control import open_beside  # noqa: PLC0415
 
-            await open_beside(self._life, self._config, self._control)
+            await open_beside(self, self._config, self._control)
         return self._config
 
     def options(self, **changes: Unpack[Options]) -> BoundPool:

@@ -16,7 +16,7 @@ import ipaddress
 import secrets
 import socket
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from urllib.parse import urlsplit
 
 import click
@@ -65,7 +65,7 @@ def dashboard_command(*, bind: str | None, allow_actions: bool) -> None:
             "by --bind HOST:PORT"
         ) from None
     with sock:
-        access = Access.to(host)
+        access = Access(host)
         if not is_private(sock):
             say(
                 f"asyncpool: {host} is not this machine alone, and the page is not encrypted: "
@@ -140,17 +140,12 @@ class Access:
     """What a request must have.
 
     Attributes:
-        token: The first part of each path.
         host: The host that the page was bound to, which may be a name.
+        token: The first part of each path.
     """
 
-    token: str
     host: str
-
-    @classmethod
-    def to(cls, host: str) -> Access:
-        """Make a token for a page that is served at a host."""
-        return cls(secrets.token_urlsafe(_TOKEN_BYTES), host)
+    token: str = field(default_factory=lambda: secrets.token_urlsafe(_TOKEN_BYTES))
 
     def refusal(self, path: str, headers: Mapping[str, str]) -> tuple[int, str] | None:
         """Return the status of HTTP and the reason if a request is refused, or else ``None``.

@@ -26,12 +26,12 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from asyncpool._cli.dashboard import Access
 from asyncpool._observe.control.client import check_listener, reply_of
-from asyncpool._observe.control.paths import path_of, socket_names
 from asyncpool._observe.control.protocol import (
     MAX_REPLY,
     Request as Question,
     unpack_line,
 )
+from asyncpool._observe.control.socket_files import path_of, socket_names
 from asyncpool._observe.history import History
 from asyncpool.errors import ProtocolError
 

@@ -111,25 +111,6 @@ _TRIALS: tuple[tuple[str, dict[str, Callable[[], object]], str, str], ...] = (
 )
 
 
-def _try(
-    name: str, calls: dict[str, Callable[[], object]], gain: str, loss: str
-) -> Finding:
-    for call, attempt in calls.items():
-        try:
-            attempt()
-        except (AttributeError, FileNotFoundError):
-            trouble = f"this system has no {call}"
-        except OSError as error:
-            trouble = (
-                f"{call} is refused ({error.strerror}): allow it in the sandbox, such as the "
-                "container's seccomp profile"
-            )
-        else:
-            continue
-        return Finding(name, "note", f"{trouble}; without it, {loss}")
-    return Finding(name, "ok", gain)
-
-
 def examine() -> Iterator[Finding]:
     """Check the platform, without starting a process."""
     yield Finding("Python", "ok", f"{platform.python_version()} ({sys.executable})")
@@ -153,8 +134,23 @@ def examine() -> Iterator[Finding]:
     limit = memory_limit()
     text = "none is set" if limit is None else f"{limit / (1 << 20):,.0f} MB"
     yield Finding("memory limit of the cgroup", "ok", text)
-    for trial in _TRIALS:
-        yield _try(*trial)
+    for name, calls, gain, loss in _TRIALS:
+        finding = Finding(name, "ok", gain)
+        for call, attempt in calls.items():
+            try:
+                attempt()
+            except (AttributeError, FileNotFoundError):
+                trouble = f"this system has no {call}"
+            except OSError as error:
+                trouble = (
+                    f"{call} is refused ({error.strerror}): allow it in the sandbox, such as "
+                    "the container's seccomp profile"
+                )
+            else:
+                continue
+            finding = Finding(name, "note", f"{trouble}; without it, {loss}")
+            break
+        yield finding
     methods = " and ".join(
         f"{one} (the default)" if one == DEFAULT_LAUNCHER else one
         for one in ("forkserver", "spawn")

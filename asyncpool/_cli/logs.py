@@ -69,7 +69,7 @@ _BATCH = 65_536
 class LogStream:
     """A descriptor to which several processes write lines, and each line stays whole.
 
-    A thread writes, in batches.  If the reader is slower than the log, *most* bytes wait.  Then a
+    A thread writes, in batches.  If the reader is slower than the log, many bytes wait.  Then a
     writer that *waits* gives the reader a second to take something; other lines are left out, and
     counted.
 
@@ -78,18 +78,12 @@ class LogStream:
         on_gap: Returns the line that says how many records are left out at a place.
         waits: Whether writers wait for room.  They also write by themselves where nobody has to
             wait, so that the lines of a process that crashes are not lost.
-        most: How many bytes may wait.
     """
 
     def __init__(
-        self,
-        fd: int,
-        on_gap: Callable[[int], str],
-        *,
-        waits: bool = False,
-        most: int = _MOST,
+        self, fd: int, on_gap: Callable[[int], str], *, waits: bool = False
     ) -> None:
-        self._fd, self._on_gap, self._waits, self._most = fd, on_gap, waits, most
+        self._fd, self._on_gap, self._waits = fd, on_gap, waits
         self._is_file = stat.S_ISREG(os.fstat(fd).st_mode)
         # A terminal says that it has room, and then takes less.
         self._is_direct = waits and not os.isatty(fd)
@@ -108,11 +102,6 @@ class LogStream:
         self._thread: threading.Thread | None = None
         self._is_closed = False
 
-    @property
-    def idle(self) -> bool:
-        """Whether no line waits."""
-        return not self._size
-
     def write(self, text: str) -> None:
         """Write *text*, which is one line or several, or leave it out."""
         data = text.encode(errors="backslashreplace")
@@ -127,9 +116,6 @@ class LogStream:
                 # But for the further lines of records, which are indented.
                 self._left_out += data.count(b"\n") - data.count(b"\n    ")
 
-    def flush(self) -> None:
-        """Do nothing: no writer waits."""
-
     def close(self, seconds: float = _LAST_WRITES) -> None:
         """Write what waits, if the reader takes it within some *seconds*."""
         with self._changed:
@@ -141,7 +127,7 @@ class LogStream:
             self._thread.join(seconds)
 
     def _has_room(self, size: int) -> bool:
-        while self._size and self._size + size > self._most:
+        while self._size and self._size + size > _MOST:
             left = self._moved_at + _PATIENCE - time.monotonic()
             if not self._waits or left <= 0:
                 return False
@@ -290,13 +276,13 @@ class JsonFormat(logging.Formatter):
             "level": record.levelname,
             "logger": record.name,
         }
+        message = record.getMessage()
         if is_printed(record):
             assert isinstance(record.args, Mapping)
-            line = str(record.args["line"])
-            if record.args.get("trusted") and _is_object(line):
-                return line
-            return json.dumps(found | {"message": line} | _extra(record))
-        found |= {"message": record.getMessage()} | _extra(record)
+            message = str(record.args["line"])
+            if record.args.get("trusted") and _is_object(message):
+                return message
+        found |= {"message": message} | _extra(record)
         trace = record.exc_text
         if trace is None and record.exc_info:
             trace = self.formatException(record.exc_info)
@@ -385,17 +371,14 @@ class CommandLog(logging.StreamHandler[TextIO]):
 
     def emit(self, record: logging.LogRecord) -> None:
         """Print one record."""
-        if is_printed(record) or not self._is_left_out(record):
-            super().emit(record)
-
-    def _is_left_out(self, record: logging.LogRecord) -> bool:
-        if not self.starting:
-            return False
-        if isinstance(record.args, Mapping):
-            crash = record.args.get("crash")
+        if self.starting and not is_printed(record):
+            about = record.args if isinstance(record.args, Mapping) else {}
+            crash, which = about.get("crash"), getattr(record, "message_id", None)
             if isinstance(crash, Crash) and cannot_be_loaded(crash):
-                return True
-        return getattr(record, "message_id", None) == POOL_BROKEN.id
+                return
+            if which == POOL_BROKEN.id:
+                return
+        super().emit(record)
 
     @contextmanager
     def on(self, level: int) -> Generator[None]:

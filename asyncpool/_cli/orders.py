@@ -17,8 +17,8 @@ from asyncpool._cli.parameters import CommandError, RefusedError, UnfinishedErro
 from asyncpool._core.options import MAX_WORKERS
 from asyncpool._engine.machine import is_stopped
 from asyncpool._observe.control.client import ControlClient
-from asyncpool._observe.control.paths import live_names, path_of, private_folder
 from asyncpool._observe.control.protocol import LONGEST_PROFILE, SHORTEST, Request
+from asyncpool._observe.control.socket_files import live_names, path_of, private_folder
 from asyncpool._wire.text import printable
 from asyncpool.errors import ProtocolError
 

@@ -14,12 +14,12 @@ import ssl
 import sys
 import time
 import tomllib
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from difflib import get_close_matches
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Self, get_type_hints
+from typing import TYPE_CHECKING, Any, Literal, get_type_hints
 
 import click
 
@@ -303,6 +303,10 @@ def _server_options(asked: Asked, given: dict[str, Any]) -> dict[str, Any]:
     """Take out of *given* the options of what serves the application, if it is one."""
     uvicorn, server = _taken(given, of=OfUvicorn), _taken(given, *_OF_SERVERS)
     threads = _taken(given, "threads")
+    if asked.metrics is not None:
+        need("prometheus_client", "prometheus", "--metrics")
+    if asked.reload_on_change:
+        need("watchfiles", "reload", "--reload-on-change")
     if asked.interface == "serve":
         flags = uvicorn | {"option": asked.option, "access_log": asked.access_log}
         flags["access_log_format"] = asked.access_log_format
@@ -312,17 +316,11 @@ def _server_options(asked: Asked, given: dict[str, Any]) -> dict[str, Any]:
                     f"--{name.replace('_', '-')} is for applications: with --interface serve "
                     "it would change nothing"
                 )
-        server = {}
-    else:
-        need("uvicorn", "cluster", f"--interface {asked.interface}")
-    if asked.metrics is not None:
-        need("prometheus_client", "prometheus", "--metrics")
-    if asked.reload_on_change:
-        need("watchfiles", "reload", "--reload-on-change")
-    if asked.interface != "serve":
-        password_file = asked.ssl_keyfile_password_file
-        server |= read_options(asked.option, uvicorn, password_file=password_file)
-        server["access_log"] = asked.access_log_format or asked.access_log
+        return {}
+    need("uvicorn", "cluster", f"--interface {asked.interface}")
+    password_file = asked.ssl_keyfile_password_file
+    server |= read_options(asked.option, uvicorn, password_file=password_file)
+    server["access_log"] = asked.access_log_format or asked.access_log
     return server | (threads if asked.interface == "wsgi" else {})
 
 
@@ -437,62 +435,6 @@ _ADDRESS_PATIENCE = 2.0
 _ADDRESS_EVERY = 0.1
 
 
-class _Unread(Cluster):
-    """A cluster whose messages no code can read, and whose workers write their logs themselves."""
-
-    def __init__(
-        self, target: Any, *, worker_log: tuple[int, bytes] | None, **options: Any
-    ) -> None:
-        super().__init__(target, **options)
-        self._worker_log = worker_log
-
-    async def start(self) -> Self:
-        """Start, and let no worker wait for a reader."""
-        await super().start()
-        self._service().queues.drop_messages()
-        return self
-
-
-class Changes:
-    """The changes of Python files in the current folder, subfolders included.
-
-    Attributes:
-        happened: Set by each change.
-        names: The names of the files of the last change, for people.
-    """
-
-    def __init__(self) -> None:
-        self.happened = asyncio.Event()
-        self.names = ""
-        self._end = asyncio.Event()
-
-    @contextlib.asynccontextmanager
-    async def watched(self) -> AsyncGenerator[Self]:
-        """Watch the folder while the context lasts."""
-        task = asyncio.create_task(self._watch(), name="asyncpool serve: watch files")
-        try:
-            yield self
-        finally:
-            self._end.set()
-            await asyncio.wait({task})
-
-    def note(self, names: list[str]) -> None:
-        """Note a change of the files with these names."""
-        self.names = ", ".join(names[:3]) + ", …" * (len(names) > 3)  # noqa: PLR2004
-        self.happened.set()
-
-    async def _watch(self) -> None:
-        from watchfiles import PythonFilter, awatch  # noqa: PLC0415 - an extra
-
-        async for changes in awatch(
-            Path.cwd(),
-            watch_filter=PythonFilter(),
-            stop_event=self._end,
-            raise_interrupt=False,
-        ):
-            self.note(sorted({Path(path).name for _, path in changes}))
-
-
 class Serving:
     """Serves until it is told to end.
 
@@ -521,6 +463,8 @@ class Serving:
         self._up = asyncio.Event()
         self._failures: list[Crash] = []
         self._page: MetricsPage | None = None
+        self._changed = asyncio.Event()
+        self._names = ""  # of the files of the last change
 
     async def run(self) -> int:
         """Serve, and return the exit code.
@@ -541,21 +485,26 @@ class Serving:
                 self._export(*pools)
             if not asked.reload_on_change:
                 return await self._serve()
-            changes = await stack.enter_async_context(Changes().watched())
+            ended = asyncio.Event()
+            watching = asyncio.create_task(
+                self._watch_files(ended), name="asyncpool serve: watch files"
+            )
+            stack.push_async_callback(asyncio.wait, {watching})
+            stack.callback(ended.set)
             while True:
                 # What changes from here on may be too late for the workers that start.
-                changes.happened.clear()
-                watching = asyncio.create_task(
-                    self._reload_at(changes), name="asyncpool serve: reload"
+                self._changed.clear()
+                reloading = asyncio.create_task(
+                    self._reload_at_changes(), name="asyncpool serve: reload"
                 )
                 try:
                     code = await self._serve()
                 finally:
-                    watching.cancel()
+                    reloading.cancel()
                 if not self._failures:
                     return code
                 self.log.tell(say.CHANGE_AWAITED, {})
-                await changes.happened.wait()
+                await self._changed.wait()
 
     def _export(self, *shown: Any) -> None:
         if self._page is not None:
@@ -585,17 +534,13 @@ class Serving:
             target = {"asgi": asgi, "wsgi": wsgi}[asked.interface](
                 target, **self.options
             )
-        cluster = _Unread(
-            target,
-            worker_log=self.log.of_workers(),
-            on_crash=self._crashed,
-            **self.cluster,
-        )
+        cluster = Cluster(target, on_crash=self._crashed, **self.cluster)
+        cluster._worker_log = self.log.of_workers()  # noqa: SLF001 - the command's own
         self._export(cluster)
         self._operation = operation = Operation(
             cluster,
             control=self._control,
-            on_ready=lambda: self._ready(cluster.stats().addresses),
+            on_ready=lambda: self._ready(cluster),
             # What cannot be loaded may wait for a change, and obey Ctrl-C meanwhile.
             is_last=lambda: not (asked.reload_on_change and self._failures),
         )
@@ -613,17 +558,32 @@ class Serving:
             )
         return code
 
-    async def _reload_at(self, changes: Changes) -> None:
-        """Reload after each change."""
-        while True:
-            await changes.happened.wait()
-            await self._up.wait()
-            changes.happened.clear()
-            self.log.tell(say.CODE_CHANGED, {"files": changes.names})
-            self._operation.reload_soon(f"changes of {changes.names}")
+    async def _watch_files(self, ended: asyncio.Event) -> None:
+        """Note changes of Python files in the current folder, subfolders included."""
+        from watchfiles import PythonFilter, awatch  # noqa: PLC0415 - an extra
 
-    def _ready(self, addresses: tuple[str, ...]) -> None:
-        operation = self._operation
+        async for changes in awatch(
+            Path.cwd(),
+            watch_filter=PythonFilter(),
+            stop_event=ended,
+            raise_interrupt=False,
+        ):
+            names = sorted({Path(path).name for _, path in changes})
+            self._names = ", ".join(names[:3]) + ", …" * (len(names) > 3)  # noqa: PLR2004
+            self._changed.set()
+
+    async def _reload_at_changes(self) -> None:
+        while True:
+            await self._changed.wait()
+            await self._up.wait()
+            self._changed.clear()
+            self.log.tell(say.CODE_CHANGED, {"files": self._names})
+            self._operation.reload_soon(f"changes of {self._names}")
+
+    def _ready(self, cluster: Cluster) -> None:
+        # No code here reads the messages of workers, and none of them is to wait for a reader.
+        cluster._service().queues.drop_messages()  # noqa: SLF001
+        operation, addresses = self._operation, cluster.stats().addresses
         self._up.set()
         self.log.starting = False
         http = "https://" if "ssl_certfile" in self.options else "http://"

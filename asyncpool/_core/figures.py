@@ -61,10 +61,6 @@ class Durations:
         for digits, count in enumerate(other.counts):
             self.counts[digits] += count
 
-    def follows(self, earlier: Durations) -> bool:
-        """Tell whether none is missing of those that *earlier* has counted."""
-        return all(map(int.__ge__, self.counts, earlier.counts))
-
     def pack(self) -> list[int]:
         """Return the numbers of a report: their sum, and the counts."""
         return [round(self.total), *self.counts]
@@ -234,23 +230,16 @@ class RequestFigures:
         """
         if len(numbers) != MOST_NUMBERS:
             raise ProtocolError(f"its figures have {len(numbers)} numbers")
+        # All but the first counters only grow, and so do the durations, which come last.
+        first = len(_COUNTERS) - len(_GROWING)
+        if any(map(int.__lt__, numbers[first:], before.pack()[first:])):
+            raise ProtocolError("its figures are less than before")
         figures, rest = cls(), iter(numbers)
         for name in _COUNTERS:
             setattr(figures, name, next(rest))
         for each in figures._durations:
             each.total, *each.counts = islice(rest, 1 + BUCKETS)
-        if not figures._follows(before):
-            raise ProtocolError("its figures are less than before")
         return figures
-
-    def _follows(self, before: RequestFigures) -> bool:
-        """Tell whether nothing that only grows is less than *before*."""
-        return all(
-            getattr(self, name) >= getattr(before, name) for name in _GROWING
-        ) and all(
-            each.follows(earlier)
-            for each, earlier in zip(self._durations, before._durations, strict=True)
-        )
 
     @property
     def _durations(self) -> tuple[Durations, ...]:

@@ -265,15 +265,9 @@ def snapshot_of(at: float, status: Figures) -> Snapshot:
                 counts["ok" if outcome == "ok" else group] += jobs
         gauges = {name: status[name] + 0 for name in _GAUGES}
     living = [slot for slot in slots if slot["pid"] is not None]
-    return Snapshot(
-        at=at + 0,
-        pid=status["pid"],
-        counts=counts,
-        gauges=gauges,
-        cpu={(it["slot"], it["generation"]): it.get("cpu", 0.0) for it in living},
-        memory={slot["slot"]: slot["memory"] for slot in living},
-        took=took,
-    )
+    cpu = {(it["slot"], it["generation"]): it.get("cpu", 0.0) for it in living}
+    memory = {slot["slot"]: slot["memory"] for slot in living}
+    return Snapshot(at + 0, status["pid"], counts, gauges, cpu, memory, took)
 
 
 def point_between(

@@ -326,6 +326,8 @@ class Exported:
     Attributes:
         name: Its name.
         it: What has its figures, as long as that is there.
+        final: Its last figures, once it has ended, which are kept until they were read once.  A
+            reader of metrics comes by once in a minute, and a pool may not live as long.
     """
 
     def __init__(
@@ -336,37 +338,23 @@ class Exported:
         self._life = weakref.ref(it if life is None else life)
         self._limit = limit
         self._cpu = 0.0  # the most seconds of CPU time that were read
-        self._final: Reading | None = None
+        self.final: Reading | None = None
         self._told = False
-
-    @property
-    def ended(self) -> bool:
-        """Whether it has told its last figures; see :meth:`end`."""
-        return self._final is not None
 
     @property
     def over(self) -> bool:
         """Whether there is nothing more to tell."""
         if self.it() is not None:
             return False
-        return self._told if self.ended else self._life() is None
-
-    def end(self, it: Any) -> None:
-        """Keep the last figures, which *it* has, until they were read once.
-
-        A reader of metrics comes by once in a minute, and a pool may not live as long.
-        """
-        self._final = self._read(it)
+        return self._life() is None if self.final is None else self._told
 
     def read(self) -> Reading | None:
         """Return the figures as they are now, if anybody has them."""
-        if self._final is not None:
-            self._told = True
-            return self._final
-        it = self.it()
-        return None if it is None else self._read(it)
+        self._told, it = self.final is not None, self.it()
+        return self.final or (None if it is None else self.reading(it))
 
-    def _read(self, it: Any) -> Reading:
+    def reading(self, it: Any) -> Reading:
+        """Return the figures that *it* has."""
         stats = it.stats()
         seconds = stats.exited_cpu + sum(slot.cpu for slot in stats.slots)
         with LOCK:
@@ -409,7 +397,7 @@ class Exports:
                     f"name, or {self._undo} the other one first"
                 )
             self._by_name[name] = exported
-            ended = [each for each in list(self._by_name.values()) if each.ended]
+            ended = [each for each in list(self._by_name.values()) if each.final]
             for each in ended[:-_MOST_ENDED]:
                 self._forget(each)
 

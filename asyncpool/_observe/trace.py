@@ -10,12 +10,13 @@ import os
 import stat
 import threading
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from queue import SimpleQueue
 
 from asyncpool._core import log_messages as say
 from asyncpool._engine.hub import PoolHub
 from asyncpool._engine.life_log import NamedLog
+from asyncpool._engine.options import EngineConfig
 from asyncpool._observe.traces import HEAD, TraceBook
 from asyncpool.events import Event
 from asyncpool.stats import PoolStats
@@ -117,30 +118,25 @@ def _open(path: str) -> int:
     # Without O_NONBLOCK a pipe would wait here until somebody reads it.
     flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NONBLOCK
     file = os.open(path, flags, 0o666)
-    try:
+    with ExitStack() as stack:
+        stack.callback(os.close, file)
         if not stat.S_ISCHR(os.fstat(file).st_mode):  # /dev/null, for one
-            _take_over(file)
-    except BaseException:
-        os.close(file)
-        raise
+            head = HEAD.encode()
+            if not stat.S_ISREG(os.fstat(file).st_mode):
+                raise OSError(errno.EINVAL, "it is no file")
+            # A trace whose disk was full may have no whole head.
+            if not head.startswith(os.pread(file, len(head), 0)):
+                raise FileExistsError(errno.EEXIST, "there is a file that is no trace")
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                in_use = "another pool or cluster writes it"
+                raise FileExistsError(errno.EEXIST, in_use) from None
+            except OSError:
+                pass  # a file system without locks
+            os.ftruncate(file, 0)
+        stack.pop_all()
     return file
-
-
-def _take_over(file: int) -> None:
-    head = HEAD.encode()
-    if not stat.S_ISREG(os.fstat(file).st_mode):
-        raise OSError(errno.EINVAL, "it is no file")
-    # A trace whose disk was full may have no whole head.
-    if not head.startswith(os.pread(file, len(head), 0)):
-        raise FileExistsError(errno.EEXIST, "there is a file that is no trace")
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        in_use = "another pool or cluster writes it"
-        raise FileExistsError(errno.EEXIST, in_use) from None
-    except OSError:
-        pass  # a file system without locks
-    os.ftruncate(file, 0)
 
 
 # Seconds between two looks at the figures, and how long a line waits at most.
@@ -159,32 +155,23 @@ class Trace(TraceBook):
     """Hears the events of a pool, follows its jobs, and writes its trace.
 
     Args:
-        path: The file.
-        name: What the pool is called.
-        concurrency: How many jobs each worker runs at once.
+        config: What the pool was told, also about its trace.
         hub: What tells the events.
         stats: Returns the pool's figures.
-        most: How many jobs a second are shown; ``None`` for all.
 
     Raises:
         OSError: If the file cannot be written.
     """
 
     def __init__(
-        self,
-        path: str,
-        *,
-        name: str,
-        concurrency: int,
-        hub: PoolHub,
-        stats: Callable[[], PoolStats],
-        most: int | None,
+        self, config: EngineConfig, hub: PoolHub, stats: Callable[[], PoolStats]
     ) -> None:
-        title, service = f"pool {name}", os.getpid()
-        self._file = TraceFile(path, title)
+        title, service = config.title, os.getpid()
+        self._file = TraceFile(config.trace or "", title)
         self._stats = stats
         # The pools of one service are told apart.
         number = service * _POOLS + next(_numbers) % _POOLS
+        concurrency, most = config.worker.concurrency, config.max_traced
         super().__init__(hub, title, number, service, concurrency, most)
         self._loop = asyncio.get_running_loop()
         self._timer = self._loop.call_later(_INTERVAL, self._write_all)

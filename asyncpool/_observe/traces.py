@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import json
 from bisect import bisect_right, insort
+from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import fields
 from functools import lru_cache
@@ -182,13 +183,13 @@ class TraceBook:
         concurrency: int,
         most: int | None,
     ) -> None:
-        self._hub, self._number, self._concurrency = hub, number, concurrency
+        self._hub, self._number = hub, number
         self.limit = RateLimit(most)
         # The open jobs that are shown, and since when they wait.
         self._waiting: dict[int, int] = {}
         self._shown: dict[int, _Shown] = {}
         self._taken_over: int | None = None
-        self._lanes: dict[int, SlotLanes] = {}
+        self._lanes = defaultdict[int, SlotLanes](lambda: SlotLanes(concurrency))
         self._tracks: dict[tuple[int, int], str] = {}  # their names, by slot and lane
         self._pids: dict[int, int] = {}
         self._figures: dict[str, float] = {}
@@ -308,7 +309,7 @@ class TraceBook:
             return self._end_shown(job.id, end, outcome)
         begin = max(self._waiting[job.id], int(attempt.began * _MICRO))
         run = max(1, end - begin)  # or nobody could see it
-        lane, begin = self._lanes_of(attempt.slot).put(begin, run)
+        lane, begin = self._lanes[attempt.slot].put(begin, run)
         details = f'"attempt":{job.attempt},"outcome":"{outcome}"'
         where = attempt.slot, lane, begin, job.title
         self._slice(f'"X","dur":{run}', job.id, _Shown(*where), flow, details)
@@ -338,7 +339,7 @@ class TraceBook:
                     # How long it has waited is not known any more.
                     self._add(number, name, begin)
                 begin = max(begin, self._waiting[number])
-                lane, begin = self._lanes_of(slot.slot).take(begin)
+                lane, begin = self._lanes[slot.slot].take(begin)
                 shown = self._shown[number] = _Shown(slot.slot, lane, begin, name)
                 details = f'"attempt":{job.attempt}'
                 self._slice('"B"', number, shown, f"{_IN},{_OUT}", details)
@@ -351,12 +352,6 @@ class TraceBook:
         about = {"name": function, "args": {"outcome": outcome}}
         self._line("E", self._track_of(slot, lane), cat="job", ts=end, **about)
         return end
-
-    def _lanes_of(self, slot: int) -> SlotLanes:
-        lanes = self._lanes.get(slot)
-        if lanes is None:
-            lanes = self._lanes[slot] = SlotLanes(self._concurrency)
-        return lanes
 
     def _track_of(self, slot: int, lane: int) -> int:
         """Return the number of a track, its ``tid``, which has a name from then on."""

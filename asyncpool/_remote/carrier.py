@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from asyncpool._engine.channel import READ_SIZE, Channel, DescriptorSocket
 from asyncpool._engine.loop import Alarm, Threads
 from asyncpool._engine.segments import Segment, SegmentOwner, Segments, Use
-from asyncpool._observe.control.paths import peer_pid
+from asyncpool._observe.control.socket_files import peer_pid
 from asyncpool._remote.messages import (
     LENT,
     MAX_GREETING,

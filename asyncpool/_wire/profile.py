@@ -46,8 +46,8 @@ _RANGE = 1 << 31
 _FACTOR, _STEP = 1_103_515_245, 12_345
 
 
-class SamplingTimes:
-    """The times at which a sampler looks, until its time is over.
+def sampling_times(rate: float, seconds: float, now: float) -> Iterator[float]:
+    """Yield the times at which a sampler looks, until its time is over.
 
     The distance between two looks varies by half of its mean.  With equal distances, a job
     that does the same every 10 ms would be met at the same place each time.
@@ -57,31 +57,13 @@ class SamplingTimes:
         seconds: For how long.
         now: When that begins.
     """
-
-    def __init__(self, rate: float, seconds: float, now: float) -> None:
-        self._distance = 1 / rate
-        self._end = now + seconds
-        self._random = int(now * 1e6) % _RANGE
-        self._due = now
-        self._set_next()
-
-    def wait(self, now: float) -> float | None:
-        """Return the seconds until the next look; ``None`` if there is none."""
-        if self._due >= self._end:
-            return None
-        return max(0.0, self._due - now)
-
-    def take(self, now: float) -> int:
-        """Return how many looks are due by *now*, of which all but one are late."""
-        due = 0
-        while self._due <= now and self._due < self._end:
-            due += 1
-            self._set_next()
-        return due
-
-    def _set_next(self) -> None:
-        self._random = (self._random * _FACTOR + _STEP) % _RANGE
-        self._due += self._distance * (0.5 + self._random / _RANGE)
+    due, end, random = now, now + seconds, int(now * 1e6) % _RANGE
+    while True:
+        random = (random * _FACTOR + _STEP) % _RANGE
+        due += (0.5 + random / _RANGE) / rate
+        if due >= end:
+            return
+        yield due
 
 
 MAX_SECONDS = 3600

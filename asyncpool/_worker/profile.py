@@ -21,9 +21,9 @@ from asyncpool._wire.profile import (
     NO_JOB,
     ProfileRequest,
     SampleChunk,
-    SamplingTimes,
     as_name,
     count_stack,
+    sampling_times,
 )
 from asyncpool._wire.records import Record
 from asyncpool._worker.api import current, name_in
@@ -115,23 +115,25 @@ class Sampler:
     def _sample_all(self) -> None:
         request, now = self._request, monotonic()
         reader = StackReader(self._main, self._control)
-        times = SamplingTimes(request.rate, request.seconds, now)
-        report_at = now + _REPORT_EVERY
-        while (wait := times.wait(now)) is not None:
-            if self._ended.acquire(timeout=wait):
+        times = sampling_times(request.rate, request.seconds, now)
+        due, report_at = next(times, None), now + _REPORT_EVERY
+        while due is not None:
+            if self._ended.acquire(timeout=max(0.0, due - now)):
                 return  # nobody wants it any more
-            now = monotonic()
-            if due := times.take(now):
-                self._missed += due - 1
+            now, looks = monotonic(), 0
+            while due is not None and due <= now:  # all but one are late
+                looks, due = looks + 1, next(times, None)
+            if looks:
+                self._missed += looks - 1
                 stack, others = reader.read()
                 if stack is None:
-                    self._idle += due
+                    self._idle += looks
                 elif request.wants(stack[0]):
-                    count_stack(self._stacks, stack, due, _MOST_STACKS)
+                    count_stack(self._stacks, stack, looks, _MOST_STACKS)
                 else:
-                    self._skipped += due
+                    self._skipped += looks
                 for other in others if request.wants(NO_JOB) else ():
-                    count_stack(self._stacks, other, due, _MOST_STACKS)
+                    count_stack(self._stacks, other, looks, _MOST_STACKS)
             if now >= report_at:
                 report_at = now + _REPORT_EVERY
                 self._report()

@@ -21,9 +21,9 @@ from asyncpool._engine.life_log import (
     describe_roll,
     roll_trouble,
 )
-from asyncpool._observe.control.opening import Control, ControlOwner, open_control
-from asyncpool._observe.control.protocol import Request
-from asyncpool._observe.control.watch import Watching, plain
+from asyncpool._observe.control.protocol import Request, fields_of
+from asyncpool._observe.control.server import ControlSocket, open_control
+from asyncpool._observe.control.watch import watching
 from asyncpool.cluster._stats import ClusterStats
 from asyncpool.enums import RunState
 from asyncpool.errors import (
@@ -139,7 +139,7 @@ class Operation:
             for task in self._tasks:
                 task.cancel()
             if control is not None:
-                await control.socket.close()
+                await control.close()
             self._notifier.close()
         if self.broken is not None:
             return GAVE_UP
@@ -281,17 +281,16 @@ class Operation:
 
     # What clients of the control socket ask for.
 
-    async def _open_control(self) -> Control | None:
+    async def _open_control(self) -> ControlSocket | None:
         if self._control == "":
             return None
-        # A name that was given and is another one's is more likely to be a mistake.
-        advice = "--control PATH has it elsewhere"
-        owner = ControlOwner("cluster", self._name, advice, keeps_name=True)
-        watching = Watching(self._cluster, self._status)
-        control = await open_control(owner, self._control, self._answer, watching.watch)
+        watch = watching(self._cluster, self._status)
+        control = await open_control(
+            "cluster", self._name, self._control, self._answer, watch
+        )
         if control is not None:
             self._name, self.which = control.name, control.which
-            self.control_path = control.socket.path
+            self.control_path = control.path
         return control
 
     async def _answer(self, request: Request) -> dict[str, Any]:
@@ -308,13 +307,8 @@ class Operation:
                 if request.job is not None:
                     raise ProtocolError("a server has no jobs: name a slot, or none")
                 found = await self._cluster.stacks()
-                return {
-                    "stacks": {
-                        str(it): text
-                        for it, text in found.items()
-                        if slot in {None, it}
-                    }
-                }
+                wanted = {it: text for it, text in found.items() if slot in {None, it}}
+                return {"stacks": wanted}
             case "requests":
                 service = self._cluster._service()  # noqa: SLF001 - the cluster's own operation
                 return {"requests": await service.open_requests()}
@@ -361,7 +355,7 @@ class Operation:
             "name": self._name,
             "which": self.which,
             "pid": os.getpid(),
-            **plain(self._cluster.stats()),
+            **fields_of(self._cluster.stats()),
         }
 
 

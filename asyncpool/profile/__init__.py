@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import base64
-import hashlib
 import html
 import json
 import os
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from importlib import resources
@@ -175,7 +173,7 @@ class Profile:
         names: dict[str, int] = {}
         rows = [
             (names.setdefault(name, len(names)), depth, start, samples)
-            for name, depth, start, samples in lay_out(self.stacks, "all", least=least)
+            for name, depth, start, samples in lay_out(self.stacks, least=least)
         ]
         data = {
             "names": list(names),
@@ -187,11 +185,6 @@ class Profile:
         packed = json.dumps(data, separators=(",", ":")).translate(_HARMLESS)
         source = resources.files("asyncpool.profile").joinpath("flame_graph.html")
         page = source.read_text(encoding="utf-8")
-        for element in ("style", "script"):
-            # The browser runs nothing that has another hash.
-            text = page.split(f"<{element}>")[1].split(f"</{element}>")[0]
-            digest = base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
-            page = page.replace(f"@{element.upper()}@", f"'sha256-{digest}'")
         before, after = page.split("@DATA@")
         title = html.escape(f"{self.pool}, {self.seconds:.3g} s")
         return before.replace("@TITLE@", title) + packed + after
@@ -305,40 +298,29 @@ class Rectangle(NamedTuple):
     samples: int
 
 
-class _Call:
-    __slots__ = ("calls", "name", "samples")
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-        self.samples = 0
-        self.calls: dict[str, _Call] = {}
-
-
-def lay_out(
-    stacks: Iterable[StackSamples], root: str, *, least: int = 1
-) -> list[Rectangle]:
+def lay_out(stacks: Iterable[StackSamples], *, least: int = 1) -> list[Rectangle]:
     """Return the rectangles, each before those below it, and from left to right.
 
     Args:
         stacks: The stacks.
-        root: The name of the one that has all others below it.
         least: Those with fewer samples are left out, with all that is below them.
     """
-    top = _Call(root)
-    for stack in stacks:
-        call = top
-        call.samples += stack.samples
-        for name in (stack.function, *stack.frames):
-            call = call.calls.setdefault(name, _Call(name))
-            call.samples += stack.samples
 
-    def place(call: _Call, depth: int, start: int) -> Iterator[Rectangle]:
-        yield Rectangle(call.name, depth, start, call.samples)
-        inner = call.calls.values()
+    def place(
+        name: str, depth: int, start: int, alike: list[tuple[tuple[str, ...], int]]
+    ) -> Iterator[Rectangle]:
+        """Yield a call, and those below it, in the stacks that are *alike* down to there."""
+        yield Rectangle(name, depth, start, sum(samples for _, samples in alike))
+        below = defaultdict[str, list[tuple[tuple[str, ...], int]]](list)
+        for calls, samples in alike:
+            if len(calls) > depth:
+                below[calls[depth]].append((calls, samples))
+        widths = {call: sum(it[1] for it in each) for call, each in below.items()}
         # The widest first.  What a call did itself stays free, to the right.
-        for each in sorted(inner, key=lambda it: (-it.samples, it.name)):
-            if each.samples >= least:
-                yield from place(each, depth + 1, start)
-            start += each.samples
+        for call in sorted(below, key=lambda it: (-widths[it], it)):
+            if widths[call] >= least:
+                yield from place(call, depth + 1, start, below[call])
+            start += widths[call]
 
-    return list(place(top, 0, 0))
+    every = [((it.function, *it.frames), it.samples) for it in stacks]
+    return list(place("all", 0, 0, every))

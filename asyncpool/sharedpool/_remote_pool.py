@@ -19,11 +19,11 @@ from asyncpool._core.options import JobOptions, Options, changed
 from asyncpool._engine.hub import PoolHub
 from asyncpool._engine.machine import least_and_most
 from asyncpool._engine.options import check_codec
-from asyncpool._observe.control.paths import peer_uid
 from asyncpool._observe.control.socket_files import (
     check_length,
     closed_on_error,
     is_socket,
+    peer_uid,
 )
 from asyncpool._remote.carrier import UnixCarrier, Why
 from asyncpool._remote.client import Client
@@ -299,9 +299,7 @@ class RemotePool(JobEventSource, PoolSubmitter):
         from asyncpool._observe.control.pool_control import PoolAnswers  # noqa: PLC0415 - few have one
 
         self._life.listened = True
-        answers = PoolAnswers(
-            self, lambda: client, client.hub, self.name, self._concurrency
-        )
+        answers = PoolAnswers(self, lambda: client, self._concurrency)
         await answers.open(self._control or None)
 
     @property

@@ -11,7 +11,7 @@ from typing import Self
 from asyncpool._core import checks, log_messages as say
 from asyncpool._engine.channel import READ_SIZE
 from asyncpool._engine.loop import Threads, check_loop
-from asyncpool._observe.control.listener import UserSocket
+from asyncpool._observe.control.server import UserSocket
 from asyncpool._observe.control.socket_files import folders_locked
 from asyncpool._remote.agent import MOST_CLIENTS, Agent
 from asyncpool._remote.carrier import UnixCarrier, Why
@@ -103,7 +103,7 @@ class PoolServer:
             Ends the jobs at once.
         """
         check_loop(self._loop, "a PoolServer")
-        self._socket.close()
+        self._socket.shut()
         for carrier in [*self._greeted]:
             self._cut(carrier)
         try:

@@ -19,8 +19,8 @@ from asyncpool._cli import dashboard_web as web
 from asyncpool._cli.dashboard import Access, address_of, is_private, open_socket
 from asyncpool._cli.dashboard_web import FILES, Programs, replies, serve
 from asyncpool._observe.control import client as control_client
-from asyncpool._observe.control.paths import path_of, private_folder
 from asyncpool._observe.control.protocol import Request
+from asyncpool._observe.control.socket_files import path_of, private_folder
 from tests.helpers.fake_program import FakeProgram
 from tests.helpers.patience import PATIENCE, patience
 from tests.helpers.told_lines import (
@@ -80,7 +80,7 @@ class Served:
 @contextlib.asynccontextmanager
 async def served(*, allow_actions: bool = False) -> AsyncIterator[Served]:
     with open_socket("127.0.0.1", 0) as sock:
-        access = Access.to("127.0.0.1")
+        access = Access("127.0.0.1")
         url = address_of(sock, access)
         task = asyncio.create_task(serve(sock, access, allow_actions=allow_actions))
         async with httpx.AsyncClient(base_url=url, timeout=PATIENCE) as client:

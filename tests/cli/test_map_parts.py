@@ -9,15 +9,16 @@ import os
 import queue
 import sqlite3
 import threading
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
-from asyncpool._cli.map import run as writer
+from asyncpool._cli.map import journal as journals
 from asyncpool._cli.map.inputs import InputError, Item, open_input
 from asyncpool._cli.map.journal import (
     START,
@@ -30,8 +31,9 @@ from asyncpool._cli.map.journal import (
     usable,
 )
 from asyncpool._cli.map.map_command import Ended
-from asyncpool._cli.map.run import Tally, Window
+from asyncpool._cli.map.run import Asked, Run, Tally
 from asyncpool._cli.parameters import Exit
+from asyncpool.pool import BoundPool
 from tests.helpers.command import numbers, run_command, write_module
 from tests.helpers.loops import BOTH_LOOPS
 from tests.helpers.patience import PATIENCE
@@ -246,14 +248,13 @@ def test_no_position_is_committed_before_the_files_are_on_the_disk(
 
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(os, "fsync", note)
-    monkeypatch.setattr(writer, "_SYNC_EVERY", 0.0)  # with each commit
+    monkeypatch.setattr(journals, "_SYNC_EVERY", 0.0)  # with each commit
     journal = Watched("run.db", synced)
-    outputs = Outputs("out", "failed", START, ordered=ordered)
+    outputs = Outputs(journal, "out", "failed", START, ordered=ordered)
     outputs.open()
-    at_work = writer.Writer(journal, outputs)
     for n in range(20):
-        at_work.write([Done(n, 0, ok=n % 3 > 0, line=f"line {n}")], [])
-    at_work.sync()
+        outputs.write([Done(n, 0, ok=n % 3 > 0, line=f"line {n}")], [])
+    outputs.sync()
     outputs.close()
     journal.close()
     assert journal.early == []
@@ -268,31 +269,43 @@ def test_what_earlier_runs_have_done_moves_no_position(
 ) -> None:
     """In the middle of it no batch tells how far unordered files are."""
     monkeypatch.chdir(tmp_path)
-    outputs = Outputs("out", "failed", START, ordered=False)
-    outputs.open()
-    outputs.write([Done(0, 0, ok=True, line="earlier")], None)
-    assert outputs.sync() is START
-    outputs.write([Done(1, 0, ok=True, line="new")], 5)
-    position = outputs.sync()
-    assert (position.batch, position.output_bytes) == (5, len("earlier\nnew\n"))
-    outputs.close()
+    with closing(Journal("run.db")) as journal:
+        outputs = Outputs(journal, "out", "failed", START, ordered=False)
+        outputs.open()
+        outputs.write([], [Done(0, 0, ok=True, line="earlier")])
+        assert outputs.flushed() is START
+        outputs.write([Done(1, 0, ok=True, line="new")], [])
+        position = outputs.flushed()
+        assert (position.batch, position.output_bytes) == (1, len("earlier\nnew\n"))
+        outputs.close()
 
 
 # How many items of ``asyncpool map`` are read, under way, and held back.
 
 
+def run_of(folder: Path, submit: Callable[..., Any], places: int = 2) -> Run:
+    """Return a run whose pool has so many places, and makes jobs by *submit*."""
+    path = folder / "in.jsonl"
+    path.touch()
+    about: Any = {"pattern": str(path), "workers": 2, "concurrency": places // 2}
+    run = Run(Asked(target="work:f", input=None, **about), contextlib.ExitStack())
+    run._view = cast("BoundPool", SimpleNamespace(submit=submit))
+    return run
+
+
 @BOTH_LOOPS
-@pytest.mark.parametrize(("places", "least"), [(2, 1000), (5000, 5000)])
-async def test_no_place_stays_empty_for_want_of_items(places: int, least: int) -> None:
+@pytest.mark.parametrize(("places", "least"), [(2, 1000), (2000, 2000)])
+async def test_no_place_stays_empty_for_want_of_items(
+    tmp_path: Path, places: int, least: int
+) -> None:
     jobs: list[asyncio.Future[str]] = []
 
-    def submit(_: Item) -> asyncio.Future[str]:
+    def submit(*_: object) -> asyncio.Future[str]:
         jobs.append(asyncio.get_running_loop().create_future())
         return jobs[-1]
 
-    window = Window(submit, lambda _, __: None, places)
     items = [Item(n, b"", 0) for n in range(20_000)]
-    running = asyncio.create_task(window.run(items))
+    running = asyncio.create_task(run_of(tmp_path, submit, places)._submit(items))
     before = -1
     while len(jobs) > before:  # until it waits
         before = len(jobs)
@@ -309,21 +322,22 @@ async def test_no_place_stays_empty_for_want_of_items(places: int, least: int) -
     ("count", "size"), [(1 << 16, 0), (1, 256 << 20)], ids=["items", "bytes"]
 )
 async def test_nothing_is_drawn_while_too_much_is_not_written(
-    count: int, size: int
+    tmp_path: Path, count: int, size: int
 ) -> None:
     begun: list[int] = []
 
-    def submit(item: Item) -> asyncio.Future[str]:
-        begun.append(item.number)
+    def submit(_: object, number: int, __: bytes) -> asyncio.Future[str]:
+        begun.append(number)
         return asyncio.get_running_loop().create_future()
 
-    window = Window(submit, lambda _, __: None, 2)
-    window.hold(count, size)
-    running = asyncio.create_task(window.run([Item(0, b"", 0)]))
+    run = run_of(tmp_path, submit)
+    run._unwritten, run._unwritten_bytes = count, size
+    running = asyncio.create_task(run._submit([Item(0, b"", 0)]))
     for _ in range(3):
         await asyncio.sleep(0)
     assert begun == []
-    window.hold(-count, -size)
+    run._unwritten = run._unwritten_bytes = 0
+    run._changed.set()
     await running
     assert begun == [0]
 
@@ -338,16 +352,16 @@ class Large(bytes):
 
 
 @BOTH_LOOPS
-async def test_large_items_are_few_at_a_time() -> None:
+async def test_large_items_are_few_at_a_time(tmp_path: Path) -> None:
     jobs: list[asyncio.Future[str]] = []
 
-    def submit(_: Item) -> asyncio.Future[str]:
+    def submit(*_: object) -> asyncio.Future[str]:
         jobs.append(asyncio.get_running_loop().create_future())
         return jobs[-1]
 
-    window = Window(submit, lambda _, __: None, 2)
     large = Large(10 << 20)
-    running = asyncio.create_task(window.run([Item(n, large, 0) for n in range(20)]))
+    items = [Item(n, large, 0) for n in range(20)]
+    running = asyncio.create_task(run_of(tmp_path, submit)._submit(items))
     for expected in (7, 8, 9):  # beyond 64 MB there is no room
         for _ in range(5):
             await asyncio.sleep(0)

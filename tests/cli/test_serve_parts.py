@@ -21,6 +21,7 @@ from typing import Any, NamedTuple, TextIO
 import pytest
 import pytest_asyncio
 import uvicorn
+import watchfiles
 
 from asyncpool import Cluster, WorkerLimits
 from asyncpool._cli import logs, serve as serving
@@ -31,7 +32,7 @@ from asyncpool._cli.logs import (
     cannot_be_loaded,
 )
 from asyncpool._cli.parameters import CommandError
-from asyncpool._cli.serve import Changes, Serving, read_options
+from asyncpool._cli.serve import Serving, read_options
 from asyncpool._cluster.log_messages import CHANGE_AWAITED, NOT_LOADED
 from asyncpool._core.log_messages import ERROR_LINE, WORKER_CRASHED
 from asyncpool.enums import CrashKind, NextStep
@@ -73,7 +74,7 @@ def run(monkeypatch: pytest.MonkeyPatch) -> Callable[..., int]:
         Busy.failures = [*failures]
         return asyncio.run(plain().run())
 
-    monkeypatch.setattr(serving, "_Unread", lambda *_, **__: None)
+    monkeypatch.setattr(serving, "Cluster", lambda *_, **__: SimpleNamespace())
     monkeypatch.setattr(serving, "Operation", Busy)
     monkeypatch.setattr(serving, "_ADDRESS_EVERY", 0)
     return run
@@ -101,20 +102,24 @@ def test_another_error_is_one_at_once(run: Callable[..., int]) -> None:
 # Changes of the code.
 
 
-class ByHand(Changes):
-    """Changes that the test makes."""
+CHANGES: list[set[tuple[int, str]]] = []
 
-    made: list[ByHand]
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.made.append(self)
+async def by_hand(
+    *_: object, stop_event: asyncio.Event, **__: object
+) -> AsyncIterator[set[tuple[int, str]]]:
+    """Yield the changes that the test makes."""
+    while not stop_event.is_set():
+        while CHANGES:
+            yield CHANGES.pop()
+        await asyncio.sleep(0)
 
-    async def _watch(self) -> None:
-        await self._end.wait()
 
-    async def change(self) -> None:
-        self.note(["app.py"])
+async def change() -> None:
+    """Change a file, and return when that was noticed."""
+    CHANGES.append({(2, "/srv/app.py")})
+    while CHANGES:  # noqa: ASYNC110 - no event
+        await asyncio.sleep(0)
 
 
 class Told:
@@ -157,13 +162,16 @@ class Described(dict[str, Any]):
     def stats(self) -> Any:
         return SimpleNamespace(addresses=())
 
+    def _service(self) -> Any:
+        return SimpleNamespace(queues=SimpleNamespace(drop_messages=lambda: None))
+
 
 @pytest.mark.asyncio
 async def test_a_locked_folder_of_metrics_does_not_hold_up_the_loop(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     Busy.failures = []
-    monkeypatch.setattr(serving, "_Unread", lambda *_, **__: Cluster(serves.talk))
+    monkeypatch.setattr(serving, "Cluster", lambda *_, **__: Cluster(serves.talk))
     monkeypatch.setattr(serving, "Operation", Busy)
     with short_folder() as folder:
         metrics = f"unix:{folder / 'metrics'}"
@@ -177,10 +185,11 @@ async def test_a_locked_folder_of_metrics_does_not_hold_up_the_loop(
 
 @pytest_asyncio.fixture
 async def watched(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[asyncio.Task[int]]:
-    monkeypatch.setattr(serving, "_Unread", lambda _, **options: Described(options))
+    monkeypatch.setattr(serving, "Cluster", lambda _, **options: Described(options))
     monkeypatch.setattr(serving, "Operation", Told)
-    monkeypatch.setattr(serving, "Changes", ByHand)
-    Told.made, Told.news, ByHand.made = [], asyncio.Condition(), []
+    monkeypatch.setattr(watchfiles, "awatch", by_hand)
+    Told.made, Told.news = [], asyncio.Condition()
+    CHANGES.clear()
     log = CommandLog(json=True)
     log.setStream(stream := io.StringIO())
     task = asyncio.create_task(plain(log, reload_on_change=True).run())
@@ -197,8 +206,7 @@ async def test_a_change_during_the_start_is_not_lost(
 ) -> None:
     async with patience():
         operation = await Told.number(1)
-        (by_hand,) = ByHand.made
-        await by_hand.change()
+        await change()
         for _ in range(10):  # it is noticed, and waits
             await asyncio.sleep(0)
         assert not operation.reloading.is_set()
@@ -208,7 +216,7 @@ async def test_a_change_during_the_start_is_not_lost(
         operation.reloading.clear()
         await asyncio.sleep(0)
         assert not operation.reloading.is_set()
-        await by_hand.change()
+        await change()
         await operation.reloading.wait()
         operation.stop()
         assert await watched == 0
@@ -221,8 +229,7 @@ async def test_a_change_before_a_start_has_failed_is_not_lost(
 ) -> None:
     async with patience():
         first = await Told.number(1)
-        (by_hand,) = ByHand.made
-        await by_hand.change()
+        await change()
         first.crashed(crash())
         second = await Told.number(2)
         second.ready()
@@ -565,22 +572,28 @@ def gap(count: int) -> str:
     return f"({count})\n"
 
 
-def test_nobody_waits_for_a_reader_that_has_stopped(full: Pipe) -> None:
-    log = LogStream(full.stream.fileno(), gap, most=1000)
+def test_nobody_waits_for_a_reader_that_has_stopped(
+    full: Pipe, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(logs, "_MOST", 1000)
+    log = LogStream(full.stream.fileno(), gap)
     for _ in range(100):
         log.write(LINE)
     full.read(full.size)
     assert full.read(1000) == LINE * 10
     # The last one counts until it is written, which this thread cannot see.
-    while not log.idle:
+    while log._size:
         pass
     log.write("after\n")
     assert full.read(len("(90)\nafter\n")) == "(90)\nafter\n"
     log.close()
 
 
-def test_what_is_left_out_last_is_told_at_the_end(full: Pipe) -> None:
-    log = LogStream(full.stream.fileno(), gap, most=100)
+def test_what_is_left_out_last_is_told_at_the_end(
+    full: Pipe, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(logs, "_MOST", 100)
+    log = LogStream(full.stream.fileno(), gap)
     log.write(LINE)
     log.write(LINE)
     full.read(full.size)
@@ -604,12 +617,15 @@ def test_a_reader_that_is_gone_costs_lines_and_no_more() -> None:
         log.write(LINE)
         log.write(LINE)
         log.close()
-        assert log.idle
+        assert not log._size
         os.close(writer)
 
 
-def test_a_worker_waits_for_a_reader_that_reads_on(full: Pipe) -> None:
-    log = LogStream(full.stream.fileno(), gap, waits=True, most=1000)
+def test_a_worker_waits_for_a_reader_that_reads_on(
+    full: Pipe, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(logs, "_MOST", 1000)
+    log = LogStream(full.stream.fileno(), gap, waits=True)
     with ThreadPoolExecutor(1) as threads:
         reading = threads.submit(full.read, full.size + 1000 * len(LINE))
         for _ in range(1000):
@@ -622,7 +638,8 @@ def test_nor_does_a_worker_wait_for_one_that_does_not(
     full: Pipe, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(logs, "_PATIENCE", 0.05)
-    log = LogStream(full.stream.fileno(), gap, waits=True, most=100)
+    monkeypatch.setattr(logs, "_MOST", 100)
+    log = LogStream(full.stream.fileno(), gap, waits=True)
     for _ in range(1000):
         log.write(LINE)
     full.read(full.size)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 from hypothesis import given, strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
@@ -13,7 +15,7 @@ from asyncpool._core.deadlines import (
     RateLimit,
     RecentCount,
 )
-from asyncpool._wire.profile import SamplingTimes
+from asyncpool._wire.profile import sampling_times
 from asyncpool.errors import ProtocolError
 
 # Deadlines, against a dictionary that is searched each time.
@@ -244,37 +246,17 @@ STARTS = st.floats(0, 1e6)
 
 
 @given(RATES, st.floats(0.01, 3), STARTS)
-def test_one_that_is_always_in_time_misses_nothing(
+def test_looks_are_as_many_as_they_should_be(
     rate: float, seconds: float, now: float
 ) -> None:
-    times, end, looks = SamplingTimes(rate, seconds, now), now + seconds, 0
-    while (wait := times.wait(now)) is not None:
-        assert 0 <= wait <= 1.5 / rate + 1e-6
-        now += wait + 1e-9
-        due = times.take(now)
-        assert due <= 1
-        looks += due
-    assert now < end + 1e-6
-    assert seconds * rate / 1.5 - 2 <= looks <= seconds * rate * 2 + 2
-
-
-@given(RATES, st.floats(0.01, 3), STARTS, st.data())
-def test_each_look_is_due_once_however_late_it_is_taken(
-    rate: float, seconds: float, now: float, data: st.DataObject
-) -> None:
-    late, in_time = (SamplingTimes(rate, seconds, now) for _ in range(2))
-    wanted = in_time.take(now + seconds)
-    taken = 0
-    while late.wait(now) is not None:
-        now += data.draw(st.floats(0.5 / rate, seconds))
-        taken += late.take(now)
-    assert taken == wanted
+    times = [now, *sampling_times(rate, seconds, now)]
+    waits = [after - before for before, after in itertools.pairwise(times)]
+    assert all(0.5 / rate - 1e-6 <= wait <= 1.5 / rate + 1e-6 for wait in waits)
+    assert max(times) < now + seconds
+    assert seconds * rate / 1.5 - 2 <= len(waits) <= seconds * rate * 2 + 2
 
 
 def test_the_distances_differ() -> None:
-    times, now, waits = SamplingTimes(100, 1, 0.0), 0.0, set[int]()
-    while (wait := times.wait(now)) is not None:
-        waits.add(int(wait * 1000))
-        now += wait + 1e-9
-        times.take(now)
+    times = [0.0, *sampling_times(100, 1, 0.0)]
+    waits = {int((b - a) * 1000) for a, b in itertools.pairwise(times)}
     assert waits == set(range(5, 15))

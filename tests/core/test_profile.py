@@ -157,7 +157,7 @@ def test_each_lies_within_its_caller_and_beside_the_others(
 ) -> None:
     above: list[Rectangle] = []
     ends = dict[int, int]()
-    for found in lay_out(samples_of(stacks), "all", least=least):
+    for found in lay_out(samples_of(stacks), least=least):
         del above[found.depth :]
         assert len(above) == found.depth, "each comes after the one above it"
         if above:
@@ -176,7 +176,7 @@ def test_every_stack_is_there_with_all_of_its_samples(
 ) -> None:
     path: list[str] = []
     widths = dict[tuple[str, ...], int]()
-    for found in lay_out(samples_of(stacks), "all"):
+    for found in lay_out(samples_of(stacks)):
         path[found.depth :] = [found.name]
         assert tuple(path) not in widths, "what begins alike is one"
         widths[tuple(path)] = found.samples

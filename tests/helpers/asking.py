@@ -6,8 +6,8 @@ import asyncio
 import json
 from typing import Any, Self
 
-from asyncpool._observe.control.paths import path_of
 from asyncpool._observe.control.protocol import MAX_REPLY, Request
+from asyncpool._observe.control.socket_files import path_of
 
 __all__ = ["Lines", "ask"]
 

@@ -12,7 +12,7 @@ from queue import SimpleQueue
 from types import TracebackType
 from typing import Any, Self
 
-from asyncpool._observe.control.paths import path_of
+from asyncpool._observe.control.socket_files import path_of
 
 
 class _Connection(socketserver.StreamRequestHandler):

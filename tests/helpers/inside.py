@@ -51,8 +51,12 @@ if TYPE_CHECKING:
     from asyncpool._engine.watch import Pings
     from asyncpool._engine.worker import WorkerHandle
     from asyncpool._observe.control.client import ControlClient
-    from asyncpool._observe.control.paths import live_names, path_of, private_folder
     from asyncpool._observe.control.protocol import Request
+    from asyncpool._observe.control.socket_files import (
+        live_names,
+        path_of,
+        private_folder,
+    )
     from asyncpool._observe.trace import Trace
     from asyncpool._remote.agent import Agent
     from asyncpool._remote.client import Client
@@ -113,7 +117,7 @@ _PLACES = {
     "_engine.loop": ["Threads"],
     "_cluster.link": ["MAX_MESSAGE", "MOST_MESSAGES"],
     "_observe.control.client": ["ControlClient"],
-    "_observe.control.paths": ["live_names", "path_of", "private_folder"],
+    "_observe.control.socket_files": ["live_names", "path_of", "private_folder"],
     "_engine.launcher": ["Launcher"],
     "_wire.posix": ["private_memory"],
 }
@@ -562,9 +566,9 @@ def join_writer(trace: Trace) -> None:
 
 def sync_every(seconds: float) -> None:
     """Have the journals of this process synced so often."""
-    from asyncpool._cli.map import run as writer
+    from asyncpool._cli.map import journal
 
-    writer._SYNC_EVERY = seconds
+    journal._SYNC_EVERY = seconds
 
 
 # How long things wait, which a test makes so long that they never happen, or short.

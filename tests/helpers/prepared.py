@@ -26,7 +26,7 @@ import json, os, runpy, socket, sys
 from asyncpool._cli.app import command
 
 for name in command.commands:
-    command.commands[name]
+    command.get_command(None, name)
 door = socket.socket(fileno=int(sys.argv[1]))
 while True:
     message, files, _, _ = socket.recv_fds(door, {_MOST}, 3)

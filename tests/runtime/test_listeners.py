@@ -24,8 +24,12 @@ from asyncpool._cluster import listeners as module
 from asyncpool._cluster.addresses import parse
 from asyncpool._cluster.listeners import Listeners, addresses_locked
 from asyncpool._observe.control import socket_files
-from asyncpool._observe.control.paths import peer_pid, peer_uid
-from asyncpool._observe.control.socket_files import folders_locked, listen_at
+from asyncpool._observe.control.socket_files import (
+    folders_locked,
+    listen_at,
+    peer_pid,
+    peer_uid,
+)
 from tests.helpers.gate import short_folder
 from tests.helpers.locked_folder import assert_waits, locked
 from tests.helpers.patience import PATIENCE, patience

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -134,7 +135,9 @@ def trace_of(
     stats: Callable[[], PoolStats] = figures,
     most: int | None = None,
 ) -> Trace:
-    return Trace(str(path), name="shop", concurrency=1, hub=hub, stats=stats, most=most)
+    about = {"trace": str(path), "title": "pool shop", "max_traced": most}
+    config: Any = SimpleNamespace(**about, worker=SimpleNamespace(concurrency=1))
+    return Trace(config, hub, stats)
 
 
 @dataclass

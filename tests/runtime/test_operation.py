@@ -19,8 +19,8 @@ import pytest
 
 from asyncpool._engine.hub import EventStream
 from asyncpool._observe.control.client import ControlClient
-from asyncpool._observe.control.paths import live_names, path_of
 from asyncpool._observe.control.protocol import Request
+from asyncpool._observe.control.socket_files import live_names, path_of
 from asyncpool.cluster._run import (
     Notifier,
     Operation,

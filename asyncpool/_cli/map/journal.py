@@ -17,6 +17,7 @@ import os
 import sqlite3
 import stat
 import threading
+import time
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, fields
@@ -52,10 +53,10 @@ _TABLES = [("table", "items"), ("table", "run")]
 # What SQLite says of statements that do not suit the tables, or what is in them.
 _LOGICAL = {sqlite3.SQLITE_ERROR, sqlite3.SQLITE_CONSTRAINT, sqlite3.SQLITE_MISMATCH}
 
-# How many rows one statement inserts.  Each step of a statement gives the GIL away, and
+# How many rows one statement inserts at most.  Each step of a statement gives the GIL away, and
 # beside a busy event loop it takes 5 ms to get it back: one row at a time made 200 rows
 # a second.
-_TOGETHER = (256, 16, 1)
+_TOGETHER = 256
 _READ = 500  # rows, for the same reason
 
 _ANEW = "name another journal, or remove this one to begin anew"
@@ -271,15 +272,12 @@ class Journal:
         with self._alone() as database:
             database.execute("BEGIN")
             self._batch += bool(done)
-            start = 0
-            for size in _TOGETHER:
-                marks = ", ".join(["(?, ?, ?, ?, ?)"] * size)
-                while len(done) - start >= size:
-                    values: list[Any] = []
-                    for number, crc, ok, line in done[start : start + size]:
-                        values += (number, crc, self._batch, ok, line)
-                    database.execute(f"INSERT INTO items VALUES {marks}", values)  # noqa: S608 - only marks
-                    start += size
+            for start in range(0, len(done), _TOGETHER):
+                values: list[Any] = []
+                for number, crc, ok, line in done[start : start + _TOGETHER]:
+                    values += (number, crc, self._batch, ok, line)
+                marks = ", ".join(["(?, ?, ?, ?, ?)"] * (len(values) // 5))
+                database.execute(f"INSERT INTO items VALUES {marks}", values)  # noqa: S608 - only marks
             if position is not None:
                 self._save("position", asdict(position))
             database.execute("COMMIT")
@@ -393,6 +391,8 @@ class Journal:
 
 # The files: results, and failures.
 
+_SYNC_EVERY = 1.0  # s; what the files hold beyond that is written again after a crash
+
 # What each line of failures begins with.
 FAILURE = b'{"index": '
 
@@ -477,22 +477,32 @@ class Sink:
 class Outputs:
     """Both files, in the input's order or as items are finished.
 
+    What they have, the journal has already.
+
     Args:
+        journal: The journal, if there is one.
         output: The path for results; ``-`` is stdout.
         failed: The path for failures.
-        ordered: Whether they are in the input's order.
         position: How far they are at the beginning.
+        ordered: Whether they are in the input's order.
     """
 
     def __init__(
-        self, output: str, failed: str, position: Position, *, ordered: bool
+        self,
+        journal: Journal | None,
+        output: str,
+        failed: str,
+        position: Position,
+        *,
+        ordered: bool,
     ) -> None:
-        self.position = position
+        self._journal, self._position = journal, position
         self._next = position.next
         self._batch: int | None = position.batch
         self._held: dict[int, Done] | None = {} if ordered else None
         self._output = Sink(output, position.output_bytes)
         self._failed = Sink(failed, position.failed_bytes)
+        self._sync_at = time.monotonic() + _SYNC_EVERY
 
     def open(self) -> None:
         """Open both files, and cut off what is behind the position.
@@ -503,18 +513,25 @@ class Outputs:
         self._output.open()
         self._failed.open(lazy=True)
 
-    def write(self, done: list[Done], batch: int | None) -> list[Done]:
+    def write(self, fresh: list[Done], replayed: list[Done]) -> list[Done]:
         """Write the lines that can be written now, and return them.
 
         Args:
-            done: What was finished, each item once.
-            batch: The batch of the journal that it came with; ``None`` if all of it was
-                there before, and there may be more of that.
+            fresh: What was finished, each item once.
+            replayed: What the journal has already, of which there may be more.
 
         Raises:
             OSError: If there is no room, the reader of a pipe has gone, or the disk fails.
         """
-        ready = done
+        if not fresh and not replayed:
+            return []  # which says nothing of any batch
+        batch = position = None
+        if self._journal is not None and fresh:
+            if time.monotonic() >= self._sync_at:
+                position = self.flushed()
+                self._sync_at = time.monotonic() + _SYNC_EVERY
+            batch = self._journal.add(fresh, position)
+        ready = done = fresh + replayed
         if self._held is not None:
             ready = list[Done]()
             self._held |= {item.number: item for item in done}
@@ -527,12 +544,17 @@ class Outputs:
         self._batch = batch
         return ready
 
-    def sync(self) -> Position:
+    def sync(self) -> None:
+        """Flush everything written to the disk, and commit how far the files are."""
+        if self._journal is not None:
+            self._journal.add((), self.flushed())
+
+    def flushed(self) -> Position:
         """Flush everything written to the disk; return how far the files are."""
         if self._held is None and self._batch is None:
             # In the middle of the items of earlier runs: no batch tells how far the files are.
-            return self.position
-        self.position = Position(
+            return self._position
+        self._position = Position(
             next=self._next,
             batch=self._batch or 0,
             output=_name(self._output.path),
@@ -540,7 +562,7 @@ class Outputs:
             failed=_name(self._failed.path),
             failed_bytes=self._failed.sync(),
         )
-        return self.position
+        return self._position
 
     def close(self) -> None:
         """Let go of the files."""

@@ -290,8 +290,8 @@ async def _execute(asked: Asked, run: Run, console: Console) -> None:
     covered = asked.output == "-" and sys.stdout.isatty()
     shown = None
     if console.is_terminal and not asked.as_json and not covered:
-        progress = _Progress(run, asked.target, console)
-        shown = asyncio.create_task(progress.show(), name="asyncpool map: progress")
+        progress = _show_progress(run, asked.target, console)
+        shown = asyncio.create_task(progress, name="asyncpool map: progress")
     try:
         await run.execute()
     finally:
@@ -300,43 +300,32 @@ async def _execute(asked: Asked, run: Run, console: Console) -> None:
             await asyncio.wait({shown})
 
 
-class _Progress:
-    """How far a run is: a live line.
+async def _show_progress(run: Run, title: str, console: Console) -> None:
+    """Show how far a run is in a live line that begins with *title*; the last state stays.
 
-    Args:
-        run: The run.
-        title: What the line begins with.
-        console: Where it is shown.
+    Cancellation:
+        Ends it.
     """
+    began, past = time.monotonic(), deque[tuple[float, int]]()
+    bar = Progress(
+        TextColumn("[bold]{task.description}"),
+        BarColumn(20),
+        TextColumn("{task.fields[text]}"),
+        console=console,
+        auto_refresh=False,
+    )
+    task = bar.add_task(escape(title), text="")
 
-    def __init__(self, run: Run, title: str, console: Console) -> None:
-        self._run = run
-        self._began = time.monotonic()
-        self._past: deque[tuple[float, int]] = deque()
-        self._bar = Progress(
-            TextColumn("[bold]{task.description}"),
-            BarColumn(20),
-            TextColumn("{task.fields[text]}"),
-            console=console,
-            auto_refresh=False,
-        )
-        self._bar.add_task(escape(title), text="")
-
-    async def show(self) -> None:
-        """Show it until cancelled; the last state stays."""
-        with self._bar:
-            try:
-                while True:
-                    self._update()
-                    await asyncio.sleep(_EVERY)
-            finally:
-                self._update()
-
-    def _update(self) -> None:
-        tally, stats = self._run.tally, self._run.stats()
-        total, about = self._total()
-        rate = self._rate()
-        count, left = f"{tally.done:,}", duration(time.monotonic() - self._began)
+    def update() -> None:
+        tally, stats, now = run.tally, run.stats(), time.monotonic()
+        # Without those of the journal.
+        past.append((now, tally.done - tally.found))
+        while now - past[0][0] > _RATE_OVER:
+            past.popleft()
+        (then, before), (_, done) = past[0], past[-1]
+        rate = (done - before) / (now - then) if now > then else 0.0
+        total, about = _total(run)
+        count, left = f"{tally.done:,}", duration(now - began)
         if total is not None:
             count += f"/{about}{total:,}"
             if rate > 0 and total > tally.done:
@@ -349,27 +338,25 @@ class _Progress:
             f"[{restarts}]{stats.restarts} restarts[/]  "
             f"[dim]{size_text(sum(map(memory_at_most, pids)))}[/]"
         )
-        [task] = self._bar.task_ids
-        self._bar.update(task, total=total, completed=tally.done, text=text)
-        self._bar.refresh()
+        bar.update(task, total=total, completed=tally.done, text=text, refresh=True)
 
-    def _total(self) -> tuple[int | None, str]:
-        """Return how many items there are, as far as that can be told, and ``~`` if about."""
-        tally, source = self._run.tally, self._run.source
-        if tally.at_end:
-            return tally.drawn, ""
-        if source.count is not None:
-            return source.count, ""
-        if not source.size or not tally.consumed:
-            return None, ""
-        # As if the rest of the file were like what was read of it.
-        return max(tally.drawn, round(tally.drawn * source.size / tally.consumed)), "~"
+    with bar:
+        try:
+            while True:
+                update()
+                await asyncio.sleep(_EVERY)
+        finally:
+            update()
 
-    def _rate(self) -> float:
-        """Return how many items a second were done lately, without the journal's."""
-        now, count = time.monotonic(), self._run.tally.done - self._run.tally.found
-        self._past.append((now, count))
-        while now - self._past[0][0] > _RATE_OVER:
-            self._past.popleft()
-        then, before = self._past[0]
-        return (count - before) / (now - then) if now > then else 0.0
+
+def _total(run: Run) -> tuple[int | None, str]:
+    """Return how many items there are, as far as that can be told, and ``~`` if about."""
+    tally, source = run.tally, run.source
+    if tally.at_end:
+        return tally.drawn, ""
+    if source.count is not None:
+        return source.count, ""
+    if not source.size or not tally.consumed:
+        return None, ""
+    # As if the rest of the file were like what was read of it.
+    return max(tally.drawn, round(tally.drawn * source.size / tally.consumed)), "~"

@@ -1,4 +1,4 @@
-"""One run of ``asyncpool map``, a pipeline: sources, window, pool, journal, outputs.
+"""One run of ``asyncpool map``, a pipeline: sources, pool, journal, outputs.
 
 One thread after the other reads a portion of the input, less what the journal has already, while the
 pool is busy with the portions before.  One after the other commits what is done, and writes the files.
@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
+from itertools import islice
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from asyncpool._cli.call import Interrupted, Limits, check_target, interrupts
 from asyncpool._cli.map.inputs import Format, InputError, Item, open_input
@@ -51,9 +51,9 @@ _BYTES = 64 << 20  # of items in the pool
 _UNWRITTEN = 1 << 16
 _UNWRITTEN_BYTES = 256 << 20
 _SLICE = 256  # how many are submitted before anybody else has a turn
+_REPLAYED = 500  # how many of the journal's are written together
 
 _TOGETHER = 0.01  # s; what is done within it is written together
-_SYNC_EVERY = 1.0  # s; what the files hold beyond that is written again after a crash
 
 _GRACE = 5.0  # s that running items have when a run is interrupted
 _LAST_WRITES = 5.0  # s for what is finished by then, if stdout is a pipe that stalls
@@ -138,31 +138,20 @@ class Tally:
     written: int = 0
 
 
-@dataclass(slots=True)
-class Portion:
+class Portion(NamedTuple):
     """A portion of the input.
 
     Attributes:
         items: What is to run.
+        found: What the journal has.
         replayed: What the journal has, but not the files.
-        skipped: How many both have.
-        failed: How many items of the journal have failed.
         consumed: How many bytes of the input were read until here.
     """
 
-    items: list[Item] = field(default_factory=list)
-    replayed: list[Done] = field(default_factory=list)
-    skipped: int = 0
-    failed: int = 0
-    consumed: int = 0
-
-    def take(self, row: Done) -> None:
-        """Count an item that the journal has."""
-        self.failed += not row.ok
-        if row.line:
-            self.replayed.append(row)
-        else:
-            self.skipped += 1
+    items: list[Item]
+    found: list[Done]
+    replayed: list[Done]
+    consumed: int
 
 
 class Run:
@@ -195,7 +184,11 @@ class Run:
             stack.callback(self._journal.close)
             self._position = self._resume(self._journal)
         self._outputs = Outputs(
-            asked.output, asked.failures, self._position, ordered=not asked.unordered
+            self._journal,
+            asked.output,
+            asked.failures,
+            self._position,
+            ordered=not asked.unordered,
         )
         stack.callback(self._outputs.close)
         self._pool = asked.make_pool(
@@ -211,7 +204,9 @@ class Run:
             cancel_grace=1.0,
         )
         places = (asked.workers or usable_cpus()) * asked.concurrency
-        self._window = Window(self._submit, self._settled, places)
+        self._most = max(_ITEMS, 2 * places)
+        self._in_flight = self._bytes = self._unwritten = self._unwritten_bytes = 0
+        self._changed = asyncio.Event()
         self._writing: asyncio.Task[None] | None = None
         self._finished: list[Done] = []
         self._replayed: list[Done] = []
@@ -282,13 +277,13 @@ class Run:
                 self._count(portion)
                 # These first: what comes before a replayed one is under way then, so
                 # nothing that is held back for the order waits for what has no room.
-                await self._window.run(portion.items)
+                await self._submit(portion.items)
                 self._hold(self._replayed, portion.replayed)
         except InputError:
-            await self._window.drained()  # what is before it is done
+            await self._until(lambda: not self._in_flight)  # what is before it is done
             raise
         self.tally.at_end = True
-        await self._window.drained()
+        await self._until(lambda: not self._in_flight)
 
     def _portions(self) -> Iterator[Portion]:
         """Yield the input in portions, less what is done; in a thread.
@@ -299,29 +294,24 @@ class Run:
         source, journal, position = self.source, self._journal, self._position
         if journal is None:
             for items in source.items():
-                yield Portion(items=items, consumed=source.consumed)
+                yield Portion(items, [], [], source.consumed)
             return
         ordered = not self._asked.unordered
         if not ordered:
             # All of it before anything new, since the position is a batch's number: it
             # must not pass one of which a part is yet to be written.
-            portion = Portion()
-            for known in journal.rows(position, ordered=False):
-                if known.line:
-                    portion.replayed.append(known)
-                    portion.skipped -= 1  # it is counted below
-                if len(portion.replayed) == 500:  # noqa: PLR2004 - as many as are read together
-                    yield portion
-                    portion = Portion()
-            yield portion
+            known = journal.rows(position, ordered=False)
+            lacking = (row for row in known if row.line)
+            while together := list(islice(lacking, _REPLAYED)):
+                yield Portion([], [], together, 0)  # they are found below
             position = Position(batch=1 << 62)
         rows = journal.rows(position, ordered=ordered)
         row = next(rows, None)
         for items in source.items():
-            portion = Portion(consumed=source.consumed)
+            new, found = list[Item](), list[Done]()
             for item in items:
                 if row is None or row.number != item.number:
-                    portion.items.append(item)
+                    new.append(item)
                     continue
                 if row.crc != item.crc:
                     raise JournalError(
@@ -329,9 +319,9 @@ class Run:
                         f"{journal.path} was begun: put the old input back, or name "
                         "another journal"
                     )
-                portion.take(row)
+                found.append(row)
                 row = next(rows, None)
-            yield portion
+            yield Portion(new, found, [it for it in found if it.line], source.consumed)
         if row is not None:
             raise JournalError(
                 f"{source.name} ends before item {row.number}, which {journal.path} has: it "
@@ -339,19 +329,53 @@ class Run:
             )
 
     def _count(self, portion: Portion) -> None:
-        tally = self.tally
-        found = portion.skipped + len(portion.replayed)
+        tally, found = self.tally, len(portion.found)
         tally.drawn += len(portion.items) + found
         tally.consumed = portion.consumed
         tally.found += found
         tally.done += found
-        tally.written += portion.skipped
-        tally.failed += portion.failed
+        tally.failed += sum(not row.ok for row in portion.found)
+        # What is replayed is written later.
+        tally.written += found - len(portion.replayed)
 
-    def _submit(self, item: Item) -> asyncio.Future[str]:
-        return self._view.submit(call_item, item.number, item.raw)
+    async def _submit(self, items: list[Item]) -> None:
+        """Submit items while there is room; return when the last one is submitted.
+
+        So the pool is busy, and memory is bounded, however long the input is.
+
+        Raises:
+            PoolClosedError: Or whatever else the pool raises.
+        """
+        start = 0
+        while start < len(items):
+            await self._until(self._has_room)
+            for item in items[start : start + _SLICE]:
+                job = self._view.submit(call_item, item.number, item.raw)
+                self._in_flight += 1
+                self._bytes += len(item.raw)
+                job.add_done_callback(partial(self._settled, item))
+                start += 1
+                if self._bytes > _BYTES:
+                    break
+            await asyncio.sleep(0)
+
+    def _has_room(self) -> bool:
+        return (
+            self._in_flight <= self._most - _SLICE
+            and self._bytes <= _BYTES
+            and self._unwritten < _UNWRITTEN
+            and self._unwritten_bytes < _UNWRITTEN_BYTES
+        )
+
+    async def _until(self, condition: Callable[[], bool]) -> None:
+        while not condition():
+            self._changed.clear()
+            await self._changed.wait()
 
     def _settled(self, item: Item, job: asyncio.Future[str]) -> None:
+        self._in_flight -= 1
+        self._bytes -= len(item.raw)
+        self._changed.set()
         try:
             done = Done(item.number, item.crc, ok=True, line=job.result())
         except PoolClosedError:
@@ -369,12 +393,12 @@ class Run:
     def _hold(self, kind: list[Done], done: list[Done]) -> None:
         """Keep what is done until it is written, a batch at a time."""
         kind += done
-        self._window.hold(len(done), sum(len(it.line) for it in done))
+        self._unwritten += len(done)
+        self._unwritten_bytes += sum(len(it.line) for it in done)
         self._news.set()
 
     async def _write(self) -> None:
         """Commit, and write, what is done, until all is; a task."""
-        writer = Writer(self._journal, self._outputs)
         try:
             while self._finished or self._replayed or not self._all_done:
                 await self._news.wait()
@@ -382,10 +406,12 @@ class Run:
                 self._news.clear()
                 fresh, self._finished = self._finished, []
                 replayed, self._replayed = self._replayed, []
-                ready = await in_a_thread(partial(writer.write, fresh, replayed))
+                ready = await in_a_thread(partial(self._outputs.write, fresh, replayed))
                 self.tally.written += len(ready)
-                self._window.hold(-len(ready), -sum(len(it.line) for it in ready))
-            await in_a_thread(writer.sync)
+                self._unwritten -= len(ready)
+                self._unwritten_bytes -= sum(len(it.line) for it in ready)
+                self._changed.set()
+            await in_a_thread(self._outputs.sync)
         except Exception as error:  # noqa: BLE001 - the run ends for it
             self._stop_for(error)
 
@@ -435,125 +461,18 @@ async def in_a_thread(function: Callable[[], T]) -> T:
     loop = asyncio.get_running_loop()
     found: asyncio.Future[T] = loop.create_future()
 
-    def settle(result: Any, error: BaseException | None) -> None:
-        if found.done():
-            return
-        if error is None:
-            found.set_result(result)
-        else:
-            found.set_exception(error)
+    def settle(how: Callable[[Any], object], with_what: object) -> None:
+        if not found.done():
+            how(with_what)
 
     def run() -> None:
-        result, error = None, None
+        outcome: tuple[Callable[[Any], object], object]
         try:
-            result = function()
-        except BaseException as raised:  # noqa: BLE001 - the caller raises it
-            error = raised
+            outcome = found.set_result, function()
+        except BaseException as error:  # noqa: BLE001 - the caller raises it
+            outcome = found.set_exception, error
         with suppress(RuntimeError):  # the loop has ended
-            loop.call_soon_threadsafe(settle, result, error)
+            loop.call_soon_threadsafe(settle, *outcome)
 
     threading.Thread(target=run, name="asyncpool map", daemon=True).start()
     return await found
-
-
-class Window:
-    """Keeps the pool busy, and memory bounded, however long the input is.
-
-    Args:
-        submit: Makes a job of an item.
-        on_settled: Called with each item and its job when the job is done.
-        places: How many items the pool can run at once.
-    """
-
-    def __init__(
-        self,
-        submit: Callable[[Item], asyncio.Future[str]],
-        on_settled: Callable[[Item, asyncio.Future[str]], None],
-        places: int,
-    ) -> None:
-        self._submit, self._on_settled = submit, on_settled
-        self._most = max(_ITEMS, 2 * places)
-        self._changed = asyncio.Event()
-        self._in_flight = self._bytes = self._unwritten = self._unwritten_bytes = 0
-
-    async def run(self, items: list[Item]) -> None:
-        """Submit items while there is room; return when the last one is submitted.
-
-        Raises:
-            PoolClosedError: Or whatever else *submit* raises.
-        """
-        start = 0
-        while start < len(items):
-            await self._until(self._has_room)
-            for item in items[start : start + _SLICE]:
-                job = self._submit(item)
-                self._in_flight += 1
-                self._bytes += len(item.raw)
-                job.add_done_callback(partial(self._settled, item))
-                start += 1
-                if self._bytes > _BYTES:
-                    break
-            await asyncio.sleep(0)
-
-    async def drained(self) -> None:
-        """Wait until no item is in progress."""
-        await self._until(lambda: not self._in_flight)
-
-    def hold(self, count: int, size: int) -> None:
-        """Count items that are done, with *size* bytes, but not written; below 0, written."""
-        self._unwritten += count
-        self._unwritten_bytes += size
-        self._changed.set()
-
-    def _has_room(self) -> bool:
-        return (
-            self._in_flight <= self._most - _SLICE
-            and self._bytes <= _BYTES
-            and self._unwritten < _UNWRITTEN
-            and self._unwritten_bytes < _UNWRITTEN_BYTES
-        )
-
-    def _settled(self, item: Item, job: asyncio.Future[str]) -> None:
-        self._in_flight -= 1
-        self._bytes -= len(item.raw)
-        self._on_settled(item, job)
-        self._changed.set()
-
-    async def _until(self, condition: Callable[[], bool]) -> None:
-        while not condition():
-            self._changed.clear()
-            await self._changed.wait()
-
-
-class Writer:
-    """Commits first, then writes: what a file has, the journal has already.
-
-    Args:
-        journal: The journal, if there is one.
-        outputs: The files.
-    """
-
-    def __init__(self, journal: Journal | None, outputs: Outputs) -> None:
-        self._journal, self._outputs = journal, outputs
-        self._sync_at = time.monotonic() + _SYNC_EVERY
-
-    def write(self, fresh: list[Done], replayed: list[Done]) -> list[Done]:
-        """Write *fresh*, into the journal too, and what it has already; return what was written.
-
-        Raises:
-            OSError: If there is no room, the reader of a pipe has gone, or the disk fails.
-        """
-        batch = position = None
-        if not fresh and not replayed:
-            return []  # which says nothing of any batch
-        if self._journal is not None and fresh:
-            if time.monotonic() >= self._sync_at:
-                position = self._outputs.sync()
-                self._sync_at = time.monotonic() + _SYNC_EVERY
-            batch = self._journal.add(fresh, position)
-        return self._outputs.write(fresh + replayed, batch)
-
-    def sync(self) -> None:
-        """Flush the files to the disk, and commit how far they are."""
-        if self._journal is not None:
-            self._journal.add((), self._outputs.sync())

@@ -9,9 +9,12 @@ import struct
 from collections.abc import Iterator
 from typing import Any, Self
 
-from asyncpool._observe.control.paths import peer_pid, peer_uid
 from asyncpool._observe.control.protocol import MAX_REPLY, Request, unpack_line
-from asyncpool._observe.control.socket_files import closed_on_error
+from asyncpool._observe.control.socket_files import (
+    closed_on_error,
+    peer_pid,
+    peer_uid,
+)
 from asyncpool._wire.text import printable, printable_block
 from asyncpool.errors import ProtocolError
 

@@ -3,26 +3,21 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
+from types import MethodType
 from typing import Any
 
 from asyncpool._core import log_messages as say
 from asyncpool._engine.engine import PoolLife
-from asyncpool._engine.hub import PoolHub
 from asyncpool._engine.life_log import NamedLog
-from asyncpool._engine.loop import shielded
 from asyncpool._engine.options import EngineConfig
-from asyncpool._observe.control.opening import Control, ControlOwner, open_control
-from asyncpool._observe.control.protocol import Request, carry_out
-from asyncpool._observe.control.watch import JobFeed, Watching, plain
-from asyncpool._wire.profile import ProfileRequest
+from asyncpool._observe.control.protocol import Request, carry_out, fields_of
+from asyncpool._observe.control.server import ControlSocket, open_control
+from asyncpool._observe.control.watch import JobFeed, watching
 from asyncpool.errors import ProtocolError
 from asyncpool.events import RollResult
 from asyncpool.profile import Profile
 from asyncpool.stats import PoolStats
-
-# Samples a second of each worker.
-_RATE = 100.0
 
 # What a pool cannot do, and a server can.
 _REFUSED = {
@@ -32,82 +27,40 @@ _REFUSED = {
 }
 
 
-class LocalOrders:
-    """The methods of a pool that :data:`ORDERS` names, for its control socket.
+class _Unowned:
+    """A pool, to those who must not hold it: if its owner drops it, that is noticed.
 
-    It stands for the pool itself: who drops that would not be noticed if anything else held it.
-
-    Args:
-        life: The pool's life.
+    It has the methods of the pool, and all that these need, but not its finalizer.
     """
 
-    def __init__(self, life: PoolLife) -> None:
-        self._life = life
+    def __init__(self, pool: Any) -> None:
+        vars(self).update(vars(pool))
+        self._kind = type(pool)
 
-    def stats(self) -> PoolStats:
-        """Return the figures."""
-        return self._life.running().stats()
-
-    async def stacks(self, *, slot: int | None) -> Mapping[int, str]:
-        """Return the stacks of one worker or of all."""
-        return await self._life.running().stacks.of_workers(slot)
-
-    async def profile(
-        self, seconds: float, *, slot: int | None, function: str | None
-    ) -> Profile:
-        """Sample one worker or all."""
-        wanted = ProfileRequest(seconds, _RATE, function or "")
-        return await self._life.open_engine().profiles.take(wanted, slot)
-
-    def kill(self, slot: int) -> None:
-        """Kill a worker."""
-        self._life.running().replacement.kill(slot)
-
-    def retire(self, slot: int) -> None:
-        """Replace a worker."""
-        self._life.open_engine().replacement.retire(slot)
-
-    async def roll(self) -> RollResult:
-        """Replace all workers."""
-        return await shielded(self._life.open_engine(retrying=True).replacement.roll())
-
-    async def resize(self, workers: int) -> None:
-        """Change how many there are."""
-        await self._life.open_engine().replacement.resize(workers, workers)
+    def __getattr__(self, name: str) -> Any:
+        return MethodType(getattr(self._kind, name), self)
 
 
 class PoolAnswers:
     """Answers what clients ask a pool.
 
     Args:
-        pool: What has the methods of the pool: :class:`LocalOrders`, or a remote pool itself.
+        pool: What has the methods of the pool that :data:`ORDERS` names.
         engine: Returns what makes the calls: an engine, or the client of a remote pool.
-        hub: What tells its events.
-        name: What it is called.
         concurrency: How many jobs each worker runs at once.
 
     Attributes:
         name: What commands call it.
         which: What commands are told to find it.
-        watching: Lets clients watch it.
     """
 
-    def __init__(
-        self,
-        pool: Any,
-        engine: Callable[[], Any],
-        hub: PoolHub,
-        name: str,
-        concurrency: int,
-    ) -> None:
-        self.name, self.which, self._hub = name, "", hub
-        self._log = NamedLog(name, f"pool {name}")
+    def __init__(self, pool: Any, engine: Callable[[], Any], concurrency: int) -> None:
+        self.name, self.which = pool.name, ""
+        self._log = NamedLog(pool.name, f"pool {pool.name}")
         self._pool, self._engine = pool, engine
         self._concurrency = concurrency
-        feed = JobFeed(hub, concurrency)
-        self.watching = Watching(hub, lambda: self._shown(engine().stats()), feed)
 
-    async def open(self, control: str | None) -> Control | None:
+    async def open(self, control: str | None) -> ControlSocket | None:
         """Open the control socket of a pool that starts; the pool closes it at its end.
 
         Args:
@@ -119,17 +72,13 @@ class PoolAnswers:
         Cancellation:
             Opens none.
         """
-        owner = ControlOwner(
-            kind="pool",
-            name=self.name,
-            advice="Pool(control='/path') has it elsewhere",
-            # Several processes of one service have pools of one name.
-            keeps_name=False,
-        )
-        opened = await open_control(owner, control, self.answer, self.watching.watch)
+        hub = self._pool._life.hub  # noqa: SLF001 - the pool's own
+        feed = JobFeed(hub, self._concurrency)
+        watch = watching(hub, lambda: self._shown(self._engine().stats()), feed)
+        opened = await open_control("pool", self.name, control, self.answer, watch)
         if opened is not None:
             self.name, self.which = opened.name, opened.which
-            self._hub.companions.append(opened.socket.close)
+            hub.companions.append(opened.close)
         return opened
 
     async def answer(self, request: Request) -> dict[str, Any]:
@@ -151,8 +100,7 @@ class PoolAnswers:
 
     async def _stacks(self, request: Request) -> dict[str, Any]:
         if request.job is None:
-            found = await self._do("stacks", slot=request.slot)
-            return {"stacks": {str(slot): text for slot, text in found.items()}}
+            return {"stacks": await self._do("stacks", slot=request.slot)}
         job = self._engine().registry.jobs.get(request.job)
         if job is None:
             raise ProtocolError(f"job {request.job} is over, or never was")
@@ -161,7 +109,7 @@ class PoolAnswers:
         text = await job.stack()
         if not text:
             raise ProtocolError(f"job {request.job} has not begun, or is over by now")
-        return {"stacks": {str(slot): text}}
+        return {"stacks": {slot: text}}
 
     async def _profile(self, request: Request) -> dict[str, Any]:
         profile: Profile = await self._do(
@@ -174,7 +122,7 @@ class PoolAnswers:
             [";".join((each.function, *each.frames)), each.samples]
             for each in profile.stacks
         ]
-        return {"samples": profile.samples, **plain(profile), "stacks": stacks}
+        return {"samples": profile.samples, **fields_of(profile), "stacks": stacks}
 
     async def _kill(self, request: Request) -> dict[str, Any]:
         await self._do("kill", slot=request.slot)
@@ -190,9 +138,7 @@ class PoolAnswers:
         text = f"{result.replaced} {workers} new"
         if not result.ok:
             text = f"{text}, and the others stay: {result.reason}"
-        told = {
-            name: getattr(result, name) for name in ("replaced", "filled", "reason")
-        }
+        told = {it: getattr(result, it) for it in ("replaced", "filled", "reason")}
         return told | self._done(text)
 
     async def _resize(self, request: Request) -> dict[str, Any]:
@@ -216,17 +162,15 @@ class PoolAnswers:
             "which": self.which,
             "pid": os.getpid(),
             "concurrency": self._concurrency,
-            **plain(stats),
+            **fields_of(stats),
         }
 
 
-async def open_beside(
-    life: PoolLife, config: EngineConfig, control: str | None
-) -> None:
+async def open_beside(pool: Any, config: EngineConfig, control: str | None) -> None:
     """Open what a pool was asked to have beside it, before anything happens in it.
 
     Args:
-        life: The pool's life.  Not the pool itself: who drops it would not be noticed then.
+        pool: The pool.
         config: What the pool was told; the trace is there.
         control: The name or path of the control socket; ``""`` for the pool's name, ``None``
             for no socket.
@@ -237,25 +181,18 @@ async def open_beside(
     Cancellation:
         Opens neither.
     """
-    orders, hub, opened = LocalOrders(life), life.hub, None
-    concurrency = config.worker.concurrency
+    life: PoolLife = pool._life  # noqa: SLF001 - the pool's own
+    unowned, hub, opened = _Unowned(pool), life.hub, None
     if control is not None:
-        answers = PoolAnswers(orders, life.running, hub, config.name, concurrency)
+        answers = PoolAnswers(unowned, life.running, config.worker.concurrency)
         opened = await answers.open(control or None)
     if config.trace is None or hub.ended:  # the pool may be closed meanwhile
         return
     from asyncpool._observe.trace import Trace  # noqa: PLC0415 - few have one
 
     try:
-        Trace(
-            config.trace,
-            name=config.name,
-            concurrency=concurrency,
-            hub=hub,
-            stats=orders.stats,
-            most=config.max_traced,
-        )
+        Trace(config, hub, unowned.stats)
     except BaseException:
         if opened is not None:
-            opened.socket.shut()
+            opened.shut()
         raise

@@ -9,7 +9,9 @@ client that has asked a cluster to stop can wait for that.
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, is_dataclass
+from functools import cache
 from inspect import isawaitable
 from typing import Any
 
@@ -162,10 +164,28 @@ class Request:
 
 def pack_reply(reply: dict[str, Any]) -> bytes:
     """Return the line of an answer; an answer that is too long becomes an error."""
-    line = json.dumps(reply).encode() + b"\n"
+    line = json.dumps(reply, default=fields_of).encode() + b"\n"
     if len(line) > MAX_REPLY:
         return pack_reply({"error": f"the answer has {len(line)} bytes, too many"})
     return line
+
+
+def fields_of(record: Any) -> Any:
+    """Return the fields of a record by their names, or anything else as something that JSON has.
+
+    These are not copied, as by ``dataclasses.asdict``: for the histograms of a pool with 200
+    functions that takes 30 ms.
+    """
+    if is_dataclass(record):
+        kind: Any = type(record)
+        return {name: getattr(record, name) for name in _names(kind)}
+    return dict(record) if isinstance(record, Mapping) else repr(record)
+
+
+# To ask a record for its fields takes longer than to read them.
+@cache
+def _names(kind: Any) -> tuple[str, ...]:
+    return tuple(field.name for field in fields(kind))
 
 
 def unpack_line(line: bytes, most: int = MAX_REPLY) -> dict[str, Any]:

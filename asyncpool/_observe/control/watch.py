@@ -5,52 +5,15 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import defaultdict, deque
-from collections.abc import Callable, Generator, Mapping
-from dataclasses import fields, is_dataclass
-from functools import cache
+from collections.abc import Callable, Generator
 from typing import Any, TypeAlias
 
 from asyncpool._core.deadlines import RateLimit
 from asyncpool._engine.hub import PoolHub
 from asyncpool._engine.loop import Alarm
-from asyncpool._observe.control.protocol import Request
+from asyncpool._observe.control.protocol import Request, fields_of
 from asyncpool._observe.traces import SlotLanes
 from asyncpool.events import Event, JobEnded
-
-# Figures and events as JSON has them.
-#
-# The same as ``dataclasses.asdict``, which copies each number of each histogram: for a pool with
-# 200 functions that takes 30 ms.
-
-_NUMBERS: frozenset[type] = frozenset((int, float))
-
-
-def plain(value: Any) -> Any:
-    """Return *value* in dicts, lists, texts and numbers; it is not to be changed then."""
-    if isinstance(value, str) or value is None or type(value) in _NUMBERS:
-        return value
-    if isinstance(value, tuple | list):
-        if value and type(value[0]) in _NUMBERS:  # a histogram's, or numbers of jobs
-            return value
-        return [plain(each) for each in value]
-    if isinstance(value, Mapping):
-        return {str(name): plain(each) for name, each in value.items()}
-    if is_dataclass(value):
-        kind: Any = type(value)
-        return {name: plain(getattr(value, name)) for name in _names(kind)}
-    return value if type(value) is bool else repr(value)
-
-
-# To ask a record for its fields takes longer than to read them.
-@cache
-def _names(kind: Any) -> tuple[str, ...]:
-    return tuple(field.name for field in fields(kind))
-
-
-def clock_offset() -> float:
-    """Return what is to be added to a monotonic time, for clients that have another clock."""
-    return time.time() - time.monotonic()  # noqa: TID251 - it measures nothing
-
 
 # Events that a line has at most, the newest ones.
 _MOST_EVENTS = 200
@@ -59,51 +22,46 @@ _MOST_EVENTS = 200
 _FRESH = 0.05
 
 
-class Watching:
-    """Lets clients watch one pool or cluster.
+def watching(
+    source: Any, read: Callable[[], dict[str, Any]], feed: JobFeed | None = None
+) -> Callable[[Request], Generator[dict[str, Any]]]:
+    """Return what lets clients watch one pool or cluster.
 
     Args:
         source: What tells its events: a hub, or a cluster.
-        status: Returns how it stands, in plain data.
-        jobs: Tells of its ended jobs; ``None`` if it has none.
+        read: Returns how it stands.
+        feed: Tells of its ended jobs; ``None`` if it has none.
     """
+    status: dict[str, Any] = {}
+    read_at = -_FRESH
 
-    def __init__(
-        self,
-        source: Any,
-        status: Callable[[], dict[str, Any]],
-        jobs: JobFeed | None = None,
-    ) -> None:
-        self._source = source
-        self._jobs = jobs
-        self._read = status
-        self._status: dict[str, Any] = {}
-        self._read_at = -_FRESH
-
-    def watch(self, request: Request) -> Generator[dict[str, Any]]:
+    def watch(request: Request) -> Generator[dict[str, Any]]:
         """Yield what one client is told: how it stands, and what has happened since the last."""
+        nonlocal status, read_at
         heard: deque[tuple[float, Event]] = deque(maxlen=_MOST_EVENTS)
+        jobs: Heard = deque(maxlen=request.jobs)
+        before: int | None = None
 
         def hear(event: Event) -> None:
             heard.append((time.monotonic(), event))
 
-        jobs, seen, before = self._jobs, 0, None
-        self._source.add_listener(hear)
-        if jobs is not None:
-            seen = jobs.count
-            jobs.add(hear, request.jobs, request.every)
+        source.add_listener(hear)
+        if feed is not None and request.jobs:
+            feed.add(jobs, request.jobs, request.every)
         try:
             while True:
-                status, offset = self._status_now(), clock_offset()
+                now = time.monotonic()
+                if now - read_at >= _FRESH:  # others may have asked a moment ago
+                    status, read_at = read(), now
+                # What is to be added to a monotonic time, for clients that have another clock.
+                offset = time.time() - time.monotonic()  # noqa: TID251 - it measures nothing
                 events = [
-                    {"type": type(event).__name__, "at": at + offset, **plain(event)}
-                    for at, event in heard
+                    {"type": type(it).__name__, "at": at + offset, **fields_of(it)}
+                    for at, it in heard
                 ]
+                rows = [_row(event, lane, offset) for event, lane in jobs]
                 heard.clear()
-                rows: list[JobRow] = []
-                if jobs is not None:
-                    rows = jobs.since(seen, request.jobs)
-                    seen = jobs.count
+                jobs.clear()
                 kinds = ("completed", "failed", "cancelled")
                 ended = sum(status.get(kind, 0) for kind in kinds)
                 yield {
@@ -115,16 +73,11 @@ class Watching:
                 }
                 before = ended
         finally:
-            self._source.remove_listener(hear)
-            if jobs is not None:
-                jobs.remove(hear)
+            source.remove_listener(hear)
+            if feed is not None and request.jobs:
+                feed.remove(jobs)
 
-    def _status_now(self) -> dict[str, Any]:
-        """Return how it stands, or stood a moment ago: many may watch."""
-        now = time.monotonic()
-        if now - self._read_at >= _FRESH:
-            self._status, self._read_at = self._read(), now
-        return self._status
+    return watch
 
 
 # The ended jobs of a pool, for those who watch it: all of them, or a sample.
@@ -137,14 +90,16 @@ class Watching:
 # Jobs a second, whatever the watchers ask for.  They cost the pool half a percent of a core.
 MOST_PER_SECOND = 2000.0
 
-# How many jobs are kept for a watcher that looks seldom.
-_KEPT = 1000
-
 # Seconds until the pool is listened to again, at least.
 _PAUSE = 0.1
 
-# Number, function, slot, lane, when it ended, wait, run, outcome, attempts.
-JobRow: TypeAlias = tuple[int, str, int | None, int, float, float, float, str, int]
+# What a watcher has heard of since its last line, each with its lane: the newest ones.
+Heard: TypeAlias = deque[tuple[JobEnded, int]]
+
+
+def _row(event: JobEnded, lane: int, offset: float) -> tuple[Any, ...]:
+    job, function, outcome, attempts, slot, wait, run, at = event
+    return job, function, slot, lane, at + offset, wait, run, outcome, attempts
 
 
 class JobFeed:
@@ -153,54 +108,36 @@ class JobFeed:
     Args:
         hub: What tells of them.
         concurrency: How many jobs each worker runs at once.
-
-    Attributes:
-        count: How many were heard of.
     """
 
     def __init__(self, hub: PoolHub, concurrency: int) -> None:
         self._hub, self._concurrency = hub, concurrency
-        self._wishes: dict[object, tuple[int, float]] = {}
+        self._watchers: list[tuple[Heard, int, float]] = []
         self._limit = RateLimit(None)
-        self._heard: deque[tuple[JobEnded, int]] = deque(maxlen=_KEPT)
         self._lanes = defaultdict[int, SlotLanes](lambda: SlotLanes(concurrency))
-        self.count = 0
         self._listens = False
         self._alarm = Alarm(asyncio.get_running_loop(), lambda _: self._listen())
 
-    def add(self, watcher: object, jobs: int, every: float) -> None:
-        """Hear of up to *jobs* jobs in each *every* seconds for *watcher*."""
-        if jobs:
-            self._wishes[watcher] = jobs, jobs / every
-            self._set_limit()
-            self._listen()
+    def add(self, watcher: Heard, jobs: int, every: float) -> None:
+        """Tell *watcher* of up to *jobs* jobs in each *every* seconds."""
+        self._watchers.append((watcher, jobs, jobs / every))
+        self._set_limit()
+        self._listen()
 
-    def remove(self, watcher: object) -> None:
-        """Hear of nothing any more for *watcher*."""
-        if self._wishes.pop(watcher, None) is not None and self._wishes:
+    def remove(self, watcher: Heard) -> None:
+        """Tell *watcher* of nothing any more."""
+        self._watchers = [it for it in self._watchers if it[0] is not watcher]
+        if self._watchers:
             self._set_limit()
-        elif not self._wishes:
+        else:
             self._alarm.cancel()
             self._stop()
 
-    def since(self, seen: int, most: int) -> list[JobRow]:
-        """Return the last jobs, at most *most*, after so many that were *seen*."""
-        new, offset = min(self.count - seen, len(self._heard), most), clock_offset()
-        rows: list[JobRow] = []
-        for place in range(-new, 0):
-            event, lane = self._heard[place]
-            job, function, outcome, attempts, slot, wait, run, at = event
-            at += offset
-            rows.append((job, function, slot, lane, at, wait, run, outcome, attempts))
-        return rows
-
     def _set_limit(self) -> None:
         # All watchers hear of the same jobs, so the one that wants most decides.
-        most, rate = (
-            max(wishes) for wishes in zip(*self._wishes.values(), strict=True)
-        )
-        rate = min(rate, MOST_PER_SECOND)
-        self._limit = RateLimit(rate, most / rate)
+        _, most, rates = zip(*self._watchers, strict=True)
+        rate = min(max(rates), MOST_PER_SECOND)
+        self._limit = RateLimit(rate, max(most) / rate)
 
     def _listen(self) -> None:
         if not self._listens:
@@ -208,12 +145,12 @@ class JobFeed:
             self._listens = True
 
     def _hear(self, event: JobEnded) -> None:
-        self.count += 1
         lane = 0
         if event.slot is not None and self._concurrency > 1:
             begin = int((event.at - event.run) * 1e6)
             lane, _ = self._lanes[event.slot].put(begin, int(event.run * 1e6))
-        self._heard.append((event, lane))
+        for watcher, *_ in self._watchers:
+            watcher.append((event, lane))
         self._limit.spend(event.at, 1.0)
         wait = self._limit.next_at - event.at
         if wait > 0:

@@ -1,49 +1,263 @@
-"""The spans of jobs, which the service makes: so a job whose worker was killed has them too.
+"""Metrics and spans of pools for OpenTelemetry, through its API.
 
-A span that waits, ``submit FUNCTION``, begins with the job, and each attempt has a span of its
-own, ``process FUNCTION``, which begins as the job is sent to a worker.  Only then its number is
-known, and only what the worker knows can be the parent of spans that are made there.  The
-sampler decides once for each job, about the first of these spans.  If that is not recorded,
-nothing more is done for the job but to hand the trace context on, which says so.
-
-Only so many jobs a second get as far as that.  The others hand on the context of their caller,
-and if one of them fails, its spans are made afterwards.
+:func:`instrument` exports the figures of a pool as metrics, and makes spans of its jobs in the
+service.  The module needs the extra ``opentelemetry``, which has the API alone.  The SDK,
+which exports, is the service's own choice.
 """
 
 from __future__ import annotations
 
 import pickle
+import weakref
 from collections.abc import Callable, Hashable
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
-from functools import wraps
+from functools import cache, partial, wraps
 from time import monotonic, time_ns
+from types import NoneType
 from typing import Any, TypeVar
 
-from opentelemetry.context import Context, get_current
-from opentelemetry.propagate import extract, inject
-from opentelemetry.trace import (
-    Link,
-    NonRecordingSpan,
-    Span,
-    SpanContext,
-    SpanKind,
-    Status,
-    StatusCode,
-    TraceFlags,
-    Tracer,
-    get_current_span,
-    set_span_in_context,
-)
-
-from asyncpool._core import log_messages as say
+from asyncpool import __version__
+from asyncpool._core import checks, log_messages as say
 from asyncpool._core.deadlines import RateLimit
-from asyncpool._engine.hub import Attempt, PoolHub
+from asyncpool._engine.hub import Attempt
 from asyncpool._engine.job import PoolJob
 from asyncpool._engine.life_log import LOGGER
+from asyncpool._observe.metrics import (
+    LOCK,
+    POOL_METRICS,
+    Exported,
+    Exports,
+    Metric,
+    Reading,
+)
 from asyncpool._wire.messages import JobContext, with_parts
-from asyncpool.enums import JobOutcome
-from asyncpool.errors import JobTimeoutError, WorkerCrashedError
+from asyncpool.enums import JobOutcome, RunState
+from asyncpool.errors import JobTimeoutError, PoolClosedError, WorkerCrashedError
+from asyncpool.pool import Pool
+from asyncpool.sharedpool._remote_pool import RemotePool, figures_of
+
+try:
+    from opentelemetry.context import Context, get_current
+    from opentelemetry.metrics import (
+        CallbackOptions,
+        MeterProvider,
+        Observation,
+        get_meter,
+        get_meter_provider,
+    )
+    from opentelemetry.propagate import extract, inject
+    from opentelemetry.trace import (
+        Link,
+        NonRecordingSpan,
+        Span,
+        SpanContext,
+        SpanKind,
+        Status,
+        StatusCode,
+        TraceFlags,
+        Tracer,
+        TracerProvider,
+        get_current_span,
+        get_tracer,
+        set_span_in_context,
+    )
+except ModuleNotFoundError as _error:
+    if (_error.name or "").partition(".")[0] != "opentelemetry":
+        raise
+    raise ModuleNotFoundError(
+        "asyncpool.opentelemetry needs opentelemetry-api, which is not installed: "
+        "pip install 'asyncpool-supervised[opentelemetry]'",
+        name=_error.name,
+    ) from None
+
+__all__ = ["instrument", "uninstrument"]
+
+# What says who has made a metric or a span.
+_SCOPE = ("asyncpool", __version__)
+
+
+def instrument(
+    pool: Pool | RemotePool,
+    *,
+    tracer_provider: TracerProvider | None = None,
+    meter_provider: MeterProvider | None = None,
+    spans: bool = True,
+    metrics: bool = True,
+    max_traced: int | None = 200,
+) -> None:
+    """Export the figures of *pool* as metrics, and make spans of its jobs.
+
+    You may call it before or after the start of the pool, and before the SDK is set up.  If
+    the pool is started, call it in the pool's event loop.  What it does ends with the pool, and
+    with :func:`uninstrument`.  The pool never waits for a collector, and no error of a
+    sampler, a span processor or an exporter reaches its jobs.
+
+    Args:
+        pool: The pool, also one of :func:`asyncpool.connect` or :class:`asyncpool.ray.Pool`.  Its
+            name is an attribute of all metrics and spans.
+        tracer_provider: Makes the spans; the global one by default.
+        meter_provider: Collects the metrics; the global one by default.
+        spans: Whether to make spans.
+        metrics: Whether to export metrics.  They cost nothing until they are collected.
+        max_traced: How many jobs a second may have spans, so that a busy pool stays fast; ``None``
+            for all.  A job that the sampler does not want counts as a tenth.  A job above the
+            bound hands the context of its caller on to its worker, and has spans only if it
+            fails: as many of these a second, made afterwards.
+
+    Raises:
+        TypeError: If *pool* is not a :class:`asyncpool.Pool`, or a provider is none, or
+            *max_traced* is no int.
+        ValueError: If the pool is instrumented already, if another pool with its name is
+            instrumented that is not closed, if neither spans nor metrics are wanted, or if
+            *max_traced* is less than 1.
+        PoolClosedError: If the pool is closed.
+        RuntimeError: If the pool was started in another event loop.
+    """
+    _check("instrument", pool, Pool, RemotePool)
+    _check("instrument", tracer_provider, TracerProvider, NoneType)
+    _check("instrument", meter_provider, MeterProvider, NoneType)
+    if not spans and not metrics:
+        raise ValueError("instrument() needs spans, or metrics, or both")
+    checks.at_least(1).or_none()("max_traced", max_traced)
+    # Nothing here holds the pool, or nobody would notice that it is dropped.
+    life: Any = pool._life  # noqa: SLF001
+    is_remote = isinstance(pool, RemotePool)
+    life.check_loop()
+    with LOCK:
+        if pool in _instrumented:
+            raise ValueError(
+                f"pool {pool.name} is already instrumented: uninstrument() it first"
+            )
+        if (
+            life.over
+            if is_remote
+            else figures_of(pool).stats().state is RunState.CLOSED
+        ):
+            raise PoolClosedError(f"pool {pool.name} is closed")
+        made, undo = None, ExitStack()
+        if spans:
+            made = JobSpans(get_tracer(*_SCOPE, tracer_provider), pool, max_traced)
+        if metrics:
+            figures = weakref.ref(figures_of(pool))
+            exported = Exported(figures(), life, made.limit if made else None)
+            exports = _metrics_of(meter_provider).exports
+            exports.add(exported)
+            undo.callback(lambda: exports.remove(figures()))
+
+            def keep_last() -> None:
+                """Keep the last figures of the pool, which may be gone at the next collection."""
+                last = figures() if is_remote else life.engine
+                if last is not None:
+                    exported.final = exported.reading(last)
+
+            life.hub.ends.append(keep_last)
+        if made is not None:
+            life.hub.add_tracer(made)
+            undo.callback(made.stop)
+            undo.callback(life.hub.remove_tracer, made)
+        _instrumented[pool] = undo
+
+
+def uninstrument(pool: Pool | RemotePool) -> None:
+    """Undo :func:`instrument`: no more metrics of *pool*, and no more spans of its jobs.
+
+    The spans of jobs that are open end now, without an outcome.
+
+    Raises:
+        TypeError: If *pool* is not a :class:`asyncpool.Pool`.
+        ValueError: If the pool is not instrumented.
+        RuntimeError: If the pool was started in another event loop.
+    """
+    _check("uninstrument", pool, Pool, RemotePool)
+    pool._life.check_loop()  # noqa: SLF001
+    with LOCK:
+        undo = _instrumented.pop(pool, None)
+    if undo is None:
+        raise ValueError(f"pool {pool.name} is not instrumented")
+    undo.close()
+
+
+def _check(caller: str, it: object, kind: type, *others: type) -> None:
+    if not isinstance(it, (kind, *others)):
+        raise TypeError(f"{caller}() needs a {kind.__name__}, not {type(it).__name__}")
+
+
+_instrumented: weakref.WeakKeyDictionary[Any, ExitStack] = weakref.WeakKeyDictionary()
+
+
+class _PoolMetrics:
+    """The metrics of all pools of one meter provider, which has each instrument only once.
+
+    Args:
+        provider: The provider; ``None`` for the global one, whichever that will be.
+    """
+
+    def __init__(self, provider: MeterProvider | None) -> None:
+        self.exports = Exports("pool", "instrumented", "uninstrument()")
+        self._readings: list[tuple[str, Reading]] = []
+        # The metrics that have these readings; at first it is as if all had.
+        self._seen = set(POOL_METRICS)
+        meter = get_meter(*_SCOPE, provider)
+        for metric in POOL_METRICS:
+            if metric.otel:
+                getattr(meter, f"create_observable_{metric.kind}")(
+                    metric.otel,
+                    callbacks=[partial(self._observe, metric)],
+                    unit=metric.unit,
+                    description=metric.meaning,
+                )
+
+    def _observe(self, metric: Metric, _: CallbackOptions) -> list[Observation]:
+        with LOCK:
+            # The SDK asks for each metric by itself, and to read a pool takes 30 us for each
+            # worker.  When a metric is asked for once more, a new collection has begun.
+            if metric in self._seen:
+                self._seen.clear()
+                self._readings = self.exports.readings()
+            self._seen.add(metric)
+            readings = self._readings
+        observations: list[Observation] = []
+        for pool, reading in readings:
+            for values, figure in metric.read(reading):
+                # Of 200 functions all outcomes would be more series than an SDK keeps (2000).
+                if "outcome" in metric.labels and not figure and values[-1] != "ok":
+                    continue
+                shown = (it if type(it) is int else str(it) for it in values)
+                about = dict(zip(metric.attributes, shown, strict=True))
+                observations.append(Observation(figure, {POOL: pool, **about}))  # type: ignore[arg-type]
+        return observations
+
+
+_by_provider: weakref.WeakKeyDictionary[MeterProvider, _PoolMetrics] = (
+    weakref.WeakKeyDictionary()
+)
+
+
+@cache
+def _global_metrics() -> _PoolMetrics:
+    return _PoolMetrics(None)
+
+
+def _metrics_of(provider: MeterProvider | None) -> _PoolMetrics:
+    # Before there is a global provider there is a proxy of it, which leads to it later.
+    if provider is None or provider is get_meter_provider():
+        return _global_metrics()
+    if provider not in _by_provider:
+        _by_provider[provider] = _PoolMetrics(provider)
+    return _by_provider[provider]
+
+
+# The spans of jobs, which the service makes: so a job whose worker was killed has them too.
+#
+# A span that waits, ``submit FUNCTION``, begins with the job, and each attempt has a span of its
+# own, ``process FUNCTION``, which begins as the job is sent to a worker.  Only then its number is
+# known, and only what the worker knows can be the parent of spans that are made there.  The
+# sampler decides once for each job, about the first of these spans.  If that is not recorded,
+# nothing more is done for the job but to hand the trace context on, which says so.
+#
+# Only so many jobs a second get as far as that.  The others hand on the context of their caller,
+# and if one of them fails, its spans are made afterwards.
 
 POOL = "asyncpool.pool.name"
 FUNCTION = "code.function.name"
@@ -136,11 +350,9 @@ class JobSpans:
 
     Args:
         tracer: Makes spans.
-        pool: The name of the pool.
-        hub: What tells of its jobs.
+        pool: The pool, which is not held.
         most: How many jobs a second may have spans, and how many of the others that fail;
             ``None`` for all.  A job that the sampler does not want counts as a tenth.
-        node_with: Returns the name of the node that has a slot, if the workers are on nodes.
 
     Attributes:
         traced: The open jobs that have spans, by number.
@@ -148,15 +360,12 @@ class JobSpans:
     """
 
     def __init__(
-        self,
-        tracer: Tracer,
-        pool: str,
-        hub: PoolHub,
-        most: int | None,
-        node_with: Callable[[int], str] | None = None,
+        self, tracer: Tracer, pool: Pool | RemotePool, most: int | None
     ) -> None:
-        self._tracer, self._pool, self._hub = tracer, pool, hub
-        self._node_with = node_with
+        life: Any = pool._life  # noqa: SLF001
+        self._tracer, self._pool, self._hub = tracer, pool.name, life.hub
+        # Returns the name of the node that has a slot, if the workers are on nodes.
+        self._node_with: Callable[[int], str] | None = getattr(life, "node_with", None)
         self._failed = False
         self._since = monotonic()
         self.traced: dict[int, _Trace] = {}
@@ -338,15 +547,51 @@ class JobSpans:
         attempt: Attempt | None,
         /,
     ) -> None:
-        """End the last span of a job, or make those of one that has failed without any."""
+        """End the last span of a job, or make those of one that has failed without any.
+
+        If the sampler has been asked about the job before, it is asked the same once more: whoever
+        decides by the trace gives the same answer.
+        """
         trace = self.traced.pop(job.id, None)
         if trace is not None:
             self._end(trace, outcome, error, attempt)
+            return
         # A call that was refused has never been a job.
-        elif error is not None and outcome is not JobOutcome.REFUSED:
-            queued = job.queued_at if attempt is None else attempt.queued
-            if queued >= self._since and self._failures.take(monotonic()):
-                self._tell_failure(job, outcome, error, attempt)
+        if error is None or outcome is JobOutcome.REFUSED:
+            return
+        queued = job.queued_at if attempt is None else attempt.queued
+        if queued < self._since or not self._failures.take(monotonic()):
+            return
+        now, at = time_ns(), monotonic()
+
+        def moment(then: float) -> int:
+            return now - int((at - then) * 1e9)
+
+        context, links = self._caller_of(job)
+        name, common = self._name(job)
+        about: dict[str, Any] = {**common, JOB: job.id}
+        span = self._tracer.start_span(
+            name, context, SpanKind.PRODUCER, about, links, moment(queued)
+        )
+        if not span.is_recording():
+            return
+        if attempt is not None:
+            began = moment(attempt.began)
+            span.end(began)
+            about |= {ATTEMPT: job.attempt, SLOT: attempt.slot}
+            if self._node_with is not None:
+                about[NODE] = self._node_with(attempt.slot)
+            if attempt.run is not None:
+                about[RUN] = attempt.run
+                now = began + int(attempt.run * 1e9)
+            span = self._tracer.start_span(
+                f"process {common[FUNCTION]}",
+                set_span_in_context(span, context),
+                SpanKind.CONSUMER,
+                about,
+                start_time=began,
+            )
+        _finish(span, outcome, error, now)
 
     def stop(self) -> None:
         """End the spans of all jobs that are open, without an outcome."""
@@ -381,50 +626,6 @@ class JobSpans:
                 # It may have waited in its worker, behind another short job, or on its node.
                 span.add_event("begun", timestamp=end - int(attempt.run * 1e9))
         _finish(span or trace.waiting, outcome, error, end)
-
-    def _tell_failure(
-        self,
-        job: PoolJob[Any],
-        outcome: JobOutcome,
-        error: BaseException,
-        attempt: Attempt | None,
-    ) -> None:
-        """Make the spans of a job that has failed without any, if the sampler wants them.
-
-        If it has been asked about the job before, it is asked the same once more: whoever
-        decides by the trace gives the same answer.
-        """
-        now, at = time_ns(), monotonic()
-
-        def moment(then: float) -> int:
-            return now - int((at - then) * 1e9)
-
-        context, links = self._caller_of(job)
-        name, common = self._name(job)
-        about: dict[str, Any] = {**common, JOB: job.id}
-        queued = moment(job.queued_at if attempt is None else attempt.queued)
-        span = self._tracer.start_span(
-            name, context, SpanKind.PRODUCER, about, links, queued
-        )
-        if not span.is_recording():
-            return
-        if attempt is not None:
-            began = moment(attempt.began)
-            span.end(began)
-            about |= {ATTEMPT: job.attempt, SLOT: attempt.slot}
-            if self._node_with is not None:
-                about[NODE] = self._node_with(attempt.slot)
-            if attempt.run is not None:
-                about[RUN] = attempt.run
-                now = began + int(attempt.run * 1e9)
-            span = self._tracer.start_span(
-                f"process {common[FUNCTION]}",
-                set_span_in_context(span, context),
-                SpanKind.CONSUMER,
-                about,
-                start_time=began,
-            )
-        _finish(span, outcome, error, now)
 
     def _caller_of(self, job: PoolJob[Any]) -> tuple[Context, list[Link]]:
         """Return the parent of a job whose caller's context was handed on, and links."""
