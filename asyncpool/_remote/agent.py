@@ -598,7 +598,7 @@ class AgentClient(Connection):
             elif options.lease is not None:
                 job = engine.leases.submit(number, submit, *whole, options)
             else:
-                job = submit(*whole, options)
+                job = submit(*(*whole, options))
         except AsyncPoolError as error:
             self._put_end(number, Kind.FAILED, pack_own(error, {}))
             return

@@ -64,11 +64,9 @@ def run_packed(batch: bytes, *buffers: memoryview) -> Any:
     return pickle.loads(batch, buffers=buffers)()  # noqa: S301 - it is the program's
 
 
-def load_mapped(path: str, _number: int, writeable: bool) -> Any:  # noqa: FBT001 - it is pickled
-    """Map the array in a file of the backend's; the call may change its copy."""
+def load_mapped(path: str, _number: int, mode: str) -> Any:
+    """Map the array in a file of the backend's, read-only or as a copy that the call may change."""
     import joblib  # noqa: PLC0415
 
     # A plain array, as the first call got it: a memmap has another hash, say.
-    array = joblib.load(path, "c").__array__()
-    array.flags.writeable = writeable
-    return array
+    return joblib.load(path, mode).__array__()

@@ -180,7 +180,8 @@ class AsyncpoolBackend(AutoBatchingMixin, ParallelBackendBase):
                 it = self._stored.setdefault(id(array), _Stored(array, stored))
                 stored.append(it)
                 if it.first != id(stored):
-                    return load_mapped, (*it.file, array.flags.writeable)
+                    mode = "c" if array.flags.writeable else "r"
+                    return load_mapped, (*it.file, mode)
             return reduce_array(array)
 
         numpy = sys.modules.get(ARRAYS)

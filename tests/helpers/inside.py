@@ -775,4 +775,4 @@ def borrowed_by(pool: SharedPool) -> set[int]:
 
 def waiting_jobs(pool: SharedPool) -> int:
     """Return how many jobs of a client wait for its agent."""
-    return pool._life.running().queued
+    return pool._life.running().unassigned
