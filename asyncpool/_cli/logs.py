@@ -372,7 +372,7 @@ class CommandLog(logging.StreamHandler[TextIO]):
     def emit(self, record: logging.LogRecord) -> None:
         """Print one record."""
         if self.starting and not is_printed(record):
-            about = record.args if isinstance(record.args, Mapping) else {}
+            about: Any = record.args if isinstance(record.args, Mapping) else {}
             crash, which = about.get("crash"), getattr(record, "message_id", None)
             if isinstance(crash, Crash) and cannot_be_loaded(crash):
                 return

@@ -934,7 +934,7 @@ def serve(runner: JobRunner) -> int:
         served, handed = _load(target), iter(posix.HANDED)
         log_fd = None if log is None else next(handed)
         # If it was lost, the master writes the log.  To unpickle it imports something.
-        writer = None if log_fd is None else pickle.loads(log[0])
+        writer = pickle.loads(log[0]) if log and log_fd is not None else None
         listeners = _listeners(handed, spread)
         return runner.run(live())  # type: ignore[no-any-return]
     except BaseException as error:

@@ -588,7 +588,8 @@ class AgentClient(Connection):
         if is_followed:
             self.follows = True
             self._agent.follow()
-        engine, submit = self._engine, self._engine.traffic.submit
+        engine = self._engine
+        submit: Any = engine.traffic.submit
         try:
             # The functions of clients stand for ones that can be called.
             whole: Any = function, (_packed_call(payload),), {}
@@ -598,7 +599,7 @@ class AgentClient(Connection):
             elif options.lease is not None:
                 job = engine.leases.submit(number, submit, *whole, options)
             else:
-                job = submit(*(*whole, options))
+                job = submit(*whole, options)
         except AsyncPoolError as error:
             self._put_end(number, Kind.FAILED, pack_own(error, {}))
             return

@@ -397,12 +397,14 @@ def unpack_question(data: bytes) -> tuple[dict[str, Any], bytes]:
     """
     try:
         end = _COUNT.size + _COUNT.unpack_from(data)[0]
-        found = json.loads(data[_COUNT.size : end])
+        found: Any = json.loads(data[_COUNT.size : end])
     except (struct.error, ValueError, RecursionError) as error:
         raise ProtocolError(f"a question cannot be read: {error}") from None
-    if not isinstance(found, dict) or not isinstance(found.get("what"), str):
-        raise ProtocolError("a question does not say what it asks")
-    return found, data[end:]
+    match found:
+        case {"what": str()}:
+            return found, data[end:]
+        case _:
+            raise ProtocolError("a question does not say what it asks")
 
 
 # The options of a job, as a client writes them for an agent, and as the agent reads them.

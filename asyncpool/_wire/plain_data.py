@@ -138,6 +138,7 @@ def weigh(
         for one in level:
             kind = type(one)
             parts: Collection[Any] = ()
+            keys: Collection[Any] = ()
             if kind is str:
                 weight += len(one)
             elif kind is int:
@@ -145,7 +146,7 @@ def weigh(
             elif kind is list:
                 parts = one
             elif kind is dict:
-                parts = one.values()
+                parts, keys = one.values(), one
             elif kind is float:
                 if beside is None and not math.isfinite(one):
                     return None
@@ -159,7 +160,7 @@ def weigh(
                 if weight > most:  # before any of them is looked at
                     return None
                 below += parts
-                for key in one if kind is dict else ():
+                for key in keys:
                     if type(key) is str:
                         weight += len(key)
                     elif beside is None:

@@ -7,6 +7,7 @@ from typing import Any, Self
 from joblib.parallel import ParallelBackendBase
 
 def dump(value: object, filename: object) -> object: ...
+def hash(value: object) -> str: ...  # noqa: A001 - its name
 def load(filename: str, mmap_mode: str | None = None) -> Any: ...
 
 class Parallel:

@@ -35,7 +35,7 @@ class _Unowned:
 
     def __init__(self, pool: Any) -> None:
         vars(self).update(vars(pool))
-        self._kind = type(pool)
+        self._kind: Any = type(pool)
 
     def __getattr__(self, name: str) -> Any:
         return MethodType(getattr(self._kind, name), self)
