@@ -137,7 +137,7 @@ def instrument(
             raise PoolClosedError(f"pool {pool.name} is closed")
         made, undo = None, ExitStack()
         if spans:
-            made = JobSpans(get_tracer(*_SCOPE, tracer_provider), pool, max_traced)
+            made = _JobSpans(get_tracer(*_SCOPE, tracer_provider), pool, max_traced)
         if metrics:
             figures = weakref.ref(figures_of(pool))
             exported = Exported(figures(), life, made.limit if made else None)
@@ -298,7 +298,7 @@ def _harmless(method: _Method) -> _Method:
     """Return *method*; what a sampler or a processor raises in it is no concern of the pool."""
 
     @wraps(method)
-    def call(self: JobSpans, /, *args: Any) -> None:
+    def call(self: _JobSpans, /, *args: Any) -> None:
         try:
             method(self, *args)
         except Exception as error:  # noqa: BLE001 - no concern of the pool
@@ -345,7 +345,7 @@ class _Trace:
     before: Span | None = None
 
 
-class JobSpans:
+class _JobSpans:
     """Makes the spans of the jobs of one pool; see :class:`JobTracer` for its methods.
 
     Args:
