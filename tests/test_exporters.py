@@ -155,7 +155,7 @@ def test_a_pool_that_is_gone_drops_out(exporter: Exporter) -> None:
     ("module", "missing", "needs"),
     [
         ("prometheus", "prometheus_client", "prometheus_client"),
-        ("opentelemetry", "opentelemetry.metrics", "opentelemetry-api"),
+        ("opentelemetry", "opentelemetry.context", "opentelemetry-api"),
     ],
 )
 def test_without_the_extra_the_import_says_how_to_install_it(
