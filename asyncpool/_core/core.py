@@ -548,12 +548,21 @@ class Core:
                 self.refill(slot.index, now)  # the worker may have a free lane now
         self.closing.advance(now)
 
-    def withdraw(self, index: int, job: int, now: float) -> None:
-        """Take back *job*, which was assigned to slot *index* but not sent yet."""
+    def withdraw(
+        self, index: int, job: int, now: float, *, requeue: bool = False
+    ) -> None:
+        """Take back *job*, which was assigned to slot *index* but not sent yet.
+
+        It is given up, or with *requeue* waits for another worker: from this very step on, or a pool
+        that closes would find that nothing is left to do.
+        """
         slot = self.slots[index]
+        traits = slot.in_flight.traits_of(job)
         slot.in_flight.withdraw(job)
         self.endings.clear(slot, job)
         self.do("unassign", (job,))
+        if requeue:
+            self.put_back({job: traits})
         self.refill(index, now)
         self.closing.advance(now)
 

@@ -61,10 +61,7 @@ class WorkerReplacement:
             why = _why("retire_worker()" if jobs else "retire()", reason)
             self._lifecycle.drain_now(slot, why, now, unsent=unsent)
             if unsent is not None:
-                engine.act()
-                engine.core.withdraw(slot.index, unsent, now)
-                engine.act()
-                engine.core.requeue({unsent: engine.registry.jobs[unsent].traits}, now)
+                engine.core.withdraw(slot.index, unsent, now, requeue=True)
 
     def replace(self, handle: WorkerHandle, reason: str = "") -> None:
         """Start another worker for the slot of one that has asked for it."""

@@ -220,9 +220,7 @@ class ImaginaryShell(Commands):
             del process.hand[unsent]
             process.given -= 1
             self._forgive(process, unsent, "a job withdrawn")
-            self.feed(self.core.withdraw(slot, unsent, self.now))
-            traits = self.traits[unsent]
-            self.feed(self.core.requeue({unsent: traits}, self.now))
+            self.feed(self.core.withdraw(slot, unsent, self.now, requeue=True))
 
     def oversized(self, slot: int) -> None:
         process = self.processes[slot]
