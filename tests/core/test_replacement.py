@@ -11,6 +11,7 @@ from tests.core.pool_core import (
     BURST,
     Core,
     Finish,
+    KeyedTraits,
     RestartPolicy,
     SlotState,
     WorkerLimits,
@@ -330,3 +331,15 @@ def test_who_has_lost_a_thread_after_a_job_is_replaced_at_once_however_often() -
         commands = core.ended(0, now, had_begun=False, requeue=(), jitter=0.0)
         assert commands == [cmd.TellRestart(0, 0.0), cmd.Spawn(0, generation)]
         core.ready(0, now)
+
+
+def test_a_closing_pool_keeps_the_job_that_its_worker_leaves_unsent() -> None:
+    core, keyed = pool(2, ready=1), KeyedTraits(short(1e9), 0)
+    assert [core.place(job, keyed, 0) for job in (1, 2)] == [0, None]
+    core.close(Finish.ALL, None, 1.0)
+    assert core.ready(1, 1.1) == []
+    commands = core.retire(0, "asked", 1.2, unsent=1)
+    assert commands[1:] == [cmd.Spawn(2, 1), cmd.Assign(1, (2,))]
+    commands = core.withdraw(0, 1, 1.2, requeue=True)
+    assert commands == [cmd.Unassign((1,)), cmd.Stop(0)], "the new worker is needed"
+    assert core.ready(2, 1.3) == [cmd.Assign(2, (1,))]
