@@ -728,6 +728,149 @@ class Supervised(EventSource):
         self._life.running_here().replacement.kill(slot)
 
 
+class SupervisedPool(Supervised):
+    """What a pool lets its owner, and commands, see and do."""
+
+    __slots__ = ()
+
+    _config: EngineConfig
+
+    def stats(self) -> PoolStats:
+        """Return the figures of the pool: how it stands, and what happened since its start.
+
+        It takes some 30 us for each worker, whose CPU time and memory are read.  Any thread
+        may call it.
+        """
+        engine = self._life.engine
+        if engine is not None:
+            return engine.stats()
+        state = RunState.CLOSED if self._life.closed_unused else RunState.NEW
+        return PoolStats(state=state, workers=self._config.workers[0])
+
+    async def stacks(self, *, slot: int | None = None) -> dict[int, str]:
+        """Return the Python stacks of what the workers run now, by slot.
+
+        The jobs go on meanwhile, see :meth:`Job.stack`.  A text has the stack of each job of the
+        worker, the innermost call first, and of each thread that was started there.  That of a
+        worker that starts shows its initializer, and that of an idle one is empty.  If a worker has
+        not answered within two seconds, the text says so.
+
+        Args:
+            slot: The only slot that is meant; ``None`` for all.
+
+        Raises:
+            NoWorkerError: If there is no worker in *slot*.  The error names the slots with one.
+            TypeError: If *slot* is no int.
+            ValueError: If *slot* is negative.
+            PoolClosedError: If the pool was never started.
+            RuntimeError: If the pool was started in another event loop.
+
+        Cancellation:
+            Safe: it has no effect on the jobs.
+        """
+        checks.optional(checks.at_least(0))("slot", slot)
+        return await self._life.running_here().stacks.of_workers(slot)
+
+    async def profile(
+        self,
+        seconds: float,
+        *,
+        slot: int | None = None,
+        function: Callable[..., Any] | str | None = None,
+        rate: float = 100.0,
+    ) -> Profile:
+        """Sample for some time what the workers do, and return where the time of jobs went.
+
+        A thread in each worker looks *rate* times a second at the stack of the running job.  It
+        lives only as long as the profile is being taken, and needs no rights.  Workers that
+        become ready meanwhile join in.  A worker that ends meanwhile costs its last samples,
+        and the profile says so (``ProfiledWorker.complete``).
+
+        Args:
+            seconds: For how long, 3600 at the most.
+            slot: Sample only the worker in this slot, and its replacement if that is there too.
+            function: Count only jobs of this function: the function, its name as in
+                ``stats()``, or the end of the name from a dot on.
+            rate: How many samples a second, 1 to 1000.
+
+        Raises:
+            ProfileInProgressError: If a profile of this pool is being taken already.
+            NoWorkerError: If no worker is ready in *slot*.  The error names the slots with one.
+            ValueError: If an argument is out of range.
+            TypeError: If an argument is of the wrong type.
+            PoolClosedError: If the pool is closed.
+            PoolBrokenError: If no worker can be kept alive.
+            RuntimeError: If the pool was started in another event loop.
+
+        Cancellation:
+            Ends the samplers.
+
+        Concurrency:
+            One profile at a time.
+        """
+        from asyncpool._wire import profile  # noqa: PLC0415 - few take one
+
+        longest, most = profile.MAX_SECONDS, profile.MAX_RATE
+        checks.PERIOD("seconds", seconds)
+        if not seconds <= longest:
+            raise ValueError(f"seconds must be at most {longest}, not {seconds}")
+        rates = checks.NUMBER.within(f"from 1 to {most}", lambda n: 1 <= n <= most)
+        rates("rate", rate)
+        checks.optional(checks.at_least(0))("slot", slot)
+        name = function_name(function) if callable(function) else function
+        checks.Argument((str, type(None)), "a function or its name")("function", name)
+        if name == "":
+            raise ValueError("function must not be empty")
+        request = profile.ProfileRequest(float(seconds), float(rate), name or "")
+        return await self._life.open_engine().profiles.take(request, slot)
+
+    async def resize(self, workers: int | tuple[int, int]) -> None:
+        """Change the number of workers: to *workers*, or to between the two if it is a pair.
+
+        Returns once that many workers are ready and the surplus ones have ended.  Those that have
+        no job end at once, the others when they have finished theirs.  If starts have failed, the
+        pool tries the next one at once.
+
+        Raises:
+            ResizeError: If workers do not start: as many starts have failed in a row as break a
+                pool that has no worker.  The pool goes on trying.
+            ValueError: If *workers* is less than 1.
+            TypeError: If *workers* is neither an int nor a pair of ints.
+            PoolClosedError: If the pool is closed, or closes before it has that size.
+            PoolBrokenError: If the pool is broken; its size stays as it is.
+            RuntimeError: If the pool was started in another event loop.
+
+        Cancellation:
+            Safe: the pool goes on towards that size, as it does after an error.
+
+        Concurrency:
+            The last call counts, and all return when the pool has that size.  A start that fails
+            is an error of the calls that were made before it began.
+        """
+        least, most = least_and_most(workers)
+        engine = self._life.open_engine()
+        await engine.replacement.resize(least, most)
+
+    async def roll(self) -> RollResult:
+        """Replace every worker by a fresh one, as many at a time as *max_surge* allows.
+
+        Each worker goes on working until its replacement is ready, finishes its job, and ends.
+        If a replacement does not become ready the roll ends there: the other workers stay,
+        and the result says so.  If starts have failed, or the pool is broken, the pool tries the
+        next start at once.
+
+        Raises:
+            RollInProgressError: If the pool is being rolled already.
+            PoolClosedError: If the pool is closed.
+            PoolBrokenError: If the pool has given up for good.
+            RuntimeError: If the pool was started in another event loop.
+
+        Cancellation:
+            Safe: the roll goes on.
+        """
+        return await shielded(self._life.open_engine(retrying=True).replacement.roll())
+
+
 # A pool with options for the jobs that are submitted through it.
 
 
@@ -747,10 +890,17 @@ class BoundPool(PoolSubmitter):
         return self._pool._life  # noqa: SLF001
 
 
+class _Unowned(SupervisedPool):
+    """A pool without its finalizer, for what must not keep it: if its owner drops it, that is noticed."""
+
+    def __init__(self, config: EngineConfig, life: PoolLife) -> None:
+        self.name, self._config, self._life = config.name, config, life
+
+
 _FINISH = {"all": Finish.ALL, "running": Finish.RUNNING, "none": Finish.NOTHING}
 
 
-class Pool(PoolSubmitter, Supervised, JobEventSource):
+class Pool(PoolSubmitter, SupervisedPool, JobEventSource):
     """Supervised worker processes, and a queue before them.
 
     Use it as an async context manager, or call :meth:`start` and :meth:`close`,
@@ -964,7 +1114,8 @@ class Pool(PoolSubmitter, Supervised, JobEventSource):
         if self._control is not None or self._config.trace is not None:
             from asyncpool._observe.control.pool_control import open_beside  # noqa: PLC0415
 
-            await open_beside(self, self._config, self._control)
+            unowned = _Unowned(self._config, self._life)
+            await open_beside(unowned, self._config, self._control)
         return self._config
 
     def options(self, **changes: Unpack[Options]) -> BoundPool:
@@ -1038,141 +1189,6 @@ class Pool(PoolSubmitter, Supervised, JobEventSource):
                 but itself, or an option is unknown.
         """
         return BoundPool(self, changed(self._options, changes))
-
-    def stats(self) -> PoolStats:
-        """Return the figures of the pool: how it stands, and what happened since its start.
-
-        It takes some 30 us for each worker, whose CPU time and memory are read.  Any thread
-        may call it.
-        """
-        engine = self._life.engine
-        if engine is not None:
-            return engine.stats()
-        state = RunState.CLOSED if self._life.closed_unused else RunState.NEW
-        return PoolStats(state=state, workers=self._config.workers[0])
-
-    async def stacks(self, *, slot: int | None = None) -> dict[int, str]:
-        """Return the Python stacks of what the workers run now, by slot.
-
-        The jobs go on meanwhile, see :meth:`Job.stack`.  A text has the stack of each job of the
-        worker, the innermost call first, and of each thread that was started there.  That of a
-        worker that starts shows its initializer, and that of an idle one is empty.  If a worker has
-        not answered within two seconds, the text says so.
-
-        Args:
-            slot: The only slot that is meant; ``None`` for all.
-
-        Raises:
-            NoWorkerError: If there is no worker in *slot*.  The error names the slots with one.
-            TypeError: If *slot* is no int.
-            ValueError: If *slot* is negative.
-            PoolClosedError: If the pool was never started.
-            RuntimeError: If the pool was started in another event loop.
-
-        Cancellation:
-            Safe: it has no effect on the jobs.
-        """
-        checks.optional(checks.at_least(0))("slot", slot)
-        return await self._life.running_here().stacks.of_workers(slot)
-
-    async def profile(
-        self,
-        seconds: float,
-        *,
-        slot: int | None = None,
-        function: Callable[..., Any] | str | None = None,
-        rate: float = 100.0,
-    ) -> Profile:
-        """Sample for some time what the workers do, and return where the time of jobs went.
-
-        A thread in each worker looks *rate* times a second at the stack of the running job.  It
-        lives only as long as the profile is being taken, and needs no rights.  Workers that
-        become ready meanwhile join in.  A worker that ends meanwhile costs its last samples,
-        and the profile says so (``ProfiledWorker.complete``).
-
-        Args:
-            seconds: For how long, 3600 at the most.
-            slot: Sample only the worker in this slot, and its replacement if that is there too.
-            function: Count only jobs of this function: the function, its name as in
-                ``stats()``, or the end of the name from a dot on.
-            rate: How many samples a second, 1 to 1000.
-
-        Raises:
-            ProfileInProgressError: If a profile of this pool is being taken already.
-            NoWorkerError: If no worker is ready in *slot*.  The error names the slots with one.
-            ValueError: If an argument is out of range.
-            TypeError: If an argument is of the wrong type.
-            PoolClosedError: If the pool is closed.
-            PoolBrokenError: If no worker can be kept alive.
-            RuntimeError: If the pool was started in another event loop.
-
-        Cancellation:
-            Ends the samplers.
-
-        Concurrency:
-            One profile at a time.
-        """
-        from asyncpool._wire import profile  # noqa: PLC0415 - few take one
-
-        longest, most = profile.MAX_SECONDS, profile.MAX_RATE
-        checks.PERIOD("seconds", seconds)
-        if not seconds <= longest:
-            raise ValueError(f"seconds must be at most {longest}, not {seconds}")
-        rates = checks.NUMBER.within(f"from 1 to {most}", lambda n: 1 <= n <= most)
-        rates("rate", rate)
-        checks.optional(checks.at_least(0))("slot", slot)
-        name = function_name(function) if callable(function) else function
-        checks.Argument((str, type(None)), "a function or its name")("function", name)
-        if name == "":
-            raise ValueError("function must not be empty")
-        request = profile.ProfileRequest(float(seconds), float(rate), name or "")
-        return await self._life.open_engine().profiles.take(request, slot)
-
-    async def resize(self, workers: int | tuple[int, int]) -> None:
-        """Change the number of workers: to *workers*, or to between the two if it is a pair.
-
-        Returns once that many workers are ready and the surplus ones have ended.  Those that have
-        no job end at once, the others when they have finished theirs.  If starts have failed, the
-        pool tries the next one at once.
-
-        Raises:
-            ResizeError: If workers do not start: as many starts have failed in a row as break a
-                pool that has no worker.  The pool goes on trying.
-            ValueError: If *workers* is less than 1.
-            TypeError: If *workers* is neither an int nor a pair of ints.
-            PoolClosedError: If the pool is closed, or closes before it has that size.
-            PoolBrokenError: If the pool is broken; its size stays as it is.
-            RuntimeError: If the pool was started in another event loop.
-
-        Cancellation:
-            Safe: the pool goes on towards that size, as it does after an error.
-
-        Concurrency:
-            The last call counts, and all return when the pool has that size.  A start that fails
-            is an error of the calls that were made before it began.
-        """
-        least, most = least_and_most(workers)
-        engine = self._life.open_engine()
-        await engine.replacement.resize(least, most)
-
-    async def roll(self) -> RollResult:
-        """Replace every worker by a fresh one, as many at a time as *max_surge* allows.
-
-        Each worker goes on working until its replacement is ready, finishes its job, and ends.
-        If a replacement does not become ready the roll ends there: the other workers stay,
-        and the result says so.  If starts have failed, or the pool is broken, the pool tries the
-        next start at once.
-
-        Raises:
-            RollInProgressError: If the pool is being rolled already.
-            PoolClosedError: If the pool is closed.
-            PoolBrokenError: If the pool has given up for good.
-            RuntimeError: If the pool was started in another event loop.
-
-        Cancellation:
-            Safe: the roll goes on.
-        """
-        return await shielded(self._life.open_engine(retrying=True).replacement.roll())
 
     async def close(
         self,

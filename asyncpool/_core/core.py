@@ -417,7 +417,7 @@ class Core:
         self.todo.append(effect)
 
     def end_jobs(self, jobs: Collection[int], *effect: Any) -> None:
-        """Append an effect that ends *jobs*, for which there is no other worker."""
+        """Append an effect that ends *jobs*; if their worker ends just now, no other one gets them."""
         if self._unplaceable is not None:
             self._unplaceable.update(jobs)
         self.todo.append(effect)

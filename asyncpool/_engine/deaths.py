@@ -259,9 +259,8 @@ class Deaths:
             engine.figures.exits[cause] += 1
             told = {name: getattr(end, name) for name in _EXIT_FIELDS}
             engine.hub.publish(events.Exited(**told, reason=reason))
-            if (
-                was_ready
-            ):  # logged in the next iteration of the loop, before what follows from it
+            # In the next iteration of the loop, before what follows from it.
+            if was_ready:
                 engine.log.exited(handle, end, reason, error, killed_for)
         # 7. Which jobs go to another worker.  Told before the effects, since with them an idle
         # worker gets such a job at once, and that is its next attempt.

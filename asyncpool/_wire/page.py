@@ -189,7 +189,7 @@ CHUNK_SIZE = 4096
 # follow as entries, which takes 0.4 us each.
 LOG_HEAD = struct.Struct("=QQQQ")
 DONE, STOP, JOB, ATTEMPT = range(4)
-_STOP = struct.Struct("=Q")
+_WORD = struct.Struct("=Q")
 
 # The head of an entry: how many bytes follow, and their checksum.  A worker that dies may
 # have written anywhere before.  So the pool only accepts what is exactly as the worker
@@ -272,7 +272,8 @@ def note(outcome: Any) -> bytes:
 
 def ask_to_stop(memory: Writable, start: int, job: int) -> None:
     """Let no other item begin of the chunk that *job* is, and whose log begins at *start*."""
-    memory[start + _STOP.size : start + 2 * _STOP.size] = _STOP.pack(job)
+    at = start + STOP * _WORD.size
+    memory[at : at + _WORD.size] = _WORD.pack(job)
 
 
 def _load(outcome: Any) -> Any:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from types import MethodType
 from typing import Any
 
 from asyncpool._core import log_messages as say
@@ -25,20 +24,6 @@ _REFUSED = {
     "stop": "a pool cannot stop: its program decides that",
     "requests": "a pool has no requests, only a server has",
 }
-
-
-class _Unowned:
-    """A pool, to those who must not hold it: if its owner drops it, that is noticed.
-
-    It has the methods of the pool, and all that these need, but not its finalizer.
-    """
-
-    def __init__(self, pool: Any) -> None:
-        vars(self).update(vars(pool))
-        self._kind: Any = type(pool)
-
-    def __getattr__(self, name: str) -> Any:
-        return MethodType(getattr(self._kind, name), self)
 
 
 class PoolAnswers:
@@ -170,7 +155,7 @@ async def open_beside(pool: Any, config: EngineConfig, control: str | None) -> N
     """Open what a pool was asked to have beside it, before anything happens in it.
 
     Args:
-        pool: The pool.
+        pool: The pool, in a form that does not keep it.
         config: What the pool was told; the trace is there.
         control: The name or path of the control socket; ``""`` for the pool's name, ``None``
             for no socket.
@@ -182,16 +167,16 @@ async def open_beside(pool: Any, config: EngineConfig, control: str | None) -> N
         Opens neither.
     """
     life: PoolLife = pool._life  # noqa: SLF001 - the pool's own
-    unowned, hub, opened = _Unowned(pool), life.hub, None
+    hub, opened = life.hub, None
     if control is not None:
-        answers = PoolAnswers(unowned, life.running, config.worker.concurrency)
+        answers = PoolAnswers(pool, life.running, config.worker.concurrency)
         opened = await answers.open(control or None)
     if config.trace is None or hub.ended:  # the pool may be closed meanwhile
         return
     from asyncpool._observe.trace import Trace  # noqa: PLC0415 - few have one
 
     try:
-        Trace(config, hub, unowned.stats)
+        Trace(config, hub, pool.stats)
     except BaseException:
         if opened is not None:
             opened.shut()
