@@ -226,7 +226,7 @@ class Submitter:
     _life: PoolLife
 
     def _running_engine(self) -> Engine:
-        """Return what makes the calls.
+        """Return the engine.
 
         Raises:
             PoolClosedError: If there is no pool that was started.

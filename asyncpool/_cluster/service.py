@@ -22,7 +22,7 @@ from asyncpool._cluster.balancing import ConnectionBalancing, Share
 from asyncpool._cluster.link import MAX_MESSAGE, MOST_MESSAGES, Link, Mail
 from asyncpool._cluster.listeners import Listeners
 from asyncpool._cluster.rules import DrainLimit, DrainTimes
-from asyncpool._core.figures import MOST_NUMBERS, RequestFigures
+from asyncpool._core.figures import NUMBERS, RequestFigures
 from asyncpool._core.slots import UP
 from asyncpool._engine.channel import Channel, DescriptorSocket
 from asyncpool._engine.engine import Engine
@@ -39,7 +39,7 @@ _MAIN = "asyncpool._cluster.worker"
 
 Spread = Literal["handoff", "shared"]
 
-_MOST_FIGURES = 8 * MOST_NUMBERS  # bytes
+_MOST_FIGURES = 8 * NUMBERS  # bytes
 
 # A limit, since a worker can make the master queue answers to handles, and nothing else.
 _MOST_UNSENT = 2 * MOST_MESSAGES * MAX_MESSAGE

@@ -34,7 +34,7 @@ class Argument:
     Attributes:
         types: The classes that it may have.  Callers may name further ones.
         words: The same in words.
-        bounds: What it may be of these, in words.
+        bounds: Which values of these types are allowed, in words.
         holds: Tells whether a value is so; it is not asked about ``None``.
     """
 

@@ -432,8 +432,8 @@ class Core:
     def revoke(self, slot: Slot, jobs: Iterable[int], *, requeue: bool = True) -> bool:
         """Ask the worker of *slot* not to begin *jobs*; with *requeue* they run elsewhere.
 
-        It is not asked again for those that it was asked for already.  Return whether it is for
-        others.
+        It is not asked again for those that it was asked for already.  Return whether it is asked
+        for any now.
         """
         sequences = slot.in_flight.begin_revoke(jobs, requeue=requeue)
         if sequences:
@@ -519,7 +519,7 @@ class Core:
     def submit_prepared(
         self, job: int, traits: JobTraits, now: float, priority: int = 0
     ) -> None:
-        """Submit a job that is pickled now; until then the dispatcher *prepares* it."""
+        """Submit a job whose pickling is complete; until now it was in ``Dispatcher.preparing``."""
         self.dispatcher.preparing.pop(job, None)
         index = self.place(job, traits, priority)
         if index is not None:
@@ -553,8 +553,8 @@ class Core:
     ) -> None:
         """Take back *job*, which was assigned to slot *index* but not sent yet.
 
-        It is given up, or with *requeue* waits for another worker: from this very step on, or a pool
-        that closes would find that nothing is left to do.
+        It is given up, or with *requeue* waits for another worker.  It is queued in this same step:
+        otherwise a closing pool would find nothing left to do.
         """
         slot = self.slots[index]
         traits = slot.in_flight.traits_of(job)
@@ -799,6 +799,6 @@ class Core:
 
     @property
     def failure(self) -> str | None:
-        """How starts have failed, if so that the pool may be broken."""
+        """How starts have failed, if so often that the pool breaks once it has no worker."""
         ledger = self.lifecycle.ledger
         return ledger.reason if ledger.breaks_pool else None

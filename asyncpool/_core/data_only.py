@@ -147,8 +147,8 @@ class DataSerializer(Signature, Serializer):
     @staticmethod
     def is_heavy(payload: bytes | memoryview | ReceivedPickle) -> bool:
         """Tell whether an outcome takes long to load."""
-        # All that came beside a message is copied, which takes a while; and what is in parts may have
-        # tables whose keys meet, each of which may take as long as a long one.
+        # Buffers beside a message are copied, which takes a while.  A message in parts (its second
+        # byte is 1) may hold dicts whose keys have the same hash: then a short one takes long, too.
         if isinstance(payload, ReceivedPickle) or len(payload) > HEAVY:
             return True
         return len(payload) > SURELY_QUICK and payload[1] == 1

@@ -26,8 +26,8 @@ class RateLimit:
 
     Args:
         rate: How many things may pass in a second; ``None`` for all.
-        span: For how many seconds the bucket has tokens, so that as many things may pass in an
-            instant after as long without any; for one at least.
+        span: The bucket holds the tokens of so many seconds, so ``rate * span`` things may pass
+            at once after a pause.  It must hold one at least: ``rate * span >= 1``.
 
     Attributes:
         next_at: Before this time nothing passes.
@@ -36,8 +36,8 @@ class RateLimit:
 
     def __init__(self, rate: float | None, span: float = 1.0) -> None:
         self._interval = 0.0 if rate is None else 1 / rate
-        # In a full bucket the tokens but one have been there for so long; and a bit more, since
-        # a sum of many intervals is not exact.
+        # How far *next_at* lies in the past when the bucket is full: the span, but for the token
+        # that is there at that time.  A little more, since a sum of many intervals is not exact.
         self._ahead = span - (1 - 1e-6) * self._interval
         self.next_at = -math.inf
         self.refused = 0

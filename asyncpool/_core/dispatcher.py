@@ -74,7 +74,7 @@ from asyncpool.errors import ProtocolError
 # job that all others pass would leave only after a quarter of an hour.
 OLDEST_EVERY = 64
 
-# How many priorities of closed lines the heap may keep, beyond as many as there are open lines.
+# The heap is rebuilt when it has this many more priorities than twice the open lines.
 _SPARE = 16
 
 
@@ -212,7 +212,10 @@ class JobQueue:
         self._times_passed += 1
 
     def note_turn_elsewhere(self, job: int) -> None:
-        """Record that *job*, of another queue, has a turn that this queue shares with that one."""
+        """Record that a worker which serves this queue as well has taken *job* from another one.
+
+        If the oldest job here is older, *job* has passed it.
+        """
         oldest = self._oldest()
         if oldest is not None and oldest < job:
             self.note_dequeued(job)
@@ -522,7 +525,7 @@ class InFlight:
         for number in numbers:
             if number not in asked or number not in by_sequence:
                 raise ProtocolError(
-                    f"it gave back the job with sequence number {number}, which it cannot"
+                    f"it gave back the job with sequence number {number}, which nobody has asked back"
                 )
         back = {job: self.traits_of(job) for job in map(by_sequence.pop, numbers)}
         for job in back:
@@ -675,7 +678,7 @@ class AffinityQueues:
         new = [bucket for bucket in slots_by_bucket if bucket not in there]
         waiting: list[tuple[QueuedJob, int | None]] = []
         for bucket, queue in self.open.items():
-            # A bucket that stays was the first choice before, too.
+            # Keys of a bucket that stays had it as their first choice before, too.
             stays = bucket in slots_by_bucket
             find = _chooser([bucket, *new]) if stays else self._choose
             waiting += [(entry, find(entry.traits.key)) for entry in queue.entries()]
@@ -857,7 +860,7 @@ class Dispatcher:
         return self._serve(slots_by_bucket.values()) if self._open_queues else []
 
     def exclude(self, slot: int) -> None:
-        """Give *slot* no more jobs, until it is filled again."""
+        """Give *slot* no more jobs, until :meth:`jobs_for` is called for it."""
         self.idle.pop(slot, None)
         self._with_free_lane.pop(slot, None)
         self._below_budget.pop(slot, None)

@@ -155,7 +155,7 @@ class FunctionTotals:
         return tuple(each.stats() for each in self if each.ok or each.others)
 
 
-# What the workers of a cluster count of their requests, and how they tell it their master.
+# What the workers of a cluster count of their requests, and how they tell their master of it.
 #
 # A worker tells what it has counted since its start.  So a report that a later one replaces costs
 # nothing, and what the master knows of a worker that dies is never counted twice.
@@ -228,7 +228,7 @@ class RequestFigures:
         Raises:
             ProtocolError: If it is no report, or fewer were counted than before.
         """
-        if len(numbers) != MOST_NUMBERS:
+        if len(numbers) != NUMBERS:
             raise ProtocolError(f"its figures have {len(numbers)} numbers")
         # All but the first counters only grow, and so do the durations, which come last.
         first = len(_COUNTERS) - len(_GROWING)
@@ -252,4 +252,4 @@ def class_of(status: object) -> int:
 
 
 # How many numbers a report has.
-MOST_NUMBERS = len(_COUNTERS) + (len(CLASSES) + 1) * (1 + BUCKETS)
+NUMBERS = len(_COUNTERS) + (len(CLASSES) + 1) * (1 + BUCKETS)

@@ -80,7 +80,7 @@ class JobTraits:
 
     @property
     def function(self) -> JobTraits:
-        """Those of the function, which all its jobs have."""
+        """The traits of the function, which all its jobs share."""
         return self
 
     def note(self, duration: float) -> None:
@@ -159,7 +159,7 @@ class Function:
     Attributes:
         number: Its number on the wire; 0 if it travels with each call.
         payload: What a ``FUNCTION`` frame carries.
-        code: What it ran when workers were told of it, if it has a number.
+        code: Its code object when workers were told of it, if it has a number: a reload may change it.
         traits: How long its calls take.
         figures: Counts and times of its jobs.
         name: Its name in errors and reports.
@@ -230,7 +230,10 @@ def _is_own(module: ModuleType) -> bool:
 
 
 def modules_that_use(names: Iterable[str]) -> list[str]:
-    """Return *names*, and the modules that have one of those found so far, or a function or class of it, as a global."""
+    """Return *names*, and all modules that use them, directly or through others.
+
+    A module uses another if one of its globals is that module, or a function or class of it.
+    """
     users: defaultdict[str, set[str]] = defaultdict(set)
     for user, module in sys.modules.copy().items():
         if type(module) is not ModuleType or not _is_own(module):
@@ -250,8 +253,8 @@ def check_reloaded(name: str, pickled: Packed, modules: Iterable[str]) -> None:
     """Check that a call needs none of *modules*, of which workers may have older code.
 
     Raises:
-        JobNotPicklableError: If its pickle has the name of one, as a reference to anything in it
-            does, and the code of a function that travels by value.
+        JobNotPicklableError: If its pickle contains the name of one.  A reference to anything in
+            the module contains it, and so does the code of a function that travels by value.
     """
     parts = (pickled,) if isinstance(pickled, bytes) else pickled.pieces
     pieces = [part for part in parts if isinstance(part, bytes)]
@@ -260,16 +263,16 @@ def check_reloaded(name: str, pickled: Packed, modules: Iterable[str]) -> None:
         reference = b"\x8c%c%b" % (len(data) & 0xFF, data)
         if any(reference in piece for piece in pieces):
             raise _old_code(
-                f"{name} needs {module}, which was reloaded, or uses what was, after workers "
-                "may have imported it"
+                f"{name} needs {module}: that module, or one that it uses, was reloaded after "
+                "workers may have imported it"
             )
 
 
 def _old_code(what: str) -> JobNotPicklableError:
     """Return the error of a call for which workers may have older code, as *what* says."""
     text = (
-        f"{what}. Await pool.roll() for workers that import it anew. What preload or a script "
-        "imports needs another pool"
+        f"{what}. Call 'await pool.roll()' for workers that import it anew; if preload or the "
+        "script imports it, make another pool"
     )
     return JobNotPicklableError(text, direction="arguments", name="fn")
 

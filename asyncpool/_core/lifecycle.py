@@ -123,7 +123,7 @@ class Lifecycle:
         self.broken: str | None = None
         self.gave_up = self.stopped = self.rolling = False
         self.kills = self.restarts = 0
-        self.ledger = RestartLedger(options.restart_policy, least)
+        self.ledger = RestartLedger(options.restart_policy, most)
         self._grace = 0.0, options.stop_grace, TERM_GRACE, KILL_GRACE  # by StopStage
         self.retry_at: float | None = None
         self._tried_at = float("-inf")
@@ -140,8 +140,9 @@ class Lifecycle:
         # The parked slots that the roll fills, and how many workers it has replaced and slots it has filled.
         self._unfilled: list[Slot] = []
         self._replaced = self._filled = 0
-        # A start that fails ends the roll only if it began after it: whether the last one did, and
-        # how many failures the ledger counts as far as starts from before the roll have brought it.
+        # A failed start ends the roll only if that start began after the roll did.  So: whether the
+        # last failed start was such a one, and the ledger's count of failures when the last older
+        # one had failed.
         self._last_failure_is_rolls, self._failures_before_roll = False, 0
 
     def ensure_slots(self, count: int, state: SlotState = SlotState.UNUSED) -> None:
@@ -215,11 +216,9 @@ class Lifecycle:
 
     @property
     def _empty(self) -> list[Slot]:
-        """The slots that wait for a start, and that no session waits for."""
+        """The slots that wait for a start."""
         return [
-            slot
-            for slot in self._slots
-            if slot.state in EMPTY and self.counts(slot) and slot.session is None
+            slot for slot in self._slots if slot.state in EMPTY and self.counts(slot)
         ]
 
     @property
@@ -229,7 +228,7 @@ class Lifecycle:
 
     @property
     def _may_let_idle_go(self) -> bool:
-        """Whether one worker less leaves enough that are ready, or takes an empty slot."""
+        """Whether enough are ready without an idle one, or an empty slot can go in its place."""
         enough = self._live >= self.sizing.size or bool(self._empty)
         return enough and not any(slot.draining for slot in self._slots)
 
@@ -611,9 +610,9 @@ class Lifecycle:
                 old.roll_part = RollPart.GOES
 
     def _fill_parked(self, now: float) -> None:
-        """Try the parked slots that the roll is to fill; or end it, if a start has failed that began after it."""
+        """Try the parked slots that the roll is to fill; or end the roll, if a start that began after it has failed."""
         failures = self.ledger.failures
-        # Not counted one by one: the ledger counts starts that fail together once.
+        # Read from the ledger and not counted here: starts that fail together count once there.
         if not self._last_failure_is_rolls or failures < self._failures_before_roll:
             self._failures_before_roll = failures
         parked = any(slot.roll_part for slot in self.slots_in(SlotState.PARKED))
@@ -753,7 +752,7 @@ class Lifecycle:
         for slot in self._slots:
             if slot.drain_deadline is not None and slot.drain_deadline <= now:
                 timeout = self._options.worker_limits.drain_timeout
-                reason = f"it was to leave, and had not within {timeout:g} s"
+                reason = f"it had not finished within drain_timeout ({timeout:g} s)"
                 self.stop(slot, StopStage.KILLED, now, reason=reason)
         if self._replace_at is not None and self._replace_at <= now:
             self._replace_at = None
@@ -826,8 +825,8 @@ class Lifecycle:
         # In the order of their starts.  Workers that are due again as soon as they are ready would
         # otherwise take the whole budget, and leave none to those in later slots.
         for slot in sorted(self._slots, key=lambda slot: slot.began_at):
-            why, serves_one = slot.replace_reason, slot.session is not None
-            if why is None or not slot.stays or slot.index in coming or serves_one:
+            why, in_session = slot.replace_reason, slot.session is not None
+            if why is None or not slot.stays or slot.index in coming or in_session:
                 continue
             unavailable = self.sizing.size - sum(it.stays for it in self._slots)
             if self._growth_left > 0 and self._options.max_surge > 0:

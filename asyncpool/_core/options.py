@@ -484,7 +484,7 @@ class RestartLedger:
         self._filled_at = now
 
     def _count_death(self, now: float) -> bool:
-        """Count a death, and return whether the policy allows no such number."""
+        """Count a death, and return whether that is more than the policy allows."""
         policy = self.policy
         if policy.max_restarts is None:
             return False

@@ -7,39 +7,6 @@ which is silent, step by step.  The *stage* says how far the pool has got.  A jo
 nobody wants to end has no record here.  The pool drops the record when its worker has
 finished the job, or has given it back.
 
-The table as a drawing::
-
-    NONE ─────────┬─ REVOKE ────▶ REVOKING
-    REVOKING ─────┘
-
-    NONE ─────────┬─ KEEP ──────▶ NONE
-    REVOKING ─────┘
-
-    NONE ─────────┐
-    REVOKING ─────┼─ INTERRUPT ─▶ INTERRUPTING
-    KILLING ──────┘
-
-    NONE ─────────┐
-    REVOKING ─────┤
-    INTERRUPTING ─┼─ DUMP ──────▶ DUMPING
-    DUMPING ──────┤
-    KILLING ──────┘
-
-    NONE ─────────┐
-    REVOKING ─────┼─ KILL ──────▶ KILLING
-    INTERRUPTING ─┤
-    DUMPING ──────┘
-
-    INTERRUPTING ─┐
-    DUMPING ──────┼─ REVOKE ────▶ (the same)
-    KILLING ──────┘
-
-    INTERRUPTING ─┐
-    DUMPING ──────┼─ KEEP ──────▶ (the same)
-    KILLING ──────┘
-
-    (each) ───────── CLOSE ─────▶ NONE
-
 The pool asks a job to end only once: there is no ``INTERRUPT`` in ``INTERRUPTING`` or
 ``DUMPING``.  ``KILLING`` is not yet the end.  The worker first gives back the jobs that
 wait in it.  Until then, a caller that cancels the job may still give it time to end by
@@ -61,8 +28,8 @@ a worker would look idle while a job is on its way to it, and the pool could sto
 A ``PARKED`` slot is empty, and waits for a probe.  An ``UNUSED`` slot is not needed
 now.  A ``REMOVED`` slot never gets a worker again.
 
-*Why a worker ended.*  The reason may name a job, or be a text of the user's.  So may its detail.
-The cause names neither: there are only a few, by which ends are counted.
+*Why a worker ended.*  The reason and the detail (as in ``events.Exited``) may name a job, or have
+words of the user's.  The cause is one of a few, by which ends are counted.
 
 *The size of a pool* is how many workers it should have, between a least and a most number.  A pool
 grows when jobs have waited for a while: by one worker, then by two, by four, and
@@ -342,8 +309,10 @@ class RollPart(enum.IntEnum):
     """What a roll has to do with a worker; it is false if the worker stays."""
 
     NONE = 0  # there is no roll, or the worker's start began after it
-    GOES = 1  # it must go, and another one is counted: it was to replace that one, or has been
-    COUNTED = 2  # it must go, and is counted as replaced then
+    # It must go, and is not counted: of a worker and the one that was started to replace it before
+    # the roll, only one counts as replaced.
+    GOES = 1
+    COUNTED = 2  # it must go, and counts as replaced when it has gone
 
 
 class SlotEvent(_Event):
@@ -487,6 +456,8 @@ class Sizing:
         size: How many workers there should be.
         grow_at: When to call :meth:`grow`; ``None`` if there is no need.
         shrink_at: When to call :meth:`shrink`; ``None`` if no worker is too many.
+        may_grow: Whether the size may grow and *grow_at* is not set yet.  The hot path asks this,
+            so that only the first job that waits calls :meth:`job_waits`.
     """
 
     def __init__(self, least: int, most: int, idle_timeout: float) -> None:
@@ -504,7 +475,7 @@ class Sizing:
         self._resize(min(max(self.size, least), most), now)
 
     def job_waits(self, now: float) -> None:
-        """Record that a job waits and no worker is being started for it, while it *may_grow*."""
+        """Set *grow_at* if the size *may_grow*: a job waits, and no worker is started for it."""
         if self.may_grow:
             self.may_grow, self.grow_at = False, now + GROW_EVERY
 

@@ -161,7 +161,8 @@ class Channel:
         )
         self._on_frames = on_frames
         self._on_end = on_end
-        # What takes a system call each, ahead of the small frames: some of those are joined.
+        # What goes out before *small*: each entry by a system call of its own.  An entry is a
+        # payload, a frame with its descriptor, or a list of small frames, which are joined.
         self._queue: deque[Any] = deque()
         self.small: list[bytes | memoryview] = []
         self.put_bytes = self.sent_bytes = 0

@@ -139,15 +139,15 @@ class PoolStatus:
         breaks_pool = self._engine.config.ready == "all" and core.failure is not None
         return breaks_pool or core.broken is not None
 
-    def check_ready(self, *, comes: bool = False) -> None:
-        """End the wait for the first worker, if one *comes*, or for all; or give that up.
+    def check_ready(self, *, one_is_ready: bool = False) -> None:
+        """End the wait for the first worker, if *one_is_ready*, or for all; or give that up.
 
         Who waits for all hears of it if some have failed to start.
         """
         core, wants_all = self._engine.core, self._engine.config.ready == "all"
         if self.ready.done():
             return
-        if core.minimum_ready if wants_all else comes:
+        if core.minimum_ready if wants_all else one_is_ready:
             self.ready.set_result(None)
         elif wants_all and core.failure is not None:
             self.give_up(f"{core.failure}, and not all workers are ready")
@@ -160,7 +160,7 @@ class PoolStatus:
         then = "giving up"
         if retry_after is not None:
             then = f"next try in {retry_after:.2g} s"
-        # Behind the failed starts that came before it.
+        # Logged in the next iteration, behind the records of the failed starts.
         extra = {"reason": reason, "retry_after": retry_after}
         engine.log.soon(say.POOL_BROKEN, extra, then=then)
         engine.hub.publish(events.Broken(reason, tuple(engine.crashes)))
@@ -455,7 +455,7 @@ class Engine:
         if self.serving is not None:
             self.serving.ready(handle)
         self.replacement.check_size()
-        self.status.check_ready(comes=True)
+        self.status.check_ready(one_is_ready=True)
         self.profiles.join(handle)
 
     # What the core has decided is carried out here, and nowhere else.
@@ -557,7 +557,7 @@ class Engine:
         return self.core.dispatcher.unserved
 
     def are_stored(self, items: list[Any], *, star: bool) -> bool:
-        """Return false, as no client does but that of Ray, which has a store for arguments."""
+        """Return false: only the client of a Ray cluster has a store for arguments."""
         del items, star
         return False
 

@@ -359,7 +359,7 @@ class PoolJob(Job[R]):
         call_size: How many bytes its call has, if a thread has pickled it.
         outcome_size: How many bytes its outcome has, if it is large.
         crashes: The crashes that have cost it an attempt.
-        has_begun: Whether an attempt that is over had begun.
+        began_earlier: Whether an attempt that is over had begun.
         times_suspected: How often its worker died before the job had begun, and it was suspect.
         heartbeats: Its newest heartbeat, if anybody may ask for it.
     """
@@ -383,7 +383,7 @@ class PoolJob(Job[R]):
     call_size: int = 0
     outcome_size: int = 0
     crashes: tuple[Crash, ...] = ()
-    has_begun: bool = False
+    began_earlier: bool = False
     times_suspected: int = 0
     heartbeats: LastHeartbeat | None = None
 

@@ -333,7 +333,7 @@ class LauncherHandle:
             self._popen = self._start(self._report.fileno(), theirs.fileno())
             undo.pop_all()
         self.usable.add_done_callback(lambda _: self._report.close())
-        if self._may_be_any and not self._frozen:
+        if self._may_be_no_python and not self._frozen:
             loop.call_later(_PATIENCE, self._on_silence)
         self._socket.setblocking(False)
         loop.add_reader(self._socket.fileno(), self._read_some)
@@ -352,7 +352,7 @@ class LauncherHandle:
         # If stderr was closed, anything that the service has opened since may have its number.
         passes_on = machine.answer(os.get_inheritable, 2)
         is_python = re.match("python|pypy", Path(shown[0]).name)
-        self._may_be_any = self._frozen or not is_python
+        self._may_be_no_python = self._frozen or not is_python
         try:
             command = posix.command_line(greets, "launcher", (file, channel))
             if self._frozen:
@@ -391,7 +391,9 @@ class LauncherHandle:
             # A Python may have had no time, on a busy machine; and SIGKILL may have come for lack
             # of memory.
             status = self._popen.poll()
-            final = self._may_be_any if status is None else status != -signal.SIGKILL
+            final = (
+                self._may_be_no_python if status is None else status != -signal.SIGKILL
+            )
         way_out = (
             "call multiprocessing.freeze_support() as the first thing under "
             "`if __name__ == '__main__':`"

@@ -395,7 +395,7 @@ class JobRegistry:
 
     def end_attempt(self, job: PoolJob[Any]) -> None:
         """Note that an attempt that had begun is over; the next one would wait from now on."""
-        job.queued_at, job.has_begun = monotonic(), True
+        job.queued_at, job.began_earlier = monotonic(), True
         self._leave_worker(job)
 
     def _leave_worker(self, job: PoolJob[Any]) -> None:
@@ -492,7 +492,7 @@ def delivery_of(job: PoolJob[object], handle: WorkerHandle) -> Delivery:
 
 def crash_error(job: PoolJob[object], delivery: Delivery) -> errors.WorkerCrashedError:
     """Return the error of a job whose worker has crashed."""
-    if job.has_begun:
+    if job.began_earlier:
         delivery = Delivery.STARTED  # in an earlier attempt, if not in this one
     cls = _ERRORS.get(job.crashes[-1].kind, errors.WorkerCrashedError)
     return cls(crashes=job.crashes, delivery=delivery, **_fields_of(job))

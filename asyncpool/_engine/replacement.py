@@ -121,7 +121,7 @@ class WorkerReplacement:
             text = f"{self._engine.config.title} is being rolled: one roll at a time"
             raise errors.RollInProgressError(text)
         roll = self._roll = self._engine.loop.create_future()
-        # What is reloaded later, some of the new workers may have imported before.
+        # Taken now: new workers may import a module before it is reloaded later on.
         self._reloaded = self._engine.traffic.functions.usual.reloaded()
         self._reloads = len(RELOADS.names)
         with self._engine.turn as now:
@@ -233,8 +233,9 @@ class WorkerReplacement:
             if not weight.cancelled():  # the pool does not close
                 memory, took = weight.result()
                 again_at = self._engine.loop.time() + took / _WEIGHING
-                # What the bound exceeds the memory by, it exceeds the next limit by, too.  (One
-                # that has reached max_memory may go on for long, with its job.)
+                # The bound was too high by so much.  So the memory reaches the limit, at the
+                # earliest, when the bound is higher than the limit by as much.  (A worker that has
+                # reached max_memory may go on for long, with its job.)
                 limit = min((it for it in limits if it > memory), default=math.inf)
                 handle.next_weighing = max(0, bound - memory) + limit, again_at
                 self._judge(handle, memory)

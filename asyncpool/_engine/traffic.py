@@ -59,7 +59,7 @@ class Traffic:
 
     Attributes:
         functions: What the pool knows of the functions.
-        plain: Whether the pool takes every call, and does nothing special for any.
+        fast_path_open: Whether the pool takes every call, and does nothing special for any.
         before_refill: Called before a worker gets its next jobs, with how much work these may be:
             an executor then submits calls that it has kept.
     """
@@ -80,14 +80,14 @@ class Traffic:
             config.max_queued is not None
             or self._propagation is not None
             or config.data is not None
-            or self._max_payload < HEAVY  # which bounds calls that take the short way
+            or self._max_payload < HEAVY  # the fast path does not measure its calls
         )
         self._reloads = len(RELOADS.names)
         # A cache of check_code(): for so many reloads and imported modules, the modules of which
         # workers may have older code.
         self._stale: tuple[int, int, list[str]] = 0, 0, []
         RELOADS.watch(self)
-        self.plain = False
+        self.fast_path_open = False
         self.before_refill: Callable[[float], object] | None = None
         engine.hub.on_listeners_changed = self.refresh_fast_path
         self.refresh_fast_path()
@@ -97,9 +97,9 @@ class Traffic:
         """Note what the pool does for each call: it closes, is broken, or has new listeners."""
         core, hub = self._engine.core, self._engine.hub
         takes_all = core.closing.finish is None and core.broken is None
-        has_new_code = self._reloads == len(RELOADS.names)
-        usual = has_new_code and not hub.announces_jobs and not self._special
-        self.plain = takes_all and usual
+        workers_are_current = self._reloads == len(RELOADS.names)
+        usual = workers_are_current and not hub.announces_jobs and not self._special
+        self.fast_path_open = takes_all and usual
 
     def workers_have(self, reloads: int) -> None:
         """Note that all workers have the code as it was after the first *reloads* reloads."""
@@ -149,14 +149,14 @@ class Traffic:
             raise other_loop_error(engine.config.title, engine.loop)
         known = None
         if (
-            self.plain
+            self.fast_path_open
             and options.plain
             and not engine.turn_depth
             and type(function) is FunctionType
         ):
             known = self._functions.known.get(function)
             if known is not None and known.code is not function.__code__:
-                known = None  # which find() refuses
+                known = None  # find() then refuses the call
         if known is None or kwargs or not is_flat(args):
             return self._submit_specially(function, args, kwargs, options, known)
         # engine.turn, inlined: it would take 1 us more, and a queued job changes no deadline.
@@ -195,7 +195,8 @@ class Traffic:
     ) -> PoolJob[Any]:
         """Submit a call that cannot take the fast path.
 
-        If its function is *known*, only its arguments kept it off that path.
+        If its function is *known*, only its arguments kept it off that path: then the pool takes
+        every call, and is not asked.
         """
         engine, registry = self._engine, self._engine.registry
         engine.turn_depth += 1
@@ -298,8 +299,8 @@ class Traffic:
             outbox.flush_soon()  # more may be submitted in this iteration of the loop
         if hub.job_listeners:  # the end of a job is told with the time of its begin
             self._tell_begun(slot, now)
-        long = in_flight > self._concurrency or isinstance(jobs[-1], ChunkJob)
-        if long and not self._stalls.alarm.is_set:
+        needs_watch = in_flight > self._concurrency or isinstance(jobs[-1], ChunkJob)
+        if needs_watch and not self._stalls.alarm.is_set:
             self._stalls.go()
 
     def _send_specially(self, slot: int, jobs: Iterable[PoolJob[Any]]) -> None:

@@ -70,7 +70,7 @@ _EXIT_GRACE = 1.0
 _MAX_CONTROL = 1 << 20
 
 # Frames that matter only while the worker is to go on working.
-_ANSWERS = frozenset(
+_FROM_WORKERS_THAT_STAY = frozenset(
     {FrameKind.REVOKED, FrameKind.STACKS, FrameKind.PONG, FrameKind.RETIRE}
 )
 
@@ -90,7 +90,7 @@ _TOO_MANY = "it sent an outcome in more parts than an outcome can have"
 
 
 class Outbox(SegmentOwner):
-    """The traffic of jobs with one worker, whose segments belong to this.
+    """What goes to one worker and comes back; the worker's segments belong to this.
 
     It puts what goes there, and collects the large buffers that come back ahead of an outcome.
 
@@ -731,7 +731,9 @@ class WorkerHandle:
                         engine.worker_logs.add(
                             self, self.control_channel, frame.payload
                         )
-                    case kind if kind in _ANSWERS and self._counts_no_more(kind):
+                    case kind if (
+                        kind in _FROM_WORKERS_THAT_STAY and self._counts_no_more(kind)
+                    ):
                         pass
                     case FrameKind.REVOKED:
                         with engine.turn as now:

@@ -80,7 +80,7 @@ class FrameKind(enum.IntEnum):
     REVOKE = 11  # pool: do not begin the jobs with these sequence numbers
     REVOKED = 12  # worker: these of them will not begin
     INTERRUPT = 23  # pool: end the job with this sequence number, if it is running
-    # pool: if the job with sequence number *job* runs now, its lease has lapsed
+    # pool: until when the job with sequence number *job* may run; then its lease lapses
     FENCE = 48
     STACKS = 24  # pool: write the stacks of your threads; worker: I have
     PROFILE = 51  # pool: begin with profile *job*; end it if there is no payload

@@ -392,7 +392,8 @@ class JobRunner:
                 if frames is None:
                     self._loop.remove_reader(channel)
                 self._pending += frames or ()
-            # Or else a plain job has its own loop run, which is this one.
+            # If not, the loop is run by a plain job, which has found it as the current one:
+            # nothing may begin inside that.
             if self._looping:
                 self._begin()
                 if not self.by_job:
@@ -672,7 +673,8 @@ class JobRunner:
         """Send the outcome of a job, and free its lane."""
         kind, payload = outcome
         duration = min((perf_counter_ns() - lane.began_ns) // 1000, MAX_NUMBER)
-        if os.getpid() != self._worker:  # forked, without a call for each job
+        # exit_if_forked_by_job(), inlined: its call would cost each job time.
+        if os.getpid() != self._worker:
             os._exit(0)
         job, attempt = job_key = lane.job_key
         del self.by_job[job_key]

@@ -7,7 +7,7 @@ from hypothesis import given, strategies as st
 
 from asyncpool._core.figures import (
     CLASSES,
-    MOST_NUMBERS,
+    NUMBERS,
     OTHER,
     Durations,
     FunctionTotals,
@@ -105,7 +105,7 @@ def test_a_report_is_read_as_it_was_packed(
     told.open, told.cut, told.refused = count, 2, 3
     told.websockets, told.open_websockets = 5, 4
     packed = told.pack()
-    assert len(packed) == MOST_NUMBERS
+    assert len(packed) == NUMBERS
     read = RequestFigures.unpack(packed, RequestFigures())
     assert read.pack() == packed
     assert [each.counts for each in read.responses] == [
@@ -114,7 +114,7 @@ def test_a_report_is_read_as_it_was_packed(
     assert (read.open, read.open_websockets) == (count, 4)
 
 
-@pytest.mark.parametrize("count", [0, 7, MOST_NUMBERS - 1, MOST_NUMBERS + 1])
+@pytest.mark.parametrize("count", [0, 7, NUMBERS - 1, NUMBERS + 1])
 def test_what_is_no_report_is_an_error(count: int) -> None:
     with pytest.raises(ProtocolError, match=f"its figures have {count} numbers"):
         RequestFigures.unpack([0] * count, RequestFigures())

@@ -100,6 +100,6 @@ def test_what_cannot_be_given_back(won: Sequence[int], place: int) -> None:
         in_flight.end_revoke(won)
     assert (
         str(caught.value)
-        == f"it gave back the job with sequence number {place}, which it cannot"
+        == f"it gave back the job with sequence number {place}, which nobody has asked back"
     )
     assert list(in_flight.jobs) == [7, 9], "none of them is taken back"

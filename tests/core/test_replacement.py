@@ -52,7 +52,7 @@ def test_who_does_not_leave_in_time_is_killed_and_that_is_a_crash() -> None:
     wear_out(core, 0, 1.0)
     core.ready(1, 2.0)
     assert core.next_deadline() == 7.0
-    reason = "it was to leave, and had not within 5 s"
+    reason = "it had not finished within drain_timeout (5 s)"
     assert core.on_timer(7.0) == [cmd.Kill(0, reason)]
     assert not core.slots[0].exit_planned
     commands = core.ended(0, 7.1, had_begun=True, requeue=(1,), jitter=0.5)

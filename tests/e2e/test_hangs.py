@@ -191,7 +191,7 @@ async def test_while_it_is_to_leave(hang: Fault) -> None:
         assert (await next_of(events, Retiring)).reason == "roll"
         visitor.release()
         assert await roll == RollResult(replaced=1, reason="", crash=None)
-        with pytest.raises(Exception, match="it was to leave"):
+        with pytest.raises(Exception, match="it had not finished within"):
             await culprit
         await visitor.gone()
         await assert_serves(pool)

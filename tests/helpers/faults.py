@@ -311,7 +311,7 @@ OFFENCES = (
     offence(
         "what nobody asked for",
         lambda: say_to_control(header(FrameKind.REVOKED, 8) + pack_numbers([1])),
-        "gave back the job with sequence number 1, which it cannot",
+        "gave back the job with sequence number 1, which nobody has asked back",
     ),
     offence(
         "half a place",

@@ -17,7 +17,7 @@ import pytest
 
 from asyncpool._cluster.link import MAX_MESSAGE
 from asyncpool._cluster.service import ConnectionBalancer, WorkerLink, WorkerMail
-from asyncpool._core.figures import MOST_NUMBERS, RequestFigures
+from asyncpool._core.figures import NUMBERS, RequestFigures
 from asyncpool._engine.channel import READ_SIZE, Channel, DescriptorSocket
 from asyncpool._engine.life_log import NamedLog
 from asyncpool._wire.frames import HEADER_SIZE, Frame, FrameDecoder, FrameKind, header
@@ -553,8 +553,8 @@ OFFENCES: dict[str, tuple[Callable[[FakeWorker, int], object], str]] = {
         "it sent VALUE on its link",
     ),
     "figures that are too long": (
-        lambda w, _: w.say(FrameKind.FIGURES, payload=bytes(8 * MOST_NUMBERS + 8)),
-        f"its figures have {8 * MOST_NUMBERS + 8} bytes",
+        lambda w, _: w.say(FrameKind.FIGURES, payload=bytes(8 * NUMBERS + 8)),
+        f"its figures have {8 * NUMBERS + 8} bytes",
     ),
     "figures that are less than before": (
         lambda w, _: w.figures(2, 1),
