@@ -712,7 +712,7 @@ class JobOptions:
         timed: Whether the job has any time limit.
         context: What the job is told of these options, packed.  All jobs with these
             options share the object.
-        plain: Whether nothing but its priority and its attempts is special.
+        plain: Whether nothing but its priority, its attempts and its timeout is special.
     """
 
     # The options that callers write, each with the check that returns what is kept of it.
@@ -764,12 +764,12 @@ class JobOptions:
             names = "\n".join(self.retire_on).encode()
             told = self.timeout, self.deadline, self.details, b"", self.trace, names
             context = JobContext(*told).pack()
-        special = self.key, self.lease, self.session, self.codec
-        plain = not timed and self.via == "submit" and not self.name
+        special = *limits[1:], self.key, self.lease, self.session, self.codec
+        plain = self.via == "submit" and not self.name
         put = object.__setattr__
         put(self, "timed", timed)
         put(self, "context", context)
-        put(self, "plain", plain and special == (None,) * 4)
+        put(self, "plain", plain and special == (None,) * 7)
 
     def after_crash(self, kind: CrashKind, *, attempt: int) -> bool:
         """Tell whether the job is tried again after a crash of that *kind* has cost it an attempt."""

@@ -292,7 +292,8 @@ class JobRegistry:
         """
         jobs = self.jobs
         again: list[PoolJob[Any]] = []
-        careful = large or self.timed or self.leases.holders or self._hub.tracks_jobs
+        careful = large or self.leases.holders or self._hub.tracks_jobs
+        timed = self.timed
         # Most of them are of one function, whose parts are looked up once.
         function: Any = None
         run_times = wait_times = function
@@ -317,7 +318,7 @@ class JobRegistry:
                 wait_times.total += wait
             else:
                 wait_times.counts[0] += 1
-            if not fast or kind is not _VALUE:
+            if not fast or kind is not _VALUE or (timed and job.exceeded is not None):
                 if self.settle(job, self.outcome_of(job, handle, Frame(*frame))):
                     again.append(job)
                 continue
@@ -331,6 +332,9 @@ class JobRegistry:
                 continue
             # The rest of settle(), inlined.
             del jobs[job_id]
+            if timed and job.options.timed:
+                self.timed -= 1
+                self.deadlines.discard(job_id)
             job.payload = b""
             returned += 1
             job.set_result(value)

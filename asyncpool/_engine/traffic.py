@@ -169,6 +169,8 @@ class Traffic:
                 number, known, options, self, engine.loop, payload
             )
             registry.jobs[number] = job
+            if options.timed:
+                registry.timed += 1
             # Core.submit(), inlined, since a call doubles the cost: others wait already, so no
             # worker has room.
             queue = self._queue
