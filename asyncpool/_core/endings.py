@@ -312,7 +312,7 @@ class Endings:
         ending.silent, ending.written = True, False
         self._give_time(slot, job, EndingEvent.DUMP, due)
 
-    def stacks_demanded(self, index: int, due: float) -> None:
+    def stacks_signalled(self, index: int, due: float) -> None:
         """Give the worker in slot *index* until *due* to write its stacks.
 
         It gets the signal for that now, which may be late: the pool's own process may

@@ -231,7 +231,7 @@ class JobEndings(dict[int, JobEnding]):
         before = ending.stage
         stage = event.follow(before, "at stage")
         if {stage, before} <= BY_ITSELF:
-            ending.due = earliest(ending.due, due)  # see stacks_demanded()
+            ending.due = earliest(ending.due, due)  # see stacks_signalled()
         elif stage is not before:
             ending.due = due
         if stage is not before:

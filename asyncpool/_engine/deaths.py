@@ -125,7 +125,7 @@ def judge(
     # The worker may have died as it took a job, before it could note that.  So the first job that has
     # not begun is a suspect too, if there was a lane for it; but not a large call that was still on
     # its way.
-    may_have_been_taken = not slot.exit_planned and not handle.outbox.loading
+    may_have_been_taken = not slot.exit_planned and not handle.outbox.lending
     for job in jobs:
         delivery = delivery_of(job, handle)
         # A worker that broke the protocol may have erased its page, so that its jobs run twice.

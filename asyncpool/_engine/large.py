@@ -161,7 +161,7 @@ class LargeObjects(Packer):
         The worker gets nothing else before.
         """
         send = partial(self._send_loaded, handle, job, pickled)
-        handle.outbox.load(pickled, send)
+        handle.outbox.lend(pickled, send)
         self.go_on()
 
     def _send_loaded(

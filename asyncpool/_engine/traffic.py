@@ -326,7 +326,7 @@ class Traffic:
         in_flight = self._engine.core.slots[slot].in_flight
         # A job that is still loading may never be sent.  Then the next one has its sequence number.
         if job.id in in_flight.jobs and not (
-            handle.outbox.loading and in_flight.last == job.id
+            handle.outbox.lending and in_flight.last == job.id
         ):
             sequence = in_flight.sequence_of(job.id)
             # The clock is the loop's, which all processes of a machine share.

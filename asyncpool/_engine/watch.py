@@ -231,7 +231,7 @@ class JobTimers:
         and then the job is in time.
         """
         core, handle = self._engine.core, self._engine.handles[slot]
-        if handle.outbox.loading or core.slots[slot].job_endings.is_too_late(job.id):
+        if handle.outbox.lending or core.slots[slot].job_endings.is_too_late(job.id):
             return True
         if not handle.page.begun(job.id, job.attempt):
             with self._engine.turn:
@@ -497,13 +497,13 @@ class Stacks:
         handle = self._engine.handles[slot]
         handle.page.take_stacks()  # erases an older dump
         handle.send_control(FrameKind.STACKS)
-        at = _demand_at(due, self._engine.loop.time())
-        self._engine.loop.call_at(at, self._demand_late, handle)
+        at = _signal_at(due, self._engine.loop.time())
+        self._engine.loop.call_at(at, self._signal_late, handle)
 
-    def _demand_late(self, handle: WorkerHandle) -> None:
+    def _signal_late(self, handle: WorkerHandle) -> None:
         is_there = self._engine.handles[handle.slot] is handle
         if is_there and not handle.page.written_stacks:
-            handle.demand_stacks()
+            handle.signal_for_stacks()
 
     def kill_hung(
         self, handle: WorkerHandle, silence: str, job: int | None = None
@@ -525,17 +525,17 @@ class Stacks:
         """Send the signal shortly before the worker's time is over, if it has not answered."""
         due = self._engine.core.slots[handle.slot].due
         if due is not None:
-            at = _demand_at(due, self._engine.loop.time())
-            self._engine.loop.call_at(at, self._demand, handle, job, due - at)
+            at = _signal_at(due, self._engine.loop.time())
+            self._engine.loop.call_at(at, self._signal, handle, job, due - at)
 
-    def _demand(self, handle: WorkerHandle, job: int | None, seconds: float) -> None:
+    def _signal(self, handle: WorkerHandle, job: int | None, seconds: float) -> None:
         """Send the signal, and give the worker so many seconds from now to write its stacks."""
         # The job holds the GIL then, or the control thread had answered.  So no other thread of
         # Python's runs, and a signal handler can read the stacks; else it might crash.
         if self._runs(handle, job) and not handle.page.written_stacks:
-            handle.demand_stacks()
+            handle.signal_for_stacks()
             with self._engine.turn as now:
-                self._engine.core.endings.stacks_demanded(handle.slot, now + seconds)
+                self._engine.core.endings.stacks_signalled(handle.slot, now + seconds)
             self._look(handle, job, b"")
 
     def _look(self, handle: WorkerHandle, job: int | None, before: bytes) -> None:
@@ -556,7 +556,7 @@ class Stacks:
         return in_flight.head is None if job is None else in_flight.runs(job)
 
 
-def _demand_at(due: float, now: float) -> float:
+def _signal_at(due: float, now: float) -> float:
     return due - min(_DUMP_TIME, 0.8 * (due - now))
 
 

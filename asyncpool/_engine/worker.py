@@ -116,7 +116,7 @@ class Outbox(SegmentOwner):
         self._untrusted = engine.config.untrusted
         self._functions = messages.FunctionCache()
         self._context = b""  # the context that the worker has now
-        self._load: object | None = None
+        self._loan: object | None = None
         self.areas: list[memoryview] = []
         self._expected = 0  # bytes of the next outcome
         self._wanting = False
@@ -174,14 +174,14 @@ class Outbox(SegmentOwner):
     # Large buffers, to the worker.
 
     @property
-    def loading(self) -> bool:
+    def lending(self) -> bool:
         """Whether an out-of-band pickle is on its way to the worker."""
-        return self._load is not None
+        return self._loan is not None
 
-    def load(self, pickled: OutOfBandPickle, send: Callable[[], None]) -> None:
+    def lend(self, pickled: OutOfBandPickle, send: Callable[[], None]) -> None:
         """Put *pickled* where the worker can see it, then have *send* put its job.
 
-        The large buffers go ahead of what *send* puts on the job channel.  If the load is
+        The large buffers go ahead of what *send* puts on the job channel.  If the loan is
         withdrawn meanwhile, or the worker is gone, nothing is sent.
         """
         segment = self._segments.fill_at_once(self, pickled)
@@ -189,23 +189,23 @@ class Outbox(SegmentOwner):
             self._put_buffers(pickled, segment)
             send()
         else:
-            self._load = load = object()
-            self._spawn(self._load_slowly(load, pickled, send))
+            self._loan = loan = object()
+            self._spawn(self._lend_slowly(loan, pickled, send))
 
     def withdraw(self) -> bool:
-        """Give up the load that is on its way; return whether there was one."""
-        load, self._load = self._load, None
-        return load is not None
+        """Give up the loan that is on its way; return whether there was one."""
+        loan, self._loan = self._loan, None
+        return loan is not None
 
-    async def _load_slowly(
-        self, load: object, pickled: OutOfBandPickle, send: Callable[[], None]
+    async def _lend_slowly(
+        self, loan: object, pickled: OutOfBandPickle, send: Callable[[], None]
     ) -> None:
         segment = await self._segments.fill(
-            self, pickled, wanted=lambda: self._load is load
+            self, pickled, wanted=lambda: self._loan is loan
         )
-        if self._load is load and not self.closed:
-            # At once: Ctrl-C may withdraw the load after any call.
-            self._load = None
+        if self._loan is loan and not self.closed:
+            # At once: Ctrl-C may withdraw the loan after any call.
+            self._loan = None
             self._put_buffers(pickled, segment)
             send()
         elif segment is not None:
@@ -439,7 +439,7 @@ class WorkerHandle:
         """Ask it to end the running job with this sequence number."""
         self.send_control(FrameKind.INTERRUPT, messages.pack_numbers((sequence,)))
 
-    def demand_stacks(self) -> None:
+    def signal_for_stacks(self) -> None:
         """Have a signal handler write its stacks, since no thread of Python's may run there."""
         if self.process is not None:
             self.process.signal(STACKS_SIGNAL)

@@ -133,7 +133,7 @@ class Core:
         self.revoked = self._told(core.endings.revoked)
         self.expire = self._told(core.endings.time_out)
         self.hang = self._told(core.endings.kill_hung)
-        self.stacks_demanded = core.endings.stacks_demanded
+        self.stacks_signalled = core.endings.stacks_signalled
         self.stacks_written = self._told(core.endings.stacks_written)
         self.check_for_stalls = self._told(core.endings.check_for_stalls)
         self.unanswered = core.endings.unanswered

@@ -156,7 +156,7 @@ def test_a_worker_that_is_asked_late_for_its_stacks_has_time_to_write_them(
         core.expire(1, 1.0, index=0, mode=mode)
     else:
         core.hang(0, 1.0)
-    core.stacks_demanded(0, 9.5)
+    core.stacks_signalled(0, 9.5)
     assert core.next_deadline() == 9.5
     assert core.on_timer(9.4) == []
     assert core.on_timer(9.5) == [cmd.Kill(0)]
@@ -167,7 +167,7 @@ def test_no_other_job_of_the_worker_cuts_that_time_short() -> None:
     core.cancel(1, 1.0, index=0, begun=True, mode=CancelMode("interrupt", 0.2))
     for job in (2, 3):
         core.expire(job, 1.0, index=0, mode=KILL)
-    core.stacks_demanded(0, 9.5)
+    core.stacks_signalled(0, 9.5)
     assert core.next_deadline() == 9.5
     assert core.on_timer(9.4) == []
     assert core.on_timer(9.5) == [cmd.Kill(0)]
@@ -176,11 +176,11 @@ def test_no_other_job_of_the_worker_cuts_that_time_short() -> None:
 def test_a_worker_that_is_asked_in_time_has_no_less() -> None:
     core = busy(1)
     core.expire(1, 1.0, index=0, mode=KILL)
-    core.stacks_demanded(0, 1.1)
+    core.stacks_signalled(0, 1.1)
     assert core.next_deadline() == 1.0 + STACK_GRACE
     idle = busy()
     idle.hang(0, 1.0)
-    idle.stacks_demanded(0, 1.1)
+    idle.stacks_signalled(0, 1.1)
     assert idle.next_deadline() == 1.0 + STACK_GRACE
 
 
@@ -190,16 +190,16 @@ def test_a_worker_that_ends_already_has_the_time_of_its_end() -> None:
     core.close(Finish.NOTHING, 5.0, 1.01)
     due = core.next_deadline()
     assert core.slots[0].state is SlotState.STOPPING
-    core.stacks_demanded(0, 9.5)
+    core.stacks_signalled(0, 9.5)
     assert core.next_deadline() == due == 3.01
 
 
 def test_a_job_that_nobody_ends_gets_no_deadline_by_that() -> None:
     core = busy(1)
-    core.stacks_demanded(0, 9.5)
+    core.stacks_signalled(0, 9.5)
     assert core.next_deadline() is None
     core = busy()
-    core.stacks_demanded(0, 9.5)
+    core.stacks_signalled(0, 9.5)
     assert core.next_deadline() is None
 
 

@@ -286,7 +286,7 @@ def in_hand(pool: Pool, slot: int = 0, job: Job[Any] | None = None) -> int:
 
 def loading(pool: Pool, slot: int = 0) -> bool:
     """Return whether a large argument is being copied for that worker."""
-    return handle_of(pool, slot).outbox.loading
+    return handle_of(pool, slot).outbox.lending
 
 
 def pickling(pool: Pool) -> bool:
@@ -407,7 +407,7 @@ def wait_for_stacks(monkeypatch: pytest.MonkeyPatch) -> None:
     from asyncpool._engine import watch
 
     monkeypatch.setattr(termination, "STACK_GRACE", 3600.0)
-    monkeypatch.setattr(watch, "_demand_at", lambda _, now: now + 0.1)
+    monkeypatch.setattr(watch, "_signal_at", lambda _, now: now + 0.1)
 
 
 def block_until_pong(pool: Pool) -> None:
