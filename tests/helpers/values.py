@@ -115,7 +115,7 @@ class Unpicklable:
 
 
 class FailsTwice:
-    """Its first two picklings fail: those of the call as a whole."""
+    """Two picklings fail, those of the call as a whole, and then one does not."""
 
     left = 2
 
@@ -123,6 +123,7 @@ class FailsTwice:
         self.left -= 1
         if self.left >= 0:
             raise RuntimeError("not yet")
+        self.left = 2  # for the other event loop
         return FailsTwice, ()
 
 
