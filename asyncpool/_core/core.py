@@ -224,7 +224,7 @@ class Affinity:
                 self._offer(slot)
 
     def hold_back(self, slot: Slot, now: float) -> bool:
-        """Give the worker of *slot*, which needs no job just now, to a caller that waits.
+        """Give the worker of *slot*, which could get jobs now, to a session that waits; or hold it back.
 
         Returns:
             Whether it is a caller's now, or is held back for one, and so gets no job.
@@ -401,7 +401,7 @@ class Core:
         self.concurrency = options.concurrency
         self.serving = options.serving is not None
         self.todo: list[tuple[Any, ...]] = []
-        # While a worker ends, the jobs that can have no other one.
+        # During ended(): the jobs that can have no other worker.
         self._unplaceable: set[int] | None = None
         self.slots: list[Slot] = []
         self.dispatcher = Dispatcher()
@@ -545,7 +545,8 @@ class Core:
         if not self.dispatcher.remove(job):
             slot = self.affinity.discard(job)
             if slot is not None:
-                self.refill(slot.index, now)  # the worker may have a free lane now
+                # Its free lanes need not wait for that job any more.
+                self.refill(slot.index, now)
         self.closing.advance(now)
 
     def withdraw(

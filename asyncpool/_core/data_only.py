@@ -126,7 +126,7 @@ class DataSerializer(Signature, Serializer):
         call = [values, [*kwargs]]
         beside = how.codec is None
         try:
-            # The worker makes types of short plain data, too.
+            # Short plain data is sent as it is: the worker turns it into the annotated types.
             if beside and (message := short(self.call, call)) is not None:
                 return message
             if limit is None or weigh(values, limit, beside=beside) is not None:

@@ -106,7 +106,7 @@ class JobQueue:
     queued jobs takes linear time.  To open or to close a line takes logarithmic time in
     the number of lines.  Everything else takes constant time.
 
-    The oldest job is the first one of the usual line, or the oldest of all others: whichever
+    The oldest job is the first one of the default line, or the oldest in all other lines: whichever
     has the lower number.  So the queue need not remember times.  A job
     gets its number when it is submitted, so a job that comes here later keeps its age.
 
@@ -678,7 +678,7 @@ class AffinityQueues:
         new = [bucket for bucket in slots_by_bucket if bucket not in there]
         waiting: list[tuple[QueuedJob, int | None]] = []
         for bucket, queue in self.open.items():
-            # Keys of a bucket that stays had it as their first choice before, too.
+            # A key of a bucket that stays can only move to a new bucket.
             stays = bucket in slots_by_bucket
             find = _chooser([bucket, *new]) if stays else self._choose
             waiting += [(entry, find(entry.traits.key)) for entry in queue.entries()]

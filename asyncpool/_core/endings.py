@@ -118,7 +118,8 @@ class Closing:
                     core.lifecycle.stop(slot, StopStage.TERMINATED, now, planned=True)
             core.affinity.refuse_sessions(now)
             for index in {slot.index: None for slot in dropped.values()}:
-                core.refill(index, now)  # the worker may have free lanes
+                # Its free lanes need not wait for that job any more.
+                core.refill(index, now)
         self.advance(now)
 
     def on_timer(self, now: float) -> None:
@@ -358,7 +359,7 @@ class Endings:
         slot.due = slot.job_endings.due
 
     def end_worker(self, slot: Slot, now: float) -> None:
-        """End a worker that gets no more jobs; first ask for the jobs that wait in it."""
+        """End a worker that gets no more jobs: once it has none, or is to be killed and none waits in it."""
         stop = self._core.lifecycle.stop
         if slot.job_endings.killing is not None:
             if not slot.in_flight.waiting_jobs():

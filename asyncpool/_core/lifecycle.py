@@ -141,9 +141,9 @@ class Lifecycle:
         self._unfilled: list[Slot] = []
         self._replaced = self._filled = 0
         # A failed start ends the roll only if that start began after the roll did.  So: whether the
-        # last failed start was such a one, and the ledger's count of failures when the last older
-        # one had failed.
-        self._last_failure_is_rolls, self._failures_before_roll = False, 0
+        # last failed start had, and up to which count of the ledger's failures they do not speak
+        # against the roll; each failed start that began before it moves this up.
+        self._last_failed_start_is_of_roll, self._failures_excused = False, 0
 
     def ensure_slots(self, count: int, state: SlotState = SlotState.UNUSED) -> None:
         """Have at least *count* slots; new ones begin in *state*."""
@@ -158,14 +158,14 @@ class Lifecycle:
         return [slot for slot in self._slots if slot.state is state]
 
     def counts(self, slot: Slot) -> bool:
-        """Tell whether the worker of *slot* counts for the size of the pool."""
+        """Tell whether *slot* counts for the size: it has a worker that counts, or is to have one."""
         if slot.state in NOT_NEEDED or slot.draining:
             return False
         return slot.replaces is None or self._slots[slot.replaces].draining
 
     @property
     def missing(self) -> int:
-        """How many workers are still to be started; below zero, how many are too many."""
+        """How many slots more are to get a worker, besides the empty ones; below 0, how many are too many."""
         return self.sizing.size - sum(map(self.counts, self._slots))
 
     @property
@@ -223,12 +223,12 @@ class Lifecycle:
 
     @property
     def _live(self) -> int:
-        """How many workers are ready and stay."""
+        """How many of the ready workers count."""
         return sum(slot.state in UP and self.counts(slot) for slot in self._slots)
 
     @property
     def _may_let_idle_go(self) -> bool:
-        """Whether enough are ready without an idle one, or an empty slot can go in its place."""
+        """Whether the size may shrink by one idle worker, or an empty slot can go in its place."""
         enough = self._live >= self.sizing.size or bool(self._empty)
         return enough and not any(slot.draining for slot in self._slots)
 
@@ -376,7 +376,7 @@ class Lifecycle:
             self._probe = None
         if slot.ready_at is None and not slot.exit_planned:
             # One that began before the roll did may have failed because of old code.
-            self._last_failure_is_rolls = not slot.roll_part
+            self._last_failed_start_is_of_roll = not slot.roll_part
         slot.draining = False
         slot.due = slot.drain_deadline = slot.replace_reason = slot.replaces = None
         self._promote(slot)
@@ -461,7 +461,7 @@ class Lifecycle:
         self._failed_in_a_row += 1
         if old.roll_part:
             self._end_roll("a replacement did not start")
-        if old.replace_reason == ROLL:  # its roll is over, since another start failed
+        if old.replace_reason == ROLL:  # of a roll that has ended meanwhile
             old.replace_reason = None
         self._age(now)
         if old.replace_reason is None:
@@ -581,7 +581,7 @@ class Lifecycle:
     def roll(self, now: float) -> None:
         """Replace every worker that is there now, as many at a time as the budget allows.
 
-        A worker that is being started counts, too, since it may already have read old
+        A worker that is being started is replaced, too, since it may already have read old
         code.  The roll also tries a start in each parked slot at once: the new code may be what
         their starts need.  It is over when these slots have workers, too.
         """
@@ -597,7 +597,7 @@ class Lifecycle:
             slot.roll_part = part if goes else RollPart.NONE
         self._unfilled = self.slots_in(SlotState.PARKED)
         self._replaced = self._filled = 0
-        self._last_failure_is_rolls = False
+        self._last_failed_start_is_of_roll = False
         self.reconcile(now)
 
     def _inherit_roll(self, successor: Slot, old: Slot) -> None:
@@ -613,13 +613,13 @@ class Lifecycle:
         """Try the parked slots that the roll is to fill; or end the roll, if a start that began after it has failed."""
         failures = self.ledger.failures
         # Read from the ledger and not counted here: starts that fail together count once there.
-        if not self._last_failure_is_rolls or failures < self._failures_before_roll:
-            self._failures_before_roll = failures
+        if not self._last_failed_start_is_of_roll or failures < self._failures_excused:
+            self._failures_excused = failures
         parked = any(slot.roll_part for slot in self.slots_in(SlotState.PARKED))
         if parked or any(
             slot.state not in _FILLED_OR_NOT_NEEDED for slot in self._unfilled
         ):
-            if failures > self._failures_before_roll:
+            if failures > self._failures_excused:
                 self._end_roll("a start failed again")
             else:
                 self.try_now(now)

@@ -423,8 +423,8 @@ class RestartLedger:
         before, (shortest, longest) = self._interval, _INTERVALS
         self._interval = min(max(took / _SHARE, shortest), longest)
         if self._free < 0.0:
-            # The restarts that wait have their times already.  Others wait until then,
-            # and no longer.
+            # The restarts that wait keep their times, and the next one comes right
+            # behind them: so what is owed is rescaled.
             self._free *= before / self._interval
 
     @property

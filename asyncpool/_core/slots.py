@@ -1,6 +1,6 @@
 """The states of a slot and of a job that is to end, as two tables; why workers ended; how many there are.
 
-Every change goes through its table, and nothing here knows *why* it happens.
+Every change but that between IDLE and BUSY goes through its table, and nothing here knows *why* it happens.
 
 *A job that is to end.*  The pool ends a job whose caller has cancelled it, whose time is over, or
 which is silent, step by step.  The *stage* says how far the pool has got.  A job that
@@ -59,7 +59,7 @@ from asyncpool.enums import SlotState
 
 CRASH = "crash"
 
-# What cannot be counted by itself.
+# The cause of an end that has none of the others.
 OTHER = "other"
 
 CAUSES = (
@@ -157,20 +157,20 @@ class EndingStage(enum.Enum):
     KILLING = "killing"
 
 
-# A job goes the same ways whether its worker was asked to give it back, or not.
-_NOT_BEGUN = frozenset({EndingStage.NONE, EndingStage.REVOKING})
-_BEGUN = frozenset(EndingStage) - _NOT_BEGUN
+# The stages before and after the job is told to end.  Those before have the same arrows.
+_NOT_TOLD = frozenset({EndingStage.NONE, EndingStage.REVOKING})
+_TOLD = frozenset(EndingStage) - _NOT_TOLD
 
 
 class EndingEvent(_Event):
     """What can happen to a job that the pool ends."""
 
     # The pool asks its worker to give it back.
-    REVOKE = _NOT_BEGUN, EndingStage.REVOKING, _BEGUN
+    REVOKE = _NOT_TOLD, EndingStage.REVOKING, _TOLD
     # Its worker says that it has begun it.
-    KEEP = _NOT_BEGUN, EndingStage.NONE, _BEGUN
+    KEEP = _NOT_TOLD, EndingStage.NONE, _TOLD
     # The pool gives it time to end by itself.
-    INTERRUPT = _NOT_BEGUN | {EndingStage.KILLING}, EndingStage.INTERRUPTING
+    INTERRUPT = _NOT_TOLD | {EndingStage.KILLING}, EndingStage.INTERRUPTING
     # The pool gives its worker time to write the stacks.
     DUMP = frozenset(EndingStage), EndingStage.DUMPING
     # That time is over, the stacks are written, or there was no time.
@@ -195,8 +195,8 @@ class JobEnding:
         too_late: It has not begun within its ``queue_timeout``.  It fails if its worker gives it back, and
             goes on if the worker has begun it.
         silent: The pool kills the worker because this job is silent.
-        written: Whether its worker has written its stacks; ``None`` if the pool has
-            not asked.
+        written: Whether its worker has written its stacks, for which the kill waits; ``None`` if
+            the kill does not wait for them, whether the pool has asked or not.
     """
 
     stage: EndingStage = EndingStage.NONE
@@ -231,7 +231,8 @@ class JobEndings(dict[int, JobEnding]):
         before = ending.stage
         stage = event.follow(before, "at stage")
         if {stage, before} <= BY_ITSELF:
-            ending.due = earliest(ending.due, due)  # see stacks_signalled()
+            # A second reason gives it no more time.
+            ending.due = earliest(ending.due, due)
         elif stage is not before:
             ending.due = due
         if stage is not before:
@@ -301,7 +302,7 @@ ALIVE = STARTING_OR_UP | {SlotState.STOPPING}
 # The states of a slot that has no process and may have one again.
 EMPTY = frozenset({SlotState.VACANT, SlotState.PARKED, SlotState.UNUSED})
 
-# The states of a slot that no worker is for.
+# The states of a slot that is to have no worker.
 NOT_NEEDED = frozenset({SlotState.UNUSED, SlotState.REMOVED})
 
 
@@ -422,7 +423,8 @@ class Slot:
     def mark_busy(self) -> None:
         """Record that its worker has a job in flight.
 
-        The table does not have this, nor the way back, since each call takes both.
+        The table leaves out this change and the way back: each job makes both, and a look-up would
+        cost it time.
         """
         if self.state is SlotState.IDLE:
             self.state = SlotState.BUSY

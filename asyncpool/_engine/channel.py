@@ -260,7 +260,7 @@ class Channel:
                     sent = self._socket.send(piece)
             except OSError as error:
                 queue.appendleft(piece)
-                if not self._is_blocked_by(error):
+                if not self._on_send_error(error):
                     return
             else:
                 self.sent_bytes = taken = self.sent_bytes + sent
@@ -276,8 +276,11 @@ class Channel:
         elif self._half_closed:
             self.half_close()
 
-    def _is_blocked_by(self, error: OSError) -> bool:
-        """Tell whether the loop says when the socket takes more, after this error."""
+    def _on_send_error(self, error: OSError) -> bool:
+        """Retry later, or give up what is unsent; return true if the socket is only full.
+
+        The loop says when it takes more.
+        """
         if isinstance(error, BlockingIOError | InterruptedError):
             return True
         if error.errno == errno.ETOOMANYREFS:

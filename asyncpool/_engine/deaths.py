@@ -128,7 +128,7 @@ def judge(
     may_have_been_taken = not slot.exit_planned and not handle.outbox.lending
     for job in jobs:
         delivery = delivery_of(job, handle)
-        # A worker that broke the protocol may have erased its page, so that its jobs run twice.
+        # A worker that broke the protocol may have erased its page to have its jobs run twice.
         # If it had the job before that, and it was the job's turn, then the job has begun.
         had_before = job.frame_end <= handle.sent_before_breach
         if delivery is Delivery.SENT and had_before and slot.in_flight.runs(job.id):
@@ -293,7 +293,7 @@ class Deaths:
         An OOM kill that explains this death explains no other one from then on.
         """
         lacked_memory = False
-        if _was_killed(handle):
+        if _killed_by_others(handle):
             # Whatever the kind is, this may be the death that the kernel counted.
             self.poll_oom_kills(now)
             lacked_memory = self._ledger.claim() or handle.lacked_memory
@@ -342,7 +342,7 @@ class Deaths:
                 seconds = self._engine.config.start_timeout
                 late = f"it was not ready within {seconds:g} s (start_timeout)"
                 detail = late if handle.killed else ""
-            if not detail and _was_killed(handle) and not self._counted:
+            if not detail and _killed_by_others(handle) and not self._counted:
                 detail = "not by the pool; perhaps there was no memory left"
             killed = "killed since " * (handle.killed and handle.pid is not None)
             if detail:
@@ -411,7 +411,7 @@ class Deaths:
         self, losses: list[Loss], unplaceable: set[int], crash: Crash
     ) -> None:
         """Count and tell which jobs another worker takes over: those that this one may have begun."""
-        registry, hub = self._engine.registry, self._engine.hub
+        hub = self._engine.hub
         for loss in losses:
             job = loss.job
             if not loss.requeued or job.done():
@@ -422,7 +422,6 @@ class Deaths:
             if not (loss.suspect or loss.error) or job.id in unplaceable:
                 continue
             _note(loss, crash)
-            registry.figures.takeovers += 1
             job.function.figures.takeovers += 1
             hub.publish(events.TakenOver(job.id, job.attempt if loss.costs else 0))
             if loss.begun:  # else it is told as given back
@@ -430,8 +429,8 @@ class Deaths:
                 hub.attempt_failed(job, error)
 
 
-def _was_killed(handle: WorkerHandle) -> bool:
-    """Return whether SIGKILL has ended a worker, and not the pool's."""
+def _killed_by_others(handle: WorkerHandle) -> bool:
+    """Return whether a SIGKILL that the pool has not sent has ended a worker."""
     return handle.status == -signal.SIGKILL and not handle.killed
 
 

@@ -202,7 +202,7 @@ class Engine:
         hub: As above.
         loop: Its event loop.
         concurrency: How many jobs each worker runs at once.
-        counts_jobs: Whether no worker may begin more than so many jobs.
+        counts_jobs: Whether there is a *max_jobs*.
         fresh: Whether each job has a new worker.
         thread: The thread that made it; its loop runs there.
         core: The pure part, which decides what happens.
@@ -400,7 +400,7 @@ class Engine:
         self.sessions.refuse()
         self.registry.fail_all(reason)
         self.holds.stop()
-        # Also what workers had whose end was not handled.
+        # A worker whose end was not handled still has log lines, segments and a page.
         self.worker_logs.close()
         self.segments.close()
         for handle in self.handles.values():

@@ -163,7 +163,7 @@ class LastHeartbeat:
         if (beat.attempt, beat.number) <= (self.attempt, self._number):
             return
         self.attempt, self._number = beat.attempt, beat.number
-        # The worker has said when, which may be in the future, or no number at all.
+        # The worker has said when, which may be in the future, or NaN.
         self.at = min(now, beat.at)
         self.details = beat.details
         self.heard += 1

@@ -540,7 +540,7 @@ class LauncherHandle:
     def _on_silence(self) -> None:
         if not (self._greeted or self.lost):
             silent = f"it has said nothing for {_PATIENCE} s"
-            self.abort(self._fault(self._end() or silent))
+            self.abort(self._fault(self._how_it_ended() or silent))
 
     def _hear(self, frame: Frame, fds: list[int]) -> None:
         self._asked_at = math.inf
@@ -649,7 +649,7 @@ class LauncherHandle:
         step = f" while it imported {what}" if module else ""
         # Python also lists the extension modules.
         heading, _, stacks = stacks.partition("\nExtension modules:")[0].partition("\n")
-        # It is 0 also if another library has reaped the process, or the kernel.
+        # It is also 0 if a library, or the kernel, has reaped the process before us.
         status = self._popen.poll() or None
         again = status is not None and (status > 0 or -status in _FAULTS)
         trace = f"{fatal}{heading}\n{messages.tidy(stacks)}" if fatal else ""
@@ -683,7 +683,7 @@ class LauncherHandle:
             self._loop.call_later(wait, self._bury, 2 * wait)
             return
         self._popen.kill()
-        ended = self._end()
+        ended = self._how_it_ended()
         if not self.usable.done():
             ended = ended or "it has closed its channel"
             self._fail(self._death(ended) if self._greeted else self._fault(ended))
@@ -701,8 +701,8 @@ class LauncherHandle:
         for waiting in (self.usable, *self._asked):
             fail_quietly(waiting, error)
 
-    def _end(self) -> str:
-        """Return how the process has ended; empty if it has not."""
+    def _how_it_ended(self) -> str:
+        """Say how the process has ended; empty if it has not."""
         status = self._popen.poll()
         if status is None:
             return ""

@@ -57,7 +57,6 @@ class PoolFigures:
     Attributes:
         functions: The jobs that have ended, by function.
         refused: Calls that the pool did not take.
-        takeovers: Attempts after one whose worker has died.
         spawned: Processes that were started.
         starts: How long they took until they were ready.
         crash_kinds: The crashes, by kind.
@@ -71,7 +70,7 @@ class PoolFigures:
     def __init__(self) -> None:
         self.agents: list[Callable[[], list[ClientStats]]] = []
         self.functions = FunctionTotals()
-        self.refused = self.takeovers = self.spawned = 0
+        self.refused = self.spawned = 0
         self.lost_clients = self.refused_clients = 0
         self.starts = Durations()
         self.crash_kinds: Counter[CrashKind] = Counter()
@@ -349,7 +348,7 @@ class JobRegistry:
             job: The job.
             loaded: What :func:`load_outcome` made of the outcome.
         """
-        if job.done():  # cancelled or settled while the frames of this read were
+        if job.done():  # by a callback of a job before it in this read
             self.remove_done(job)
             return False
         if type(loaded) is not Failed:

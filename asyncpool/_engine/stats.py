@@ -76,7 +76,7 @@ def _read(engine: Engine) -> PoolStats:
         crash_kinds=dict(totals.crash_kinds),
         exits=dict(totals.exits),
         restarts=core.lifecycle.restarts,
-        takeovers=totals.takeovers,
+        takeovers=sum(each.takeovers for each in totals.functions),
         spawned=totals.spawned,
         started=totals.starts.histogram(),
         exited_cpu=totals.exited_cpu,

@@ -111,7 +111,7 @@ class Outbox(SegmentOwner):
     def __init__(self, engine: Engine) -> None:
         self._spawn, self._segments = engine.tasks.create_task, engine.segments
         self._max_payload = engine.config.worker.max_payload
-        # Nothing that a worker can still write into may reach a caller then: outcomes come on
+        # In an untrusted pool nothing that a worker can still write into may reach a caller: outcomes come on
         # the job channel, into memory of this process alone.
         self._untrusted = engine.config.untrusted
         self._functions = messages.FunctionCache()
@@ -418,11 +418,9 @@ class WorkerHandle:
 
     @property
     def failed(self) -> bool:
-        """Whether its exit status shows an error, and not a signal that the pool has sent."""
-        if not self.status:
-            return False
-        if self._pending_signal is None:
-            return True
+        """Whether it ended with an error; after a signal of the pool's, only another signal is one."""
+        if not self.status or self._pending_signal is None:
+            return bool(self.status)
         ours = {-signal.SIGTERM, -signal.SIGKILL if self.killed else -signal.SIGTERM}
         return self.status < 0 and self.status not in ours
 
@@ -440,7 +438,7 @@ class WorkerHandle:
         self.send_control(FrameKind.INTERRUPT, messages.pack_numbers((sequence,)))
 
     def signal_for_stacks(self) -> None:
-        """Have a signal handler write its stacks, since no thread of Python's may run there."""
+        """Have a signal handler write its stacks, since perhaps no thread of Python's can run there."""
         if self.process is not None:
             self.process.signal(STACKS_SIGNAL)
 

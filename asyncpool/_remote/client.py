@@ -566,7 +566,7 @@ class Client(Packer):
         self.registry.lose_attempt(job)
         job.exceeded = None
         if isinstance(error, WorkerCrashedError):
-            self.registry.figures.takeovers += 1
+            job.function.figures.takeovers += 1
             self.hub.publish(TakenOver(job.id, job.attempt))
         self.hub.attempt_failed(job, error)
 

@@ -226,7 +226,7 @@ class NodeFigures:
             refused=registry.figures.refused,
             timeouts=functions.count(JobOutcome.TIMEOUT),
             retries=sum(each.retries for each in functions),
-            takeovers=registry.figures.takeovers,
+            takeovers=sum(each.takeovers for each in functions),
             dropped_events=client.hub.dropped,
             lost_nodes=client.lost_nodes,
             nodes=tuple(_node_stats(node, told.get(node), now) for node in nodes),

@@ -126,7 +126,7 @@ class Beat(Record):
     """One heartbeat.
 
     Attributes:
-        number: Which heartbeat of its worker it is, from 1.
+        number: Which heartbeat of its lane it is, from 1.
         job: The job.
         attempt: The attempt at it.
         at: When it was, on the clock that all processes of a machine share.

@@ -496,7 +496,8 @@ class JobRunner:
                     if what.kind is _STREAM:
                         value = self._begin_stream(lane, value)
                     if type(value) is CoroutineType:
-                        # A cancellation waits for the imports of the loop only here.
+                        # Made only for a job that needs it: its imports hold back a cancellation.
+                        # And made here, where one that comes then is still the job's outcome.
                         self.loop()
                         return value
                 else:
