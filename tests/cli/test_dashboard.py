@@ -331,7 +331,7 @@ async def test_it_acts_only_if_that_was_allowed(
             "stacks takes no 'now'.",
         ),
         (b" " * 5000, "The request is too long."),
-        (b"[" * 4000, "The request is no JSON."),
+        (b"[" * 4000, None),  # newer Pythons go as deep as that
     ],
 )
 async def test_what_is_no_question_is_refused(body: bytes, text: str | None) -> None:

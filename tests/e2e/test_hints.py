@@ -112,7 +112,11 @@ async def test_an_open_file_is_no_argument_and_no_result(
         text = str(caught.value)
         assert text.startswith("args[0] cannot be pickled: TypeError: cannot ")
         told = "which is open here: send its path, or what is in it"
-        assert text.endswith((f"{told} - at `args[0][0]`", "object - at `args[0][0]`"))
+        if (
+            mode == "rb"
+        ):  # which the pickler refuses itself, in other words since Python 3.12
+            told = "object" if sys.version_info < (3, 12) else "instances"
+        assert text.endswith(f"{told} - at `args[0][0]`")
     with pytest.raises(JobNotPicklableError, match="which is open here") as caught:
         await pool.submit(open, str(path))
     assert caught.value.direction == "result"
