@@ -138,7 +138,8 @@ class _Run:
         jobs = sum(item.end not in {"", "closed", "broken"} for item in self.items)
         least, most = min(1, jobs), 3 * drawn
         if self.sizes["chunksize"] == 1:
-            least, most = jobs, drawn
+            # With several lanes an item may go as a chunk of one, and then once more by itself.
+            least, most = jobs, drawn * (1 + era.climate.several)
         cancelled = 0 if self.complete else most
         era.ledger.note_jobs(least=least, most=most, cancelled=cancelled)
 
