@@ -10,7 +10,7 @@ import contextlib
 import inspect
 import random
 import signal
-from collections.abc import Awaitable, Callable, Generator, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Generator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from asyncpool import events
@@ -118,7 +118,7 @@ class Loss(NamedTuple):
 
 
 def judge(
-    jobs: Iterable[PoolJob[Any]], handle: WorkerHandle, slot: Slot, kind: CrashKind
+    jobs: Collection[PoolJob[Any]], handle: WorkerHandle, slot: Slot, kind: CrashKind
 ) -> list[Loss]:
     """Return what the death of a worker means for *jobs*, which it had in flight."""
     losses: list[Loss] = []
@@ -126,12 +126,18 @@ def judge(
     # not begun is a suspect too, if there was a lane for it; but not a large call that was still on
     # its way.
     may_have_been_taken = not slot.exit_planned and not handle.outbox.lending
+    # The page has the latest one; the pool ignores the outcomes of those before it after a breach.
+    begun = (
+        job.frame_end for job in jobs if delivery_of(job, handle) is Delivery.STARTED
+    )
+    begun_until = max(begun, default=0) if handle.broke_protocol else 0
     for job in jobs:
         delivery = delivery_of(job, handle)
         # A worker that broke the protocol may have erased its page to have its jobs run twice.
-        # If it had the job before that, and it was the job's turn, then the job has begun.
+        # If it had the job before that, and it was the job's turn or a later one's, then it has begun.
         had_before = job.frame_end <= handle.sent_before_breach
-        if delivery is Delivery.SENT and had_before and slot.in_flight.runs(job.id):
+        its_turn = slot.in_flight.runs(job.id) or job.frame_end < begun_until
+        if delivery is Delivery.SENT and had_before and its_turn:
             delivery = Delivery.STARTED
         policy, times = job.attempt_policy, job.times_suspected
         suspect = delivery is Delivery.STARTED

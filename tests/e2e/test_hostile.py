@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -160,6 +161,23 @@ async def test_nothing_that_a_liar_has_sent_counts_once_the_lie_is_known() -> No
             await job
         assert caught.value.kind is CrashKind.PROTOCOL
         assert await pool.submit(data_jobs.echo, (1,)) == (1,)
+
+
+async def test_what_a_liar_has_run_is_not_run_again(tmp_path: Path) -> None:
+    path = tmp_path / "signed"
+    numbers = [str(number) for number in range(8)]
+    async with patience(), Pool(1) as pool:
+        for _ in range(60):  # they are known to be short, so several are sent at once
+            await pool.submit(jobs.sign, os.devnull, 0)
+        signing = [pool.submit(jobs.sign, str(path), number) for number in range(8)]
+        await asyncio.sleep(0)  # they are sent at the end of this iteration
+        while not path.exists() or path.read_text().split() != numbers:
+            pass  # the loop stands still
+        handle_of(pool).distrust("it lied")
+        found = await asyncio.gather(*signing, return_exceptions=True)
+    assert path.read_text().split() == numbers
+    assert {type(it) for it in found} <= {WorkerCrashedError, int}
+    assert isinstance(found[-1], WorkerCrashedError)
 
 
 async def test_outcomes_noted_for_jobs_of_other_workers_count_for_nothing() -> None:
