@@ -35,9 +35,13 @@ from asyncpool._wire.text import NAMES, is_name
 if TYPE_CHECKING:
     from asyncpool import sandbox
     from asyncpool._core import data_only
+    from asyncpool._core.data_only import DataOnly
     from asyncpool._engine import handover, propagation
     from asyncpool._engine.deaths import CrashCallback
+    from asyncpool._engine.handover import Handover
+    from asyncpool._engine.propagation import Propagation
     from asyncpool._sandbox import confinement
+    from asyncpool._sandbox.confinement import Confinement
     from asyncpool._wire import schemas
 else:  # for options that few pools have
     data_only = Later("asyncpool._core.data_only")
@@ -171,10 +175,11 @@ class EngineConfig(CoreOptions):
     max_traced: int | None = option(checks.at_least(1).or_none(), None)
     control: str | None = option(_control, None)
     worker: WorkerConfig
-    propagation: propagation.Propagation | None = None
-    handover: handover.Handover | None = None
-    data: data_only.DataOnly | None = None
-    confinement: confinement.Confinement | None = None
+    # Not by their modules, which the dataclass of Python 3.15 would import.
+    propagation: Propagation | None = None
+    handover: Handover | None = None
+    data: DataOnly | None = None
+    confinement: Confinement | None = None
     job_options: JobOptions = JobOptions()
 
     @property

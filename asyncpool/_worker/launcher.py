@@ -41,7 +41,7 @@ import sys
 import time
 import traceback
 
-from asyncpool._wire import posix
+from asyncpool._wire import posix, scripts
 from asyncpool._wire.frames import FrameDecoder, FrameKind, header
 from asyncpool._wire.messages import SCRIPT, Failure, LauncherConfig, is_final
 from asyncpool._worker import process
@@ -169,8 +169,11 @@ class LauncherProcess:
         for name in config.preload:
             try:
                 self._note(name)
+                known = {*sys.modules}
                 with preloading.step(name):
                     importlib.import_module(name)
+                    if scripts.LAZY is not None:
+                        _use_lazy_imports(known)
             except BaseException as error:
                 summary = f"{name!r} cannot be preloaded: {error!r}"
                 text, final = traceback.format_exc(), is_final(error, fixed=True)
@@ -296,6 +299,20 @@ class LauncherProcess:
         # They are alone with its first byte in a read of the other side's.
         sent = socket.send_fds(self._channel, [data], fds) if fds else 0
         self._channel.sendall(data[sent:])
+
+
+def _use_lazy_imports(known: set[str]) -> None:
+    """Import what modules beside *known* ones import lazily: workers would, each for itself.
+
+    What cannot be imported is left alone, since nobody may ever use it.
+    """
+    while more := [it for it in (*sys.modules,) if it not in known]:
+        known.update(more)
+        for module in map(sys.modules.get, more):
+            for name, value in (*getattr(module, "__dict__", {}).items(),):
+                if type(value) is scripts.LAZY:
+                    with contextlib.suppress(Exception):
+                        getattr(module, name)  # which the module then has
 
 
 class Reaper:

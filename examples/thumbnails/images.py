@@ -4,6 +4,7 @@ The decoders are C code, and the images come from strangers.  What one of them c
 here is to kill its worker, or to keep it busy until the pool kills it.
 """
 
+import copy  # noqa: F401 - Pillow imports it when it needs it, and the sandbox has no files
 import io
 import warnings
 

@@ -99,6 +99,26 @@ def test_workers_import_as_lazily_as_their_service(
     ]
 
 
+PRELOADED = """
+import asyncio, pathlib, sys, asyncpool
+pathlib.Path("ap_lazy.py").write_text(
+    "lazy import ap_later\\nlazy import nowhere_to_be_found\\n"
+)
+pathlib.Path("ap_later.py").write_text("lazy from colorsys import hls_to_rgb\\n")
+
+async def main():
+    async with asyncpool.Pool(1, preload=["ap_lazy"]) as pool:
+        print(await pool.submit(eval, "'colorsys' in __import__('sys').modules"))
+
+asyncio.run(main())
+"""
+
+
+@since_3_15
+def test_what_preload_imports_lazily_is_there_before_the_fork(tmp_path: Path) -> None:
+    assert run(tmp_path, PRELOADED) == "True\n"
+
+
 @since_3_15
 def test_a_lazy_import_that_fails_is_told_of_before_anything_runs(
     tmp_path: Path,
