@@ -831,7 +831,7 @@ async def main():
             try:
                 print(way, await call_it())
             except asyncpool.errors.JobNotPicklableError as error:
-                print(way, str(error).partition(", ")[0].partition(" ")[2])
+                print(way, str(error).partition(": ")[0].partition(" ")[2])
         print(await pool.submit(abs, -3))
         await pool.roll()
         print(await pool.submit(call), await pool.submit(using.use))
